@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from biasfield import REAL, SMALL, problem
 
 from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError
-from service.bounds.methods import CROWN, Effort
+from service.bounds.methods import CROWN, BoundOptions
 from service.bounds.workspace import keep_workspaces_small
 from service.formats.vnnlib import Query, parse
 from service.verification.bab.decision import Decision, SearchResult, Technique
@@ -103,7 +103,7 @@ def run(
         torch.cuda.reset_peak_memory_stats()
     else:
         limit = MemoryBudget(SYSTEM.used(device) + left)
-        subject = replace(subject, effort=Effort(memory=limit))
+        subject = replace(subject, options=BoundOptions(memory=limit))
     if not given.late:
         with filled(left, device):
             return reported(subject, query, left, means, given.limit)

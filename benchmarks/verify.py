@@ -24,7 +24,7 @@ from parity_networks import plain
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort, repeatedly
+from service.bounds.methods import METHODS, BoundOptions, repeatedly
 from service.bounds.network import prepare
 from service.bounds.onnx import load
 from service.bounds.workspace import keep_workspaces_small
@@ -69,7 +69,7 @@ def ours(module: nn.Module, box: Interval, method: str) -> Bound:
 
     @torch.no_grad()
     def bound() -> tuple[Tensor, Tensor]:
-        found = bounding(network, box, Effort()).lower_bounds(rows)
+        found = bounding(network, box, BoundOptions()).lower_bounds(rows)
         lower, negated = found.chunk(2, dim=1)
         return lower, -negated
 

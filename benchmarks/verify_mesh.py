@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.families.mlp import MlpConfig
@@ -64,11 +64,11 @@ def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespa
     box = Interval(centre - eps, centre + eps)
     identity = torch.eye(network.graph.output.size, device=device)
     rows = torch.cat([identity, -identity])[None]
-    seconds, effort = [], Effort(elements=given.elements // mesh.tp.size)
+    seconds, options = [], BoundOptions(elements=given.elements // mesh.tp.size)
     for repeat in range(given.repeats + 1):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        found, spent = _timed(lambda: METHODS["crown"](network, box, effort).lower_bounds(rows), device)
+        found, spent = _timed(lambda: METHODS["crown"](network, box, options).lower_bounds(rows), device)
         seconds += [spent] if repeat else []
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     weights = sum(each.numel() * each.element_size() for each in map(local, module.parameters()))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.effort import Effort
 from service.bounds.forward import ForwardTraversal
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -23,6 +22,7 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
+from service.bounds.options import BoundOptions
 from service.bounds.relaxation import Relaxation, Relaxed
 
 MOST_ROWS = 1024
@@ -41,7 +41,7 @@ class AffineForm:
         return Interval.around(self.centre, self.slopes.abs().sum(dim=1) + self.rest).without_nan()
 
 
-def affine_forward(network: Network, box: Interval, effort: Effort) -> Pass:
+def affine_forward(network: Network, box: Interval, options: BoundOptions) -> Pass:
     """Return a pass with the intervals of every node and the relaxations of all non-linear ones.
 
     The network is not divided over ranks.
@@ -50,7 +50,7 @@ def affine_forward(network: Network, box: Interval, effort: Effort) -> Pass:
     intervals, relaxations = {first: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations)
     last = {name: node for node in network.graph.nodes[1:] for name in node.inputs}
-    _AffineTraversal(network, intervals, backward, relaxations, effort, {first: _of_input(box)}, last).run()
+    _AffineTraversal(network, intervals, backward, relaxations, options, {first: _of_input(box)}, last).run()
     return backward
 
 
@@ -60,7 +60,7 @@ class _AffineTraversal(ForwardTraversal):
 
     backward: Pass
     relaxations: dict[str, Relaxed]
-    effort: Effort
+    options: BoundOptions
     forms: dict[str, AffineForm]
     last: Mapping[str, Node]
 
@@ -69,7 +69,7 @@ class _AffineTraversal(ForwardTraversal):
             self.intervals[name] = self.intervals[name].meet(self.forms[name].bounds())
         operator = self.network.operator_of(node)
         if operator.pieces(node) is not None:
-            self.intervals[node.inputs[0]] = _tightened_by_rows(self.backward, node, self.effort)
+            self.intervals[node.inputs[0]] = _tightened_by_rows(self.backward, node, self.options)
         bounds, inputs = self.bounds_of_inputs(node), [self.forms[name] for name in node.inputs]
         relaxed = self.relaxations[node.name] = operator.relax_on(node, bounds)
         self.forms[node.name] = _relaxed(self.network, node, relaxed, inputs, bounds)
@@ -145,7 +145,7 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
     return slope, Interval(below - middle - radius, above + middle + radius)
 
 
-def _tightened_by_rows(backward: Pass, node: Node, effort: Effort) -> Interval:
+def _tightened_by_rows(backward: Pass, node: Node, options: BoundOptions) -> Interval:
     """Return the bounds of a node's input, met with rows of a backward pass for entries open in some instance.
 
     With more than ``MOST_ROWS`` of them the bounds stay as they are.
@@ -157,7 +157,7 @@ def _tightened_by_rows(backward: Pass, node: Node, effort: Effort) -> Interval:
     if not len(index) or len(index) > MOST_ROWS:
         return before
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
-    pairs = max(1, passing_at_once(backward, name, 2 * len(index), effort) // 2)
+    pairs = max(1, passing_at_once(backward, name, 2 * len(index), options) // 2)
 
     def settle(rows: slice) -> None:
         part = index[rows]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.methods import Analysis, Bounder, Effort
+from service.bounds.methods import Analysis, Bounder, BoundOptions
 from service.bounds.network import Network
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
@@ -56,7 +56,7 @@ def certify(
     network: Network,
     checker: CounterexampleChecker,
     method: Bounder,
-    effort: Effort,
+    options: BoundOptions,
     batch: InstanceBatch,
     *,
     clock: PhaseTimes | None = None,
@@ -66,7 +66,7 @@ def certify(
     with clock.phase("witnesses"):
         violated = checker.violated(batch)
     with clock.phase("layers"):
-        analysis = method(network, batch.box, effort)
+        analysis = method(network, batch.box, options)
     with clock.phase("outputs"):
         output = _output_bounds(analysis, batch.rows.shape[2:], batch.rows)
         margin = torch.full_like(output.lower[:, 0], torch.inf)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
-from service.bounds.methods import Bounder, Effort, ProgressMeter
+from service.bounds.methods import Bounder, BoundOptions, ProgressMeter
 from service.bounds.methods.repeated import Repeating
 from service.bounds.workspace import keep_workspaces_small
 from service.jobs.bounds_row import BoundsRow
@@ -158,7 +158,7 @@ class _InstanceRunner:
     def _run(self, task: Task, decided: set[int]) -> None:
         """Decide the instances of one model. Raises :class:`StoppedError`."""
         engine, enclosed = task.engine, None
-        if (enclose := engine.enclosure(task.effort)) is not None:
+        if (enclose := engine.enclosure(task.options)) is not None:
             enclosed = partial(_at_input, enclose, task.like)
         checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
         searches = SearchRunner(task, self.context, self.clock, checker)
@@ -226,20 +226,20 @@ class _InstanceRunner:
     def _at_once(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
     ) -> list[DecidedRow]:
-        batch, effort = task.asked.batch(instances, task.like), self._metered(task, len(instances))
-        outcome = certify(task.engine.network, checker, method, effort, batch, clock=self.clock)
+        batch, options = task.asked.batch(instances, task.like), self._metered(task, len(instances))
+        outcome = certify(task.engine.network, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
         rows = [_shown(row, task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
-    def _metered(self, task: Task, size: int) -> Effort:
-        """Return the task's effort, which tells how far the analysis of a batch of ``size`` instances is."""
+    def _metered(self, task: Task, size: int) -> BoundOptions:
+        """Return the task's options, whose progress tells how far the analysis of a batch of ``size`` instances is."""
         if (progress := self.progress) is None:
-            return task.effort
+            return task.options
         progress.begin_batch()
-        return replace(task.effort, progress=ProgressMeter(lambda share: progress.analyse(size, share)))
+        return replace(task.options, progress=ProgressMeter(lambda share: progress.analyse(size, share)))
 
     def _decided(self, entries: list[DecidedRow]) -> None:
         if self.loaded.assignment.leads:

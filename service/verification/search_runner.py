@@ -111,7 +111,7 @@ class SearchRunner:
             task.runtime,
             task.engine.arithmetic.dtype,
             task.search_group,
-            task.effort,
+            task.options,
         )
 
     def _reporting(self, instance: int) -> Callable[[DecisionProgress], None]:

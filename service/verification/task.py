@@ -19,7 +19,7 @@ from service.bounds.methods import (
     CROWN,
     CROWN_IBP,
     IBP,
-    Effort,
+    BoundOptions,
     Method,
 )
 from service.bounds.optimise import Ascent
@@ -109,8 +109,8 @@ class Task(Assignment):
         return self.engine.anywhere(self.search_group.anywhere(flag, self.device))
 
     @property
-    def effort(self) -> Effort:
-        return Effort(ascent=Ascent(iterations=self.spec.budget.iterations), memory=self.memory)
+    def options(self) -> BoundOptions:
+        return BoundOptions(ascent=Ascent(iterations=self.spec.budget.iterations), memory=self.memory)
 
     def survives(self, error: Exception) -> bool:
         """Return whether a search can go on after this error: memory ran out, and no other rank waits for this one."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
 from service.bounds.methods.base import rows_at_once
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
@@ -70,7 +70,7 @@ def test_members_chosen_at_random_are_sound(name: str, seed: int, radius: float)
     z = torch.randn(2, 6, generator=generator, dtype=torch.float64)
     module, network = alone(name)
     box = Interval(z - radius, z + radius)
-    backward = bound_layers(network, box, Effort(), one_pass)
+    backward = bound_layers(network, box, BoundOptions(), one_pass)
     families = Families(backward)
     rows = torch.randn(1, 5, *network.graph.output.shape, generator=generator, dtype=torch.float64)
     chosen = {node.name: _member(families, node.name, 5, generator) for node in network.nonlinear}
@@ -113,9 +113,9 @@ def test_parts_do_not_change_the_bounds() -> None:
     network = prepared(module, 5)
     centre = torch.linspace(-1, 1, 15, dtype=torch.float64).reshape(3, 5)
     box = Interval(centre - 0.2, centre + 0.2)
-    whole, little = Effort(ascent=Ascent(6)), Effort(ascent=Ascent(6), elements=32 * 3 * 12 * 5)
+    whole, little = BoundOptions(ascent=Ascent(6)), BoundOptions(ascent=Ascent(6), elements=32 * 3 * 12 * 5)
     backward = Pass(network, {network.graph.input.name: box}, {})
     assert rows_at_once(backward, network.graph.output.name, little.optimising(0)) == 5
-    expected, found = (output_bounds(network, box, "alpha-crown", effort) for effort in (whole, little))
+    expected, found = (output_bounds(network, box, "alpha-crown", options) for options in (whole, little))
     torch.testing.assert_close(found.lower, expected.lower, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.upper, expected.upper, rtol=1e-12, atol=1e-12)

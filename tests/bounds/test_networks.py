@@ -10,7 +10,7 @@ from nets import Residual, box_around, mlp, output_bounds, prepared, redraw, sam
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network
 
 DEEP = [5, 12, 10, 12, 8, 4]
@@ -57,7 +57,7 @@ def test_no_input_leaves_the_bounds(
     module, prepared_network = network
     generator = torch.Generator().manual_seed(seed)
     box = box_around(torch.randn(3, 5, generator=generator, dtype=torch.float64), radius)
-    bounds = output_bounds(prepared_network, box, method, Effort(intersect=intersect))
+    bounds = output_bounds(prepared_network, box, method, BoundOptions(intersect=intersect))
     slack = 1e-11 * (1 + torch.maximum(bounds.lower.abs(), bounds.upper.abs()))
     for x in samples(box, 40, generator):
         assert (bounds.lower <= module(x) + slack).all()
@@ -100,7 +100,7 @@ def test_an_instance_has_the_same_bounds_in_any_company(network: tuple[nn.Module
 def test_little_memory_changes_nothing(network: tuple[nn.Module, Network]) -> None:
     _, prepared_network = network
     box = box_around(torch.randn(2, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64), 0.3)
-    whole, pieces = (output_bounds(prepared_network, box, "crown", Effort(elements=size)) for size in (2**26, 1))
+    whole, pieces = (output_bounds(prepared_network, box, "crown", BoundOptions(elements=size)) for size in (2**26, 1))
     torch.testing.assert_close(whole.lower, pieces.lower, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(whole.upper, pieces.upper, rtol=1e-12, atol=1e-12)
 
@@ -109,7 +109,7 @@ def test_intersection_never_loosens_intermediate_bounds() -> None:
     module = mlp([5, 12, 10, 12, 8, 4], nn.ReLU(), seed=1).double()
     network = prepared(module, 5)
     box = box_around(torch.randn(4, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64), 1.0)
-    crown, ibp = (METHODS[name](network, box, Effort()).inputs for name in ("crown", "ibp"))
+    crown, ibp = (METHODS[name](network, box, BoundOptions()).inputs for name in ("crown", "ibp"))
     assert list(crown) == list(ibp)
     for name, (tight,) in crown.items():
         (loose,) = ibp[name]

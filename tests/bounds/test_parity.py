@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, prepare
 from service.verification.properties.robustness import margin_rows
 
 PEER_NAMES = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
-PLAIN = Effort(intersect=False)  # the peer replaces intermediate bounds, it does not intersect them
+PLAIN = BoundOptions(intersect=False)  # the peer replaces intermediate bounds, it does not intersect them
 CASES = [
     (method, batch, dtype)
     for method in PEER_NAMES

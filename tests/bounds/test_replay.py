@@ -1,4 +1,4 @@
-"""A repeated iteration, as written or recorded; what a device with little memory makes of an effort."""
+"""A repeated iteration, as written or recorded; how a device with little memory limits options."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.bounds.effort import BYTES_FOR_AN_ELEMENT
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
+from service.bounds.options import BYTES_FOR_AN_ELEMENT
 from service.bounds.replay import WARM, Plain, Recorded
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -79,11 +79,11 @@ def test_parts_fit_what_memory_a_device_has_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
     device = torch.device("cuda")
-    effort = Effort().within(device)
-    assert effort.elements == 5700  # what torch holds without using it counts as free
+    options = BoundOptions().within(device)
+    assert options.elements == 5700  # what torch holds without using it counts as free
     for total in (1, 10**4, 10**9):
-        assert 1 <= effort.passing(total).elements <= 5700
-        assert 1 <= effort.optimising(total).elements <= 5700
-    assert Effort(elements=100).within(device).elements == 100
+        assert 1 <= options.passing(total).elements <= 5700
+        assert 1 <= options.optimising(total).elements <= 5700
+    assert BoundOptions(elements=100).within(device).elements == 100
     free, reserved = 0, allocated
-    assert Effort().within(device).elements == 1
+    assert BoundOptions().within(device).elements == 1

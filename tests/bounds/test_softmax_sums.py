@@ -12,7 +12,7 @@ from nets import redraw
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.softmax_sums import with_softmax_sums
@@ -71,7 +71,7 @@ def test_bounds_that_know_of_parts_hold(method: str, seed: int, axis: int, radiu
     module, network = network_of(Attention(seed, axis), 4)
     box, points = boxed(seed, 4, radius)
     rows = torch.randn(1, 5, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    analysis = METHODS[method](with_softmax_sums(network), box, Effort(ascent=Ascent(iterations=3)))
+    analysis = METHODS[method](with_softmax_sums(network), box, BoundOptions(ascent=Ascent(iterations=3)))
     found = analysis.lower_bounds(rows)[0]
     assert bool((found <= (module(points) @ rows[0].T).amin(dim=0) + 1e-9).all())
 
@@ -80,9 +80,9 @@ def test_equal_coefficients_of_all_parts_are_exact() -> None:
     _, network = network_of(Shares(other=False), 3)
     box, _ = boxed(0, 3, 0.7)
     rows = torch.tensor([[[2.0, 2.0, 2.0], [-1.0, -1.0, -1.0]]], dtype=torch.float64)
-    known = METHODS["crown"](with_softmax_sums(network), box, Effort()).lower_bounds(rows)
+    known = METHODS["crown"](with_softmax_sums(network), box, BoundOptions()).lower_bounds(rows)
     torch.testing.assert_close(known, torch.tensor([[2.0, -1.0]], dtype=torch.float64))
-    plain = METHODS["crown"](network, box, Effort()).lower_bounds(rows)
+    plain = METHODS["crown"](network, box, BoundOptions()).lower_bounds(rows)
     assert bool((plain < known - 0.1).all())
 
 
@@ -96,14 +96,14 @@ def test_parts_of_another_sum_are_none() -> None:
 def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int, radius: float, left: float) -> None:
     _, network = network_of(Attention(seed), 4)
     box, points = boxed(seed, 4, radius)
-    first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
+    first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, BoundOptions()).inputs)
     deadline = time.monotonic() + left
     found = optimise_intermediate_bounds(
-        with_softmax_sums(network), box, first, deadline, Effort(), settings=SearchSettings()
+        with_softmax_sums(network), box, first, deadline, BoundOptions(), settings=SearchSettings()
     )
     assert bool((found.lower >= first.lower - 1e-9).all())
     assert bool((found.upper <= first.upper + 1e-9).all())
-    point = METHODS["ibp"](network, Interval.point(points), Effort())
+    point = METHODS["ibp"](network, Interval.point(points), BoundOptions())
     values = Preactivations.of(network).bounds(point.inputs)
     assert bool((values.lower >= found.lower - 1e-6).all())
     assert bool((values.upper <= found.upper + 1e-6).all())

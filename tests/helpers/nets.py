@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, prepare
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
@@ -20,13 +20,13 @@ def box_around(centre: Tensor, radius: float | Tensor) -> Interval:
     return Interval(centre - radius, centre + radius)
 
 
-def output_bounds(network: Network, box: Interval, method: str, effort: Effort | None = None) -> Interval:
+def output_bounds(network: Network, box: Interval, method: str, options: BoundOptions | None = None) -> Interval:
     """Bounds of all outputs, flattened."""
     size = network.graph.output.size
     identity = torch.eye(size, dtype=box.lower.dtype)
     rows = torch.cat([identity, -identity]).reshape(1, 2 * size, *network.graph.output.shape)
     with torch.no_grad():
-        bounds = METHODS[method](network, box, effort or Effort()).lower_bounds(rows)
+        bounds = METHODS[method](network, box, options or BoundOptions()).lower_bounds(rows)
     return Interval(bounds[:, :size], -bounds[:, size:])
 
 

@@ -53,13 +53,13 @@ def bounds_of(network: Any, box: Any, method: str) -> Tensor:
     """``(2, outputs)``: lower ones, and upper ones."""
     from rigorous_problems import both_sides
 
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.optimise import Ascent
 
     output = network.graph.output
     rows = both_sides(output.size).reshape(1, -1, *output.shape)
-    effort = Effort(elements=2**14, ascent=Ascent(iterations=4))
-    lower, negated = METHODS[method].rigorous(network, box, effort).lower_bounds(rows)[0].chunk(2)
+    options = BoundOptions(elements=2**14, ascent=Ascent(iterations=4))
+    lower, negated = METHODS[method].rigorous(network, box, options).lower_bounds(rows)[0].chunk(2)
     return torch.stack([lower, -negated])
 
 

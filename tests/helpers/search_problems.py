@@ -13,7 +13,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import CROWN, METHODS, Effort, Method
+from service.bounds.methods import CROWN, METHODS, BoundOptions, Method
 from service.bounds.network import Network, prepare
 from service.bounds.split import Preactivations, breakpoint_of
 from service.formats.vnnlib import Disjunct, Halfspace, Query
@@ -96,7 +96,7 @@ def specification_of(
 def bounding_of(subject: ModelUnderVerification, lower: Tensor, upper: Tensor, rows: Tensor) -> DomainBounds:
     """One disjunct of all ``rows``, without margins."""
     box = Interval(lower[None], upper[None])
-    analysis = METHODS["crown"](subject.network, box, Effort())
+    analysis = METHODS["crown"](subject.network, box, BoundOptions())
     bounds = Preactivations.of(subject.network).bounds(analysis.inputs)
     specification_rows = DisjunctRows(
         subject.network.graph.output.name,

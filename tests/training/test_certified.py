@@ -14,7 +14,7 @@ from torch import Tensor
 from training_runs import JOB, MLP, train
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features, ModelConfig, ParallelSpec
@@ -139,7 +139,7 @@ def certified_share(weights: dict[str, Tensor], config: ModelConfig) -> float:
     samples = test.take(torch.arange(len(test)))
     box = Interval((samples.inputs - EPS).clamp(min=0), (samples.inputs + EPS).clamp(max=1))
     network = prepare(model.requires_grad_(False), (64,))
-    bounds = METHODS["ibp"](network, box, Effort()).lower_bounds(pair_rows(10, samples.inputs)).view(-1, 10, 10)
+    bounds = METHODS["ibp"](network, box, BoundOptions()).lower_bounds(pair_rows(10, samples.inputs)).view(-1, 10, 10)
     margins = bounds[torch.arange(len(samples)), samples.targets]
     margins.scatter_(1, samples.targets.unsqueeze(1), 1.0)
     return float((margins > 0).all(dim=1).double().mean())

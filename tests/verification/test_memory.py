@@ -27,7 +27,7 @@ from service.bounds.memory import (
     in_parts,
     is_out_of_memory,
 )
-from service.bounds.methods import CROWN, METHODS, Effort
+from service.bounds.methods import CROWN, METHODS, BoundOptions
 from service.bounds.optimise import Ascent
 from service.bounds.replay import Plain
 from service.verification.bab.activations import search as activations
@@ -199,7 +199,7 @@ def test_bounds_by_every_method_are_the_same_in_little_memory(method: str, hones
 
     @torch.no_grad()
     def bounds(memory: MemoryBudget) -> Tensor:
-        return analyse(network, box, Effort(ascent=ascent, memory=memory)).lower_bounds(rows)
+        return analyse(network, box, BoundOptions(ascent=ascent, memory=memory)).lower_bounds(rows)
 
     expected, refused = bounds(MemoryBudget()), 0
     for multiple in LIMITS:
@@ -214,7 +214,7 @@ def test_bounds_by_every_method_are_the_same_in_little_memory(method: str, hones
 
 def on(module: nn.Module, limited: LimitedMemory, *, honest: bool) -> ModelUnderVerification:
     subject = subject_from(module, WIDTHS[0])
-    return replace(subject, effort=Effort(memory=budget_of(limited, honest=honest)))
+    return replace(subject, options=BoundOptions(memory=budget_of(limited, honest=honest)))
 
 
 @pytest.mark.parametrize("honest", [True, False], ids=["planned", "taken meanwhile"])
@@ -292,7 +292,7 @@ def test_a_decision_without_memory_is_unknown_with_the_reason() -> None:
         decision = decide(subject, query, CROWN, 30.0)
     assert decision.verdict is Verdict.UNKNOWN
     assert decision.shortage is not None
-    whole = decide(replace(subject, effort=Effort()), query, CROWN, 30.0)
+    whole = decide(replace(subject, options=BoundOptions()), query, CROWN, 30.0)
     assert (whole.verdict, whole.shortage) == (Verdict.VERIFIED, None)
 
 
@@ -316,8 +316,8 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(search: SearchStrategy, re
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         least = exact_minimum(net, lower, upper, ROW[0])
-        effort = Effort(memory=OPTIMISTIC)
-        subject = replace(subject_from(net, 3), float64_module=Unconvinced(), effort=effort, settings=settings)
+        options = BoundOptions(memory=OPTIMISTIC)
+        subject = replace(subject_from(net, 3), float64_module=Unconvinced(), options=options, settings=settings)
         specification = specification_of(lower, upper, ROW, [least + 1e-3], [0])
         failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
         with failures:
@@ -338,7 +338,7 @@ def test_searches_prove_in_spite_of_failures(search: SearchStrategy) -> None:
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         specification = specification_of(lower, upper, ROW, [exact_minimum(net, lower, upper, ROW[0]) - 0.05], [0])
-        subject = replace(subject_from(net, 3), effort=Effort(memory=OPTIMISTIC))
+        subject = replace(subject_from(net, 3), options=BoundOptions(memory=OPTIMISTIC))
         with RandomFailures(seed, 1e-5):
             finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 600, lambda _: None))  # noqa: B023
         assert finding.verdict is not Verdict.FALSIFIED

@@ -106,11 +106,11 @@ def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
     ranked, report = context(trained)
     asked, certify = list[int](), job.certify
 
-    def scarce(network: Any, checker: Any, method: Any, effort: Any, question: Any, *, clock: Any) -> Any:
+    def scarce(network: Any, checker: Any, method: Any, options: Any, question: Any, *, clock: Any) -> Any:
         asked.append(len(question.instances))
         if len(question.instances) > 4:
             raise torch.OutOfMemoryError
-        return certify(network, checker, method, effort, question, clock=clock)
+        return certify(network, checker, method, options, question, clock=clock)
 
     monkeypatch.setattr(job, "certify", scarce)
     job.run(spec, ranked)
@@ -131,7 +131,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
 
     from service.bounds.interval import Interval
     from service.bounds.memory import MemoryBudget, MemoryShortageError
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import prepare
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.model import MlpConfig
@@ -150,7 +150,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     goal = specification_of(-one, one, row, [exact_minimum(net, -one, one, row[0]) - 1.0], [0])
     for search in (split_inputs, split_activations):
         subject = replace(
-            subject_from(net, 3), search_group=SearchGroup(search_group.dp), effort=Effort(memory=OPTIMISTIC)
+            subject_from(net, 3), search_group=SearchGroup(search_group.dp), options=BoundOptions(memory=OPTIMISTIC)
         )
         for room in (1000, 20_000, 2**30):
             with LimitedMemory(size_of(net) + room if rank else 2**30, net):
@@ -168,8 +168,8 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
         memory = MemoryBudget(2**40, Claims(free if rank else 2**40))
         try:
             with torch.no_grad():
-                analysis = METHODS["crown"](network, box, Effort(memory=memory))
-            found[name] = analysis.effort.elements  # type: ignore[attr-defined]
+                analysis = METHODS["crown"](network, box, BoundOptions(memory=memory))
+            found[name] = analysis.options.elements  # type: ignore[attr-defined]
         except MemoryShortageError:
             found[name] = "short"
     distributed.stop()

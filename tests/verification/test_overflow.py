@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import CROWN, METHODS, Effort
+from service.bounds.methods import CROWN, METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.driver import decide
@@ -74,7 +74,7 @@ def asked(features: int, lower: float = 0.0, upper: float = 1.0, threshold: floa
 def test_an_infinite_sum_is_no_bound(method: str) -> None:
     box = Interval(torch.zeros(1, 2), torch.ones(1, 2))
     with torch.no_grad():
-        analysis = METHODS[method](overflowing(2).network, box, Effort())
+        analysis = METHODS[method](overflowing(2).network, box, BoundOptions())
         assert float(analysis.lower_bounds(torch.ones(1, 1, 1))) < 0
 
 
@@ -91,7 +91,7 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
         box = Interval(torch.full((1, features), -0.7 * width), torch.full((1, features), width))
         for method in METHODS.values():
             with torch.no_grad():
-                assert float(method(subject.network, box, Effort()).lower_bounds(torch.ones(1, 1, 1))) <= 0
+                assert float(method(subject.network, box, BoundOptions()).lower_bounds(torch.ones(1, 1, 1))) <= 0
         decision = decide(subject, asked(features, -0.7 * width, width, 0.5), CROWN, 0.3)
         assert decision.verdict is not Verdict.VERIFIED
 
@@ -112,7 +112,9 @@ def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], n
     box = Interval(torch.zeros(1, features), torch.ones(1, features))
     for method in METHODS.values():
         with torch.no_grad():
-            lower, negated = method(subject.network, box, Effort()).lower_bounds(torch.tensor([[[1.0], [-1.0]]]))[0]
+            lower, negated = method(subject.network, box, BoundOptions()).lower_bounds(torch.tensor([[[1.0], [-1.0]]]))[
+                0
+            ]
         assert lower <= 0 <= -negated
     decision = decide(subject, asked(features, threshold=0.1), CROWN, 0.1, restarts=0)
     assert decision.verdict is not Verdict.VERIFIED

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from verify_jobs import context, specification
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort, ProgressMeter
+from service.bounds.methods import METHODS, BoundOptions, ProgressMeter
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.jobs.layout import DataLayout
@@ -31,8 +31,8 @@ def test_a8_the_share_grows_to_one_and_the_bounds_stay(method: str, rigorous: bo
     x = torch.randn(4, 6, dtype=dtype)
     rows = torch.cat([torch.eye(3, dtype=dtype), -torch.eye(3, dtype=dtype)])[None]
     told: list[float] = []
-    few = Effort(elements=64, ascent=Ascent(iterations=3))
-    metered = Effort(elements=64, ascent=Ascent(iterations=3), progress=ProgressMeter(told.append))
+    few = BoundOptions(elements=64, ascent=Ascent(iterations=3))
+    metered = BoundOptions(elements=64, ascent=Ascent(iterations=3), progress=ProgressMeter(told.append))
     bounding = METHODS[method].rigorous if rigorous else METHODS[method].plain
     with torch.no_grad():
         plain, counted = (bounding(network, Interval(x - 0.1, x + 0.1), e).lower_bounds(rows) for e in (few, metered))

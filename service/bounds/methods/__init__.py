@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from service.bounds.effort import Effort
 from service.bounds.methods.alpha import alpha_crown, alpha_crown_fixed
 from service.bounds.methods.base import Analysis, Bounder, IntermediateBounds, Method
 from service.bounds.methods.crown import crown
 from service.bounds.methods.crown_ibp import crown_ibp
 from service.bounds.methods.ibp import ibp
 from service.bounds.methods.repeated import repeatedly
+from service.bounds.options import BoundOptions
 from service.bounds.progress import ProgressMeter
 from service.bounds.rigorous.method import (
     rigorous_alpha_crown,
@@ -52,8 +52,8 @@ __all__ = [
     "IBP",
     "METHODS",
     "Analysis",
+    "BoundOptions",
     "Bounder",
-    "Effort",
     "IntermediateBounds",
     "Method",
     "ProgressMeter",

@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from service.bounds.effort import Effort, affordable
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
@@ -23,6 +22,7 @@ from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
 from service.bounds.optimise import Families, optimised
+from service.bounds.options import BoundOptions, affordable
 
 Part = TypeVar("Part", Tensor, IdentityRows)
 
@@ -33,57 +33,57 @@ class OptimisedAnalysis:
 
     backward: Pass
     inputs: Mapping[str, tuple[Interval, ...]]
-    effort: Effort
+    options: BoundOptions
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         start = self.backward.network.graph.output.name
-        at_once = _at_once(self.backward, start, rows.shape[1], self.effort)
+        at_once = _at_once(self.backward, start, rows.shape[1], self.options)
 
         def bounds(at_once: int) -> Tensor:
-            parts = _counted(equal_parts(rows, at_once), self.backward, start, self.effort)
-            return optimised(Families(self.backward), start, parts, self.effort.ascent)[:, : rows.shape[1]]
+            parts = _counted(equal_parts(rows, at_once), self.backward, start, self.options)
+            return optimised(Families(self.backward), start, parts, self.options.ascent)[:, : rows.shape[1]]
 
         return halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
 
 
-def alpha_crown(network: Network, box: Interval, effort: Effort) -> Analysis:
+def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analysis:
     """Bound with optimised intermediate bounds, as the literature's default has it."""
-    effort = affordable(network, box, effort)
-    backward = bound_layers(network, box, effort, both_optimised)
-    return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
+    options = affordable(network, box, options)
+    backward = bound_layers(network, box, options, both_optimised)
+    return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
 
 
-def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+def both_optimised(backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
     """Bound both sides of the entries ``index`` of a value, each optimised for itself."""
-    pairs = max(1, _at_once(backward, name, 2 * index.shape[1], effort) // 2)
+    pairs = max(1, _at_once(backward, name, 2 * index.shape[1], options) // 2)
 
     def bounds(pairs: int) -> Interval:
         parts = [IdentityRows(part) for part in equal_parts(index, pairs)]
-        found = optimised(Families(backward), name, _counted(parts, backward, name, effort), effort.ascent)
+        found = optimised(Families(backward), name, _counted(parts, backward, name, options), options.ascent)
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
         return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
 
     return halving(pairs, bounds, backward.device, alone=backward.network.is_alone)
 
 
-def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analysis:
+def alpha_crown_fixed(network: Network, box: Interval, options: BoundOptions) -> Analysis:
     """Bound with CROWN's intermediate bounds; only the rows asked for are optimised."""
-    effort = affordable(network, box, effort)
-    backward = bound_layers(network, box, effort, one_pass)
-    return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
+    options = affordable(network, box, options)
+    backward = bound_layers(network, box, options, one_pass)
+    return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
 
 
-def _counted(parts: Sequence[Part], backward: Pass, name: str, effort: Effort) -> Iterator[Part]:
+def _counted(parts: Sequence[Part], backward: Pass, name: str, options: BoundOptions) -> Iterator[Part]:
     """Yield the parts, each counted as bounded when the next one is asked for."""
     for part in parts:
         yield part
-        if effort.progress is not None:
+        if options.progress is not None:
             rows = 2 * part.index.shape[1] if isinstance(part, IdentityRows) else part.shape[1]
-            effort.progress.add(name, rows, backward.device)
+            options.progress.add(name, rows, backward.device)
 
 
-def _at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
-    return rows_at_once(backward, start, effort.optimising(rows * elements_of_row(backward, start)))
+def _at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:
+    return rows_at_once(backward, start, options.optimising(rows * elements_of_row(backward, start)))
 
 
 def equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:

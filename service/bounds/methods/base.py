@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.row_memory import entries_of_a_row
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ class PlaneAnalysis(Analysis, Protocol):
         """
 
 
-Bounder = Callable[[Network, Interval, Effort], Analysis]
-"""``(network, box, effort)``; the box is ``(batch, *input shape)``, replicated over the tensor-parallel ranks."""
+Bounder = Callable[[Network, Interval, BoundOptions], Analysis]
+"""``(network, box, options)``; the box is ``(batch, *input shape)``, replicated over the tensor-parallel ranks."""
 
 
 class IntermediateBounds(Enum):
@@ -70,12 +70,12 @@ class Method:
 
     name: str
     plain: Bounder
-    rigorous: Callable[[Network, Interval, Effort], PlaneAnalysis]
+    rigorous: Callable[[Network, Interval, BoundOptions], PlaneAnalysis]
     intermediate: IntermediateBounds
     optimises: bool = False
 
-    def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
-        return self.plain(network, box, effort)
+    def __call__(self, network: Network, box: Interval, options: BoundOptions) -> Analysis:
+        return self.plain(network, box, options)
 
     @property
     def label(self) -> str:
@@ -90,30 +90,30 @@ class LinearAnalysis:
 
     backward: Pass
     inputs: Mapping[str, tuple[Interval, ...]]
-    effort: Effort
+    options: BoundOptions
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         network = self.backward.network
-        at_once = passing_at_once(self.backward, network.graph.output.name, rows.shape[1], self.effort)
+        at_once = passing_at_once(self.backward, network.graph.output.name, rows.shape[1], self.options)
 
         def bounds(part: slice) -> Tensor:
             found = self.backward.lower_bounds(network.graph.output.name, rows[:, part])
-            if self.effort.progress is not None:
-                self.effort.progress.add(network.graph.output.name, found.shape[1], rows.device)
+            if self.options.progress is not None:
+                self.options.progress.add(network.graph.output.name, found.shape[1], rows.device)
             return found
 
         return torch.cat(parts_of_rows(self.backward, rows.shape[1], at_once, bounds), dim=1)
 
 
-def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:
+def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
     """Return how many rows of ``start`` may go together; the same number on every rank of the group."""
-    return max(1, effort.elements // elements_of_row(backward, start))
+    return max(1, options.elements // elements_of_row(backward, start))
 
 
-def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
+def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:
     """Return how many of ``rows`` rows may go together in one plain pass."""
     each = elements_of_row(backward, start)
-    return max(1, effort.passing(rows * each).elements // each)
+    return max(1, options.passing(rows * each).elements // each)
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:

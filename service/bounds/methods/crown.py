@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from service.bounds.effort import Effort, affordable
 from service.bounds.interval import Interval
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import Choose, bound_layers, one_pass
 from service.bounds.methods.passes import Passes
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions, affordable
 
 
-def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
-    backward = bound_layers(network, box, effort, one_pass, choose)
-    return LinearAnalysis(backward, inputs_of(network, backward.intervals), effort)
+def _bounded(network: Network, box: Interval, options: BoundOptions, choose: Choose) -> LinearAnalysis:
+    backward = bound_layers(network, box, options, one_pass, choose)
+    return LinearAnalysis(backward, inputs_of(network, backward.intervals), options)
 
 
 crown = Passes("crown", _bounded, affordable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.methods.base import LinearAnalysis
@@ -10,15 +9,16 @@ from service.bounds.methods.ibp import inputs_of, propagate
 from service.bounds.methods.layers import Choose
 from service.bounds.methods.passes import Passes
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 
 
-def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
+def _bounded(network: Network, box: Interval, options: BoundOptions, choose: Choose) -> LinearAnalysis:
     intervals = propagate(network, box)
-    if effort.progress is not None:
-        effort.progress.start(network, ())
+    if options.progress is not None:
+        options.progress.start(network, ())
     inputs = inputs_of(network, intervals)
     relaxations = {node.name: network.operator_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
-    return LinearAnalysis(Pass(network, intervals, relaxations), inputs, effort)
+    return LinearAnalysis(Pass(network, intervals, relaxations), inputs, options)
 
 
 crown_ibp = Passes("crown-ibp", _bounded)

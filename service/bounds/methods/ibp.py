@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from service.bounds.effort import Effort
 from service.bounds.forward import ForwardTraversal, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -16,6 +15,7 @@ from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.layers import Choose, one_pass
 from service.bounds.methods.passes import Passes
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 
 
 def propagate(network: Network, box: Interval) -> dict[str, Interval]:
@@ -37,7 +37,7 @@ class _IntervalPropagation(ForwardTraversal):
         """Return bounds of a value that only linear operators lead to, by a pass back to the input."""
         backward = Pass(self.network, self.intervals, {})
         index = torch.arange(node.size, device=backward.device)[None]
-        bounds = one_pass(backward, node.name, index, Effort())
+        bounds = one_pass(backward, node.name, index, BoundOptions())
         return bounds.map(lambda end: end.view(backward.batch, *node.shape))
 
 
@@ -46,12 +46,12 @@ def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, 
     return {node.name: tuple(intervals[name] for name in node.inputs) for node in network.nonlinear}
 
 
-def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
+def _bounded(network: Network, box: Interval, options: BoundOptions, choose: Choose) -> LinearAnalysis:
     intervals = propagate(network, box)
-    if effort.progress is not None:
-        effort.progress.start(network, ())
+    if options.progress is not None:
+        options.progress.start(network, ())
     frontier = frozenset(node.name for node in network.nonlinear)
-    return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals), effort)
+    return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals), options)
 
 
 ibp = Passes("ibp", _bounded)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.effort import Effort
 from service.bounds.forward import ForwardTraversal
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -23,10 +22,11 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
+from service.bounds.options import BoundOptions
 from service.bounds.relaxation import Relaxed
 
-Refine = Callable[[Pass, str, Tensor, Effort], Interval]
-"""``(backward, name, index, effort)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
+Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
+"""``(backward, name, index, options)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
 node's value."""
 Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
 """``(backward, node, index of an input)``: what :func:`wanted_rows` gives, of all that matter or of some of them."""
@@ -63,14 +63,16 @@ def numbers(chosen: Tensor, count: int) -> Tensor:
     return chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
 
 
-def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine, choose: Choose = wanted_rows) -> Pass:
+def bound_layers(
+    network: Network, box: Interval, options: BoundOptions, refine: Refine, choose: Choose = wanted_rows
+) -> Pass:
     """Return a pass that has the intervals of every node and the relaxations of all non-linear ones."""
     intervals, relaxations = {network.graph.input.name: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations, divided=True)
     exact = _exact_intervals(network, box.exact_layers)
-    if effort.progress is not None:
-        effort.progress.start(network, network.preactivations - exact)
-    _LayerBounds(network, intervals, backward, relaxations, effort, refine, choose, exact).run()
+    if options.progress is not None:
+        options.progress.start(network, network.preactivations - exact)
+    _LayerBounds(network, intervals, backward, relaxations, options, refine, choose, exact).run()
     return backward
 
 
@@ -80,7 +82,7 @@ class _LayerBounds(ForwardTraversal):
 
     backward: Pass
     relaxations: dict[str, Relaxed]
-    effort: Effort
+    options: BoundOptions
     refine_rows: Refine
     choose: Choose
     exact: set[str]
@@ -97,14 +99,14 @@ class _LayerBounds(ForwardTraversal):
 
     def _tightened_by_rows(self, name: str, wanted: Tensor, index: Tensor) -> Interval:
         """Return tighter bounds of a value, entry by entry where they matter to the instance."""
-        before, effort = self.intervals[name], self.effort
-        if effort.progress is not None:
-            effort.progress.expect(name, 2 * index.shape[1])
+        before, options = self.intervals[name], self.options
+        if options.progress is not None:
+            options.progress.expect(name, 2 * index.shape[1])
         if not index.shape[1]:
             return before
-        rows = self.refine_rows(self.backward, name, index, effort)
+        rows = self.refine_rows(self.backward, name, index, options)
         flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
-        if effort.intersect:
+        if options.intersect:
             rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
         lower, upper = (
             torch.where(wanted, old.scatter(1, everyone, new), old)
@@ -113,14 +115,14 @@ class _LayerBounds(ForwardTraversal):
         return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
-def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
     """Bound both sides of the entries by plain backward passes."""
-    pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], effort) // 2)
+    pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], options) // 2)
 
     def bounds(part: slice) -> Tensor:
         found = backward.lower_bounds(name, IdentityRows(index[:, part]))
-        if effort.progress is not None:
-            effort.progress.add(name, found.shape[1], backward.device)
+        if options.progress is not None:
+            options.progress.add(name, found.shape[1], backward.device)
         return found
 
     found = parts_of_rows(backward, index.shape[1], pairs, bounds)

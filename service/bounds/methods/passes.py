@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.layers import Choose, wanted_rows
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 
 
-def whole(network: Network, box: Interval, effort: Effort) -> Effort:
-    """Return all of an effort, for methods that bound no intermediate rows."""
-    return effort
+def whole(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
+    """Return the options as they are, for methods that bound no intermediate rows."""
+    return options
 
 
 @dataclass(frozen=True)
 class Passes:
     """A :data:`~service.bounds.methods.base.Bounder`.
 
-    ``bounded`` is what it does with an effort that it can afford and a choice of the entries that are worth a row.
+    ``bounded`` is what it does with options that it can afford and a choice of the entries that are worth a row.
     ``affordable`` may ask the device, and ranks each other.
     """
 
     name: str
-    bounded: Callable[[Network, Interval, Effort, Choose], LinearAnalysis]
-    affordable: Callable[[Network, Interval, Effort], Effort] = whole
+    bounded: Callable[[Network, Interval, BoundOptions, Choose], LinearAnalysis]
+    affordable: Callable[[Network, Interval, BoundOptions], BoundOptions] = whole
 
-    def __call__(self, network: Network, box: Interval, effort: Effort) -> LinearAnalysis:
-        return self.bounded(network, box, self.affordable(network, box, effort), wanted_rows)
+    def __call__(self, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
+        return self.bounded(network, box, self.affordable(network, box, options), wanted_rows)

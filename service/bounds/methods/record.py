@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from service.bounds.contents import overwrite
-from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.row_plan import Plan, Planned
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 from service.bounds.replay import WARM, Repeat
 
 MOST = 4
@@ -28,7 +28,7 @@ class Record:
 
     network: Network
     passes: Passes
-    effort: Effort
+    options: BoundOptions
     box: Interval
     plan: Plan
     repeat: Callable[[], Repeat]
@@ -36,7 +36,7 @@ class Record:
     _rows: dict[torch.Size, _RecordedRows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.effort = replace(self.effort, progress=None)  # a replay does not come by here
+        self.options = replace(self.options, progress=None)  # a replay does not come by here
         self._layers = self.repeat()
         self._layers.run(self._bound, WARM + 1)
 
@@ -48,7 +48,7 @@ class Record:
     def _bound(self) -> None:
         choose = Planned(self.plan)
         # A box of its own each time: it keeps what it has computed once.
-        self.analysis = self.passes.bounded(self.network, replace(self.box), self.effort, choose)
+        self.analysis = self.passes.bounded(self.network, replace(self.box), self.options, choose)
         self.missing = choose.missing
 
     @property

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from service.bounds.contents import own_copy
-from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods.base import Analysis, Bounder, LinearAnalysis, elements_of_a_row
@@ -24,6 +23,7 @@ from service.bounds.methods.passes import Passes
 from service.bounds.methods.record import Record
 from service.bounds.methods.row_plan import Noted, Plan, planned
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 from service.bounds.replay import Memory, Recorded, Repeat
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ TRIES = 8
 @dataclass(frozen=True)
 class _Shape:
     network: Network
-    effort: Effort
+    options: BoundOptions
     of: type[Interval]
     size: torch.Size
     dtype: torch.dtype
@@ -78,37 +78,37 @@ class Repeating:
     def on(cls, device: torch.device, passes: Passes) -> Repeating:
         return cls(passes, lambda memory: Recorded(device, memory))
 
-    def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
+    def __call__(self, network: Network, box: Interval, options: BoundOptions) -> Analysis:
         if network.tp_group.axis.size > 1 or network.before is not None or torch.is_grad_enabled():
-            return self.passes(network, box, effort)
-        shape = _Shape(network, effort, type(box), box.lower.shape, box.lower.dtype)
+            return self.passes(network, box, options)
+        shape = _Shape(network, options, type(box), box.lower.shape, box.lower.dtype)
         known = self._known.pop(shape, None)
         if known is None:
             while len(self._known) >= MOST:
                 del self._known[next(iter(self._known))]
             self._known[shape] = known = _Known()
-            return self.as_written(known, network, box, effort)
+            return self.as_written(known, network, box, options)
         self._known[shape] = known
-        record = self._taking(known, network, box, effort)
+        record = self._taking(known, network, box, options)
         if record is None:
-            return self.passes(network, box, effort)
+            return self.passes(network, box, options)
         self.turn += 1
-        return _Replayed(_Asked(self, known, network, box, effort), record, self.turn)
+        return _Replayed(_Asked(self, known, network, box, options), record, self.turn)
 
-    def as_written(self, known: _Known, network: Network, box: Interval, effort: Effort) -> LinearAnalysis:
+    def as_written(self, known: _Known, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
         """Analyse without a record, and plan the next one by what was needed now."""
         noted = Noted()
-        found = self.passes.bounded(network, box, self.passes.affordable(network, box, effort), noted)
+        found = self.passes.bounded(network, box, self.passes.affordable(network, box, options), noted)
         known.plan, known.record = planned(network, len(box.lower), noted.found, known.plan), None
         return found
 
-    def _taking(self, known: _Known, network: Network, box: Interval, effort: Effort) -> Record | None:
+    def _taking(self, known: _Known, network: Network, box: Interval, options: BoundOptions) -> Record | None:
         """Return the record of this shape, perhaps a new one, with the bounds of the box."""
         if known.record is not None:
             known.record.take(box)
-        elif known.tries < TRIES and self._has_room(known.plan, network, box, effort):
+        elif known.tries < TRIES and self._has_room(known.plan, network, box, options):
             known.tries += 1
-            affordable = self.passes.affordable(network, box, effort)
+            affordable = self.passes.affordable(network, box, options)
             repeat = partial(self.repeat, self.memory)
             try:
                 known.record = Record(network, self.passes, affordable, own_copy(box), known.plan, repeat)
@@ -118,13 +118,13 @@ class Repeating:
                 self.forget()
         return known.record
 
-    def _has_room(self, plan: Plan, network: Network, box: Interval, effort: Effort) -> bool:
+    def _has_room(self, plan: Plan, network: Network, box: Interval, options: BoundOptions) -> bool:
         """Return whether there is memory for one more record, perhaps after all others were dropped."""
         each = elements(plan, network, len(box.lower))
         if sum(each) > WORTHWHILE:
             return False
         need = TENSORS * max(each, default=0) * box.lower.element_size()
-        limit = effort.memory.free(box.lower.device) // SHARE
+        limit = options.memory.free(box.lower.device) // SHARE
         if self.memory.bytes + need > limit:
             self.forget()
         return need <= limit
@@ -153,11 +153,11 @@ class _Asked:
     known: _Known
     network: Network
     box: Interval
-    effort: Effort
+    options: BoundOptions
 
     @torch.no_grad()
     def as_written(self, *, noting: bool) -> LinearAnalysis:
-        given = self.network, self.box, self.effort
+        given = self.network, self.box, self.options
         return self.repeated.as_written(self.known, *given) if noting else self.repeated.passes(*given)
 
 

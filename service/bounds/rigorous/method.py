@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.bounds.effort import Effort, affordable
 from service.bounds.forward import ForwardTraversal, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -20,6 +19,7 @@ from service.bounds.memory import in_parts
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
 from service.bounds.operators.allowance import RigorousStep
+from service.bounds.options import BoundOptions, affordable
 from service.bounds.rigorous.optimised import OptimisedLowerBounds
 
 Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
@@ -34,7 +34,7 @@ class RigorousAnalysis:
     """
 
     backward: RigorousPass
-    effort: Effort
+    options: BoundOptions
     bounding: Bounding
 
     @property
@@ -46,12 +46,12 @@ class RigorousAnalysis:
         """Return lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
         network = self.backward.network
         output, batch = network.graph.output.name, len(self.backward.intervals[network.graph.input.name].lower)
-        at_once = _rows_at_once(network, output, batch, self.effort)
+        at_once = _rows_at_once(network, output, batch, self.options)
 
         def bounds(part: slice) -> Tensor:
             found = self.bounding(self.backward, output, rows[:, part])
-            if self.effort.progress is not None:
-                self.effort.progress.add(output, found.shape[1], rows.device)
+            if self.options.progress is not None:
+                self.options.progress.add(output, found.shape[1], rows.device)
             return found
 
         with torch.no_grad(), plain_convolutions():
@@ -67,19 +67,19 @@ class RigorousAnalysis:
             return self.backward.planes(output.name, rows.reshape(*rows.shape[:2], *output.shape))
 
 
-def rigorous_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+def rigorous_ibp(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound by intervals; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
-    analysis = _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
+    analysis = _analysed(network, box, options, RigorousPass.lower_bounds, frozenset())
     frontier = frozenset(node.name for node in network.nonlinear)
     return replace(analysis, backward=replace(analysis.backward, frontier=frontier))
 
 
-def rigorous_crown_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+def rigorous_crown_ibp(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound intermediate values by intervals, the output by one backward pass. See :func:`rigorous_crown`."""
-    return _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
+    return _analysed(network, box, options, RigorousPass.lower_bounds, frozenset())
 
 
-def rigorous_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+def rigorous_crown(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound by CROWN with every rounding accounted for.
 
     What is bounded is the function over the reals that the graph's constants, taken as exact float64 numbers, define;
@@ -89,29 +89,29 @@ def rigorous_crown(network: Network, box: Interval, effort: Effort) -> RigorousA
 
     Raises ``ValueError`` for a box of another type.
     """
-    return _analysed(network, box, effort, RigorousPass.lower_bounds, network.preactivations)
+    return _analysed(network, box, options, RigorousPass.lower_bounds, network.preactivations)
 
 
-def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+def rigorous_alpha_crown(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound by α-CROWN with every rounding accounted for and intermediate bounds optimised; see :func:`rigorous_crown`.
 
     Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
     """
-    effort = _smaller(affordable(network, box, effort))
-    return _analysed(network, box, effort, OptimisedLowerBounds(effort.ascent), network.preactivations)
+    options = _smaller(affordable(network, box, options))
+    return _analysed(network, box, options, OptimisedLowerBounds(options.ascent), network.preactivations)
 
 
-def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+def rigorous_alpha_crown_fixed(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound intermediate values by CROWN; only the rows asked for are optimised."""
-    analysis = rigorous_crown(network, box, effort)
-    return replace(analysis, effort=_smaller(analysis.effort), bounding=OptimisedLowerBounds(effort.ascent))
+    analysis = rigorous_crown(network, box, options)
+    return replace(analysis, options=_smaller(analysis.options), bounding=OptimisedLowerBounds(options.ascent))
 
 
-def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort: Effort | None = None) -> Tensor:
+def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, options: BoundOptions | None = None) -> Tensor:
     """Return lower bounds ``(batch, rows)`` of ``rows · output`` that hold in real arithmetic, see
     :func:`rigorous_crown`.
     """
-    return rigorous_crown(network, box, effort or Effort()).lower_bounds(rows)
+    return rigorous_crown(network, box, options or BoundOptions()).lower_bounds(rows)
 
 
 def _check(box: Interval) -> None:
@@ -119,27 +119,27 @@ def _check(box: Interval) -> None:
         raise ValueError(f"rigorous bounds need a float64 network and box, got a box of {box.lower.dtype}")
 
 
-def _smaller(effort: Effort) -> Effort:
+def _smaller(options: BoundOptions) -> BoundOptions:
     """Return less: each row has lines of its own, found by bisecting all pieces at once, in many tensors."""
-    return replace(effort, elements=max(1, effort.elements // 128))
+    return replace(options, elements=max(1, options.elements // 128))
 
 
 @torch.no_grad()
 def _analysed(
-    network: Network, box: Interval, effort: Effort, bounding: Bounding, linear: frozenset[str]
+    network: Network, box: Interval, options: BoundOptions, bounding: Bounding, linear: frozenset[str]
 ) -> RigorousAnalysis:
     """Analyse a box; the values ``linear`` get linear bounds where these matter, by ``bounding``, beside intervals."""
     _check(box)
-    effort, first = affordable(network, box, effort), network.graph.input.name
+    options, first = affordable(network, box, options), network.graph.input.name
     # The model's own input has no better bounds; what the stages before give has only been propagated.
     linear -= {first} if network.before is None else set()
     ball_values = values_of_a_ball(network, box) - linear
-    if effort.progress is not None:
-        effort.progress.start(network, linear | ball_values)
+    if options.progress is not None:
+        options.progress.start(network, linear | ball_values)
     intervals, steps = {first: box}, dict[str, RigorousStep]()
     backward = RigorousPass(network, intervals, steps)
-    _RigorousLayerBounds(network, intervals, backward, steps, effort, bounding, linear, ball_values).run()
-    return RigorousAnalysis(backward, effort, bounding)
+    _RigorousLayerBounds(network, intervals, backward, steps, options, bounding, linear, ball_values).run()
+    return RigorousAnalysis(backward, options, bounding)
 
 
 @dataclass(eq=False)
@@ -148,7 +148,7 @@ class _RigorousLayerBounds(ForwardTraversal):
 
     backward: RigorousPass
     steps: dict[str, RigorousStep]
-    effort: Effort
+    options: BoundOptions
     bounding: Bounding
     linear: frozenset[str]
     ball_values: frozenset[str]
@@ -182,14 +182,14 @@ class _RigorousLayerBounds(ForwardTraversal):
         Rows are those that any instance wants. One that does not keeps its interval, so that its bounds are the same
         whatever other instances it is bounded with.
         """
-        network, progress = self.network, self.effort.progress
+        network, progress = self.network, self.options.progress
         chosen = wanted.any(dim=0).nonzero().squeeze(1)
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
         if network.is_own(name):
             # As many on each rank.
             missing = network.tp_group.largest(len(chosen), chosen.device) - len(chosen)
             chosen = torch.cat([chosen, chosen.new_zeros(missing)])
-        pairs = max(1, _rows_at_once(network, name, len(lower), self.effort) // 2)
+        pairs = max(1, _rows_at_once(network, name, len(lower), self.options) // 2)
         if progress is not None:
             progress.expect(name, 2 * len(chosen))
 
@@ -206,10 +206,10 @@ class _RigorousLayerBounds(ForwardTraversal):
         return Interval(lower.view_as(interval.lower), upper.view_as(interval.upper))
 
 
-def _rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
+def _rows_at_once(network: Network, start: str, batch: int, options: BoundOptions) -> int:
     """Return how many rows of each rank go together. They are whole: patches would need allowances of their own."""
     before = 0 if network.before is None else network.before.entries
-    return max(1, effort.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
+    return max(1, options.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
-from service.bounds.effort import Effort
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder
@@ -18,6 +17,7 @@ from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network
 from service.bounds.operators import check
+from service.bounds.options import BoundOptions
 from service.bounds.placement import Placement, check_constants, place, place_part
 from service.bounds.rank_group import RankGroup
 from service.bounds.rigorous import RigorousAnalysis
@@ -56,9 +56,9 @@ class Staged:
         The box is the first stage's. Boxes and rows may also come flattened.
         """
 
-        def bounded(network: Network, box: Interval, effort: Effort) -> Analysis:
-            line, effort = self.line, self._affordable(effort)
-            analysis = method(self.network, self._entering(box), effort)
+        def bounded(network: Network, box: Interval, options: BoundOptions) -> Analysis:
+            line, options = self.line, self._affordable(options)
+            analysis = method(self.network, self._entering(box), options)
             assert isinstance(analysis, Crossing), f"{method} does not cross stages"
             if not line.is_last:
                 ends = analysis.backward.intervals[self.network.graph.output.name]
@@ -68,8 +68,8 @@ class Staged:
 
         return bounded
 
-    def _affordable(self, effort: Effort) -> Effort:
-        """Return an effort for the stage with the least memory: as many rows as one sends go through those before
+    def _affordable(self, options: BoundOptions) -> BoundOptions:
+        """Return options for the stage with the least memory: as many rows as one sends go through those before
         it.
         """
 
@@ -77,7 +77,7 @@ class Staged:
             of_stages = int(self.line.joined(torch.tensor([count])).min())
             return self.network.tp_group.least(of_stages, self.line.device)
 
-        return effort.within(self.line.device, least)
+        return options.within(self.line.device, least)
 
     def _entering(self, box: Interval) -> Interval:
         if not self.line.is_first:
@@ -85,7 +85,7 @@ class Staged:
         return box.arranged(lambda end: end.reshape(len(end), *self.network.graph.input.shape))
 
     def _service(self, analysis: Crossing) -> Service:
-        line, start, ascent = self.line, self.network.graph.output.name, analysis.effort.ascent
+        line, start, ascent = self.line, self.network.graph.output.name, analysis.options.ascent
         if isinstance(analysis, RigorousAnalysis):
             return RigorousService(line, analysis.backward.plain, start, ascent, rigorous=analysis.backward)
         return Service(line, analysis.backward, start, ascent)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from service.bounds.capture import local_state
 from service.bounds.interval import Interval
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
 from service.bounds.methods.crown_ibp import crown_ibp
 from service.bounds.methods.ibp import ibp, propagate
 from service.bounds.network import Network, Stage, prepare_stage
@@ -136,9 +136,9 @@ class BoundedForward:
         CROWN's.
         """
         rows = pair_rows(self.objective.classes, box.lower)
-        bounds = ibp(network, box, Effort()).lower_bounds(rows)
+        bounds = ibp(network, box, BoundOptions()).lower_bounds(rows)
         if crown > 0:
-            bounds = crown * crown_ibp(network, box, Effort()).lower_bounds(rows) + (1 - crown) * bounds
+            bounds = crown * crown_ibp(network, box, BoundOptions()).lower_bounds(rows) + (1 - crown) * bounds
         return bounds.reshape(-1, self.objective.classes, self.objective.classes)
 
 

@@ -76,7 +76,7 @@ def _with_roundings(model: ModelUnderVerification, specification: Specification,
     if not bool(specification.lost(model.dtype, unbounded).any()):
         return specification
     bounding = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
-    bounds = model.engine.output_bounds(bounding, specification.box(model.dtype), model.effort)
+    bounds = model.engine.output_bounds(bounding, specification.box(model.dtype), model.options)
     reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double().nan_to_num(nan=inf)
     return specification.allowing(specification.lost(model.dtype, reach))
 
@@ -225,7 +225,7 @@ def _bound_without_splits(
 def _least_margin(model: ModelUnderVerification, specification: Specification, method: Method) -> float:
     """Return the least margin of the disjuncts, each by the best of its rows."""
     engine, rows = model.engine, specification.rows.to(model.dtype)
-    analysis = engine.analyse(method, specification.box(model.dtype), model.effort)
+    analysis = engine.analyse(method, specification.box(model.dtype), model.options)
     below = engine.lower_bounds(analysis, torch.cat([rows, -rows]))
     least, most = below[: len(rows)], -below[len(rows) :]
     margins = (least - specification.offsets(least, most)).nan_to_num(nan=-torch.inf)

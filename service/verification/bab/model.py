@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget, MemoryShortageError, in_parts, make_room
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
 from service.bounds.network import Network, prepare
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
@@ -39,7 +39,7 @@ class ModelUnderVerification:
 
     ``module`` and the engine's network are in ``dtype``; ``float64_module`` is the module in float64, ``runtime``
     onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do those that
-    have the model together. ``effort`` is for bounds that are optimised, and has the memory for everything;
+    have the model together. ``options`` is for bounds that are optimised, and has the memory for everything;
     ``heuristics`` choose what is split, ``settings`` tune the rest.
     """
 
@@ -49,7 +49,7 @@ class ModelUnderVerification:
     runtime: Running | None
     dtype: torch.dtype
     search_group: SearchGroup = SINGLE_RANK
-    effort: Effort = field(default_factory=Effort)
+    options: BoundOptions = field(default_factory=BoundOptions)
     heuristics: Heuristics = field(default_factory=Heuristics)
     settings: SearchSettings = field(default_factory=SearchSettings)
 
@@ -75,7 +75,7 @@ class ModelUnderVerification:
 
     @property
     def memory(self) -> MemoryBudget:
-        return self.effort.memory
+        return self.options.memory
 
     def in_parts(self, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
         """Run ``run`` for some of ``total`` inputs at a time, fewer where memory runs out and no other rank waits."""
@@ -134,7 +134,7 @@ class ModelUnderVerification:
             if not specification.reached(x.tolist(), Interval.point(self.network.tp_group.agree(runtime_outputs))):
                 return False
         missed = specification.missed > 0
-        if (enclose := self.engine.enclosure(self.effort)) is not None:
+        if (enclose := self.engine.enclosure(self.options)) is not None:
             around = Interval(torch.where(missed, specification.lower, x), torch.where(missed, specification.upper, x))
             enclosed = enclose(around.map(lambda end: end[None]))
         elif bool(missed.any()):

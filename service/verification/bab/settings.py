@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
 from service.bounds.optimise import Ascent
 from service.verification.bab.time_plan import TimePlan
 
@@ -81,11 +81,11 @@ class OptimiserSettings:
     adam_decays: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-12
 
-    def within(self, effort: Effort, deadline: float = inf) -> OptimiserSettings:
+    def within(self, options: BoundOptions, deadline: float = inf) -> OptimiserSettings:
         """Return the same course in more steps or fewer, as a method that optimises is to take more or fewer than
         usual.
         """
-        usual, wanted = Ascent().iterations, effort.ascent.iterations
+        usual, wanted = Ascent().iterations, options.ascent.iterations
         iterations = -(-self.iterations * wanted // usual)
         return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, is_out_of_memory
-from service.bounds.methods import CROWN, IBP, Analysis, Bounder, Effort, IntermediateBounds, Method
+from service.bounds.methods import CROWN, IBP, Analysis, Bounder, BoundOptions, IntermediateBounds, Method
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
 from service.verification.bab.activations.certificates import Certificates
@@ -99,24 +99,24 @@ class BoundingEngine(ABC):
     def shaped_rows(self, rows: Tensor) -> Tensor:
         """Return rows ``(rows, outputs)`` of the output as ``(1, rows, *shape)``, as the analyses take them."""
 
-    def analyse(self, method: Method, box: Interval, effort: Effort) -> Analysis:
+    def analyse(self, method: Method, box: Interval, options: BoundOptions) -> Analysis:
         """Bound the model in boxes ``(n, features)``."""
-        return self.bounder(method)(self.network, self.shaped(box), effort)
+        return self.bounder(method)(self.network, self.shaped(box), options)
 
     def lower_bounds(self, analysis: Analysis, rows: Tensor) -> Tensor:
         """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, alike on all ranks."""
         found: Tensor = self.network.tp_group.agree(analysis.lower_bounds(self.shaped_rows(rows))[0])
         return found
 
-    def output_bounds(self, method: Method, box: Interval, effort: Effort) -> Interval:
+    def output_bounds(self, method: Method, box: Interval, options: BoundOptions) -> Interval:
         """Bound all outputs ``(outputs,)`` in one box ``(1, features)``, in its dtype."""
         identity = torch.eye(self.outputs, dtype=box.lower.dtype, device=box.lower.device)
-        found = self.lower_bounds(self.analyse(method, box, effort), torch.cat([identity, -identity]))
+        found = self.lower_bounds(self.analyse(method, box, options), torch.cat([identity, -identity]))
         return Interval(found[: self.outputs], -found[self.outputs :])
 
-    def enclosure(self, effort: Effort) -> Callable[[Interval], Interval] | None:
+    def enclosure(self, options: BoundOptions) -> Callable[[Interval], Interval] | None:
         """Return what encloses the outputs over the reals in one box ``(1, features)``, if counterexamples need it."""
-        return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, effort))
+        return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     @property
     @abstractmethod
@@ -139,7 +139,7 @@ class BoundingEngine(ABC):
     def certificates(self, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
         """Return what certifies margins of domains over the reals, by the analysis of their root, where that is due."""
 
-    def input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+    def input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
         """Return the ways to bound boxes of inputs within ``whole``; those that take less memory come later.
 
         Boxes are many and small: intermediate bounds are never optimised for them.
@@ -147,15 +147,15 @@ class BoundingEngine(ABC):
         method = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
 
         def analyse(box: Interval) -> PlaneAnalysis:
-            return self.rigorous_analysis(method, box, effort)
+            return self.rigorous_analysis(method, box, options)
 
-        plain = self.plain_input_bounds(method, whole, effort)
+        plain = self.plain_input_bounds(method, whole, options)
         return self.arithmetic.input_bounds(plain, analyse, self.entries * self.widest)
 
     @abstractmethod
-    def rigorous_analysis(self, method: Method, box: Interval, effort: Effort) -> PlaneAnalysis:
+    def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
         """Bound the model rigorously in boxes ``(n, features)`` of float64."""
 
     @abstractmethod
-    def plain_input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+    def plain_input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
         """Return the same in plain arithmetic, by a method that optimises nothing."""

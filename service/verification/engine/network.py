@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.interval import Interval
-from service.bounds.methods import Analysis, Bounder, Effort, Method, repeatedly
+from service.bounds.methods import Analysis, Bounder, BoundOptions, Method, repeatedly
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.rigorous import RigorousAnalysis
@@ -90,8 +90,8 @@ class NetworkEngine(BoundingEngine):
 
         return self.arithmetic.certifying(certificates)
 
-    def rigorous_analysis(self, method: Method, box: Interval, effort: Effort) -> PlaneAnalysis:
-        return method.rigorous(self.network, self.shaped(box), effort)
+    def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
+        return method.rigorous(self.network, self.shaped(box), options)
 
-    def plain_input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
-        return factories_of(self.network, method, whole, effort)
+    def plain_input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
+        return factories_of(self.network, method, whole, options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import Analysis, Bounder, Effort, Method
+from service.bounds.methods import Analysis, Bounder, BoundOptions, Method
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.stages import Staged, StagedAnalysis
@@ -93,10 +93,10 @@ class StagesEngine(BoundingEngine):
 
         return self.arithmetic.certifying(certificates)
 
-    def rigorous_analysis(self, method: Method, box: Interval, effort: Effort) -> PlaneAnalysis:
-        analysis = self.staged.method(method.rigorous)(self.network, box, effort)
+    def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
+        analysis = self.staged.method(method.rigorous)(self.network, box, options)
         assert isinstance(analysis, StagedAnalysis)
         return analysis
 
-    def plain_input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
-        return [lambda: StagedInputBounds(self.staged, method, effort)]
+    def plain_input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
+        return [lambda: StagedInputBounds(self.staged, method, options)]

@@ -20,7 +20,7 @@ from service.bounds.fused import adam, boxes, building, images, lines, matrices,
 from service.bounds.interval import Interval
 from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.patches import Patches
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare_stage
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
@@ -175,12 +175,14 @@ def test_gradients_are_rough_where_they_choose_relaxations_and_nowhere_else(monk
     monkeypatch.setattr(matrices, "kernels_for", lambda *tensors, entries=None: kernels)
     frozen = [each for each in module if isinstance(each, torch.nn.Linear)][1].requires_grad_(False)
     network = prepare_stage(module, (5,)).network(local_state(module))
-    METHODS["crown-ibp"](network, box, Effort()).lower_bounds(rows).sum().backward()
+    METHODS["crown-ibp"](network, box, BoundOptions()).lower_bounds(rows).sum().backward()
     trained = [each.grad for each in module.parameters() if each.requires_grad]
     assert all(each is not None and bool(each.any()) for each in trained)
     assert frozen.weight.grad is None
     assert kernels.count == 0
-    METHODS["alpha-crown"](prepared(module.requires_grad_(False), 5), box, Effort(ascent=Ascent(2))).lower_bounds(rows)
+    METHODS["alpha-crown"](prepared(module.requires_grad_(False), 5), box, BoundOptions(ascent=Ascent(2))).lower_bounds(
+        rows
+    )
     assert kernels.count > 0
 
 

@@ -12,7 +12,7 @@ from service.bounds.interval import Interval
 from service.bounds.linear.rows import patches as patches_module
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 
@@ -69,14 +69,14 @@ def test_bounds_are_those_of_whole_rows(case: str, method: str, monkeypatch: pyt
     network = prepared(module, *shape)
     centre = torch.randn(3, *shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     box = Interval(centre - 0.05, centre + 0.05)
-    effort = Effort(ascent=Ascent(4), elements=3 * 40 * max(node.size for node in network.graph.nodes))
+    options = BoundOptions(ascent=Ascent(4), elements=3 * 40 * max(node.size for node in network.graph.nodes))
     seen = []
     shown = Patches.of
     monkeypatch.setattr(Patches, "of", lambda self, image: seen.append(1) or shown(self, image))
-    found = output_bounds(network, box, method, effort)
+    found = output_bounds(network, box, method, options)
     assert seen
     monkeypatch.setattr(patches_module, "WORTHWHILE", 0.0)
-    expected = output_bounds(network, box, method, effort)
+    expected = output_bounds(network, box, method, options)
     torch.testing.assert_close(found.lower, expected.lower, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found.upper, expected.upper, rtol=1e-10, atol=1e-10)
 
@@ -86,7 +86,7 @@ def test_rows_of_each_instances_own() -> None:
     module = Chain().double()
     network = prepared(module, 144)
     centre = torch.randn(2, 144, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    analysis = METHODS["crown"](network, Interval(centre - 0.05, centre + 0.05), Effort())
+    analysis = METHODS["crown"](network, Interval(centre - 0.05, centre + 0.05), BoundOptions())
     start = next(node for node in network.graph.nodes if node.operator == "aten.leaky_relu.default").inputs[0]
     index = torch.tensor([[0, 17, 3], [29, 4, 11]])
     backward = analysis.backward  # type: ignore[attr-defined]
@@ -103,7 +103,9 @@ def test_a_ball_of_flat_images_stays_a_ball() -> None:
     centre = torch.rand(1, 1, 8, 8, dtype=torch.float64)
     rows = torch.eye(2, dtype=torch.float64)[None]
     found, expected = (
-        METHODS["crown"](prepare(module, shape), Ball.within(centre.view(1, *shape), 0.5, torch.float64), Effort())
+        METHODS["crown"](
+            prepare(module, shape), Ball.within(centre.view(1, *shape), 0.5, torch.float64), BoundOptions()
+        )
         for module, shape in ((flat, (64,)), (image, (1, 8, 8)))
     )
     assert torch.allclose(found.lower_bounds(rows), expected.lower_bounds(rows))

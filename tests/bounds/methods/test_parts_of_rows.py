@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 
@@ -33,8 +33,8 @@ def test_bounds_of_parts_hold(method: str, bias: float) -> None:
     rows = torch.cat([torch.eye(3), -torch.eye(3)]).double()
     ready, box = prepare(module, (3,)), Interval(-ends, ends)
     found, whole = (
-        METHODS[method](ready, box, effort).lower_bounds(rows[None])[0]
-        for effort in (Effort(elements=1, ascent=ascent), Effort(ascent=ascent))
+        METHODS[method](ready, box, options).lower_bounds(rows[None])[0]
+        for options in (BoundOptions(elements=1, ascent=ascent), BoundOptions(ascent=ascent))
     )
     assert (found <= sampled(module, rows) + 1e-9).all()
     assert torch.allclose(found, whole, atol=0.05)

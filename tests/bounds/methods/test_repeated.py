@@ -21,7 +21,7 @@ from verify_jobs import robustness
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget
-from service.bounds.methods import METHODS, Analysis, Effort, repeatedly
+from service.bounds.methods import METHODS, Analysis, BoundOptions, repeatedly
 from service.bounds.methods import repeated as module_of_repeated
 from service.bounds.methods import row_plan as module_of_rows
 from service.bounds.methods.passes import Passes
@@ -111,7 +111,7 @@ def test_what_is_replayed_is_what_would_run(
     repeated, written = rehearsed(method), METHODS[method]
     for batch in (1, 3):
         for box in boxes(7, batch, features, radii=(0.02, 0.02, 0.05, 0.2)):
-            found, expected = repeated(network, box, Effort()), written(network, box, Effort())
+            found, expected = repeated(network, box, BoundOptions()), written(network, box, BoundOptions())
             for rows in (rows_for(network, 1), rows_for(network, batch)[:, :2]):
                 assert_same(found, expected, rows)
     records = [known.record for known in repeated._known.values() if known.record is not None]
@@ -131,7 +131,9 @@ def test_any_boxes_in_any_order(asked: list[tuple[int, float]]) -> None:
             x = torch.randn(batch, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             box = box_around(x, radius)
             assert_same(
-                repeated(network, box, Effort()), METHODS["crown"](network, box, Effort()), rows_for(network, 1)
+                repeated(network, box, BoundOptions()),
+                METHODS["crown"](network, box, BoundOptions()),
+                rows_for(network, 1),
             )
 
 
@@ -143,7 +145,7 @@ def test_no_operator_needs_the_host(group: str) -> None:
     repeated = rehearsed("crown")
     rows = torch.eye(network.graph.output.size, dtype=torch.float64)[None, ::4]
     for box in boxes(3, 2, 6):
-        assert_same(repeated(network, box, Effort()), METHODS["crown"](network, box, Effort()), rows)
+        assert_same(repeated(network, box, BoundOptions()), METHODS["crown"](network, box, BoundOptions()), rows)
     (known,) = repeated._known.values()
     assert known.record is not None
 
@@ -154,12 +156,12 @@ def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
     network, _ = network_of("relu")
     repeated, rows = rehearsed("crown"), rows_for(network, 1)
     given_boxes = boxes(5, 2, 5)
-    found = [repeated(network, box, Effort()) for box in given_boxes]
+    found = [repeated(network, box, BoundOptions()) for box in given_boxes]
     inputs = found[-1].inputs
     kept = {name: [each.lower.clone() for each in bounds] for name, bounds in inputs.items()}
     for analysis, box in zip(found, given_boxes, strict=True):
-        assert_same(analysis, METHODS["crown"](network, box, Effort()), rows)
-    repeated(network, given_boxes[0], Effort()).lower_bounds(rows)
+        assert_same(analysis, METHODS["crown"](network, box, BoundOptions()), rows)
+    repeated(network, given_boxes[0], BoundOptions()).lower_bounds(rows)
     assert all(torch.equal(a.lower, b) for name in kept for a, b in zip(inputs[name], kept[name], strict=True))
 
 
@@ -172,7 +174,7 @@ def test_batches_of_a_job_are_decided_as_if_each_was_the_only_one() -> None:
     questions = [asked.batch(range(first, first + 6), like) for first in range(0, 30, 6)]
     repeating = rehearsed("crown")
     found, alone = (
-        [certify(network, checker, method, Effort(), batch) for batch in questions]
+        [certify(network, checker, method, BoundOptions(), batch) for batch in questions]
         for method in (repeating, METHODS["crown"])
     )
     for one, other in zip(found, alone, strict=True):
@@ -192,7 +194,11 @@ def test_balls_are_replayed_too() -> None:
     repeated = rehearsed("crown")
     for x in torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64):
         ball = Ball.within(x, 0.1, torch.float64)
-        assert_same(repeated(network, ball, Effort()), METHODS["crown"](network, ball, Effort()), rows_for(network, 1))
+        assert_same(
+            repeated(network, ball, BoundOptions()),
+            METHODS["crown"](network, ball, BoundOptions()),
+            rows_for(network, 1),
+        )
 
 
 @pytest.mark.usefixtures("no_row_is_cheap")
@@ -203,7 +209,7 @@ def test_boxes_that_need_more_rows_get_a_record_with_more() -> None:
     small, large = box_around(torch.zeros(1, 5, dtype=torch.float64), 1e-3), boxes(1, 1, 5, radii=(1.0,))[0]
     plans = []
     for box in (small, small, large, small, small):
-        assert_same(repeated(network, box, Effort()), METHODS["crown"](network, box, Effort()), rows)
+        assert_same(repeated(network, box, BoundOptions()), METHODS["crown"](network, box, BoundOptions()), rows)
         (known,) = repeated._known.values()
         plans.append((sum(each.count for each in known.plan.values()), known.record is not None))
     assert [held for _, held in plans] == [False, True, False, True, True]
@@ -221,13 +227,13 @@ def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
         def run(self, body: Callable[[], None], times: int) -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    def held(repeated: Repeating, effort: Effort = Effort()) -> int:  # noqa: B008 - frozen
+    def held(repeated: Repeating, options: BoundOptions = BoundOptions()) -> int:  # noqa: B008 - frozen
         for box in boxes(4, 2, 5):
-            assert_same(repeated(network, box, effort), METHODS["crown"](network, box, effort), rows)
+            assert_same(repeated(network, box, options), METHODS["crown"](network, box, options), rows)
         return sum(known.record is not None for known in repeated._known.values())
 
     assert held(rehearsed("crown")) == 1
-    assert held(rehearsed("crown"), Effort(memory=MemoryBudget(meter=Claims(1000)))) == 0
+    assert held(rehearsed("crown"), BoundOptions(memory=MemoryBudget(meter=Claims(1000)))) == 0
     broken = rehearsed("crown", Failing)
     assert held(broken) == 0
     assert [known.tries for known in broken._known.values()] == [TRIES]
@@ -237,7 +243,7 @@ def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
     several = rehearsed("crown")
     with torch.enable_grad():  # of weights that are trained, which a record would leave without a gradient
         for box in boxes(4, 2, 5):
-            several(network, box, Effort())
+            several(network, box, BoundOptions())
     assert not several._known
 
 
@@ -246,7 +252,7 @@ def test_shapes_that_were_not_used_for_longest_make_room() -> None:
     network = prepared(mlp([4, 8, 2], nn.ReLU(), seed=3).double(), 4)
     repeated = rehearsed("ibp", Plain)
     for batch in (1, 2, 3, 1, 4, 5):
-        repeated(network, boxes(1, batch, 4)[0], Effort())
+        repeated(network, boxes(1, batch, 4)[0], BoundOptions())
     assert [shape.size[0] for shape in repeated._known] == [3, 1, 4, 5]
 
 
@@ -273,7 +279,7 @@ def test_records_of_a_device_give_what_runs_there(method: str, name: str, monkey
     for batch in (1, 3):
         for box in boxes(7, batch, features, radii=(0.02, 0.02, 0.05, 0.2)):
             there = Interval(box.lower.to(device), box.upper.to(device))
-            assert_same(repeated(network, there, Effort()), METHODS[method](network, there, Effort()), rows)
+            assert_same(repeated(network, there, BoundOptions()), METHODS[method](network, there, BoundOptions()), rows)
     records = [known.record for known in repeated._known.values() if known.record is not None]
     assert any(isinstance(each._layers, Recorded) and each._layers.record is not None for each in records)
     repeated.forget()

@@ -17,7 +17,7 @@ from onnx_mutations import of_a_field, of_bytes, small_models
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.onnx import load
 from service.formats.onnx import MOST_ENTRIES, OnnxError, outline, outline_of
@@ -68,7 +68,7 @@ def bounded(data: bytes) -> bool:
         return False
     box = Interval(-torch.ones(1, module.features), torch.ones(1, module.features))
     with torch.no_grad():
-        least = METHODS["crown"](network, box, Effort()).lower_bounds(torch.eye(module.outputs)[None])
+        least = METHODS["crown"](network, box, BoundOptions()).lower_bounds(torch.eye(module.outputs)[None])
     return least.shape == (1, module.outputs)
 
 

@@ -10,7 +10,7 @@ from nets import output_bounds, prepared, samples
 from operator_groups import GROUPS, Operator, blame, made
 
 from service.bounds.interval import Interval
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
 from service.bounds.operators import OPERATORS
 from service.bounds.optimise import Ascent
 
@@ -53,10 +53,10 @@ def test_optimised_bounds_hold_and_are_no_looser() -> None:
     x = torch.randn(1, 6, generator=generator, dtype=torch.float64)
     box = Interval(x - 0.3, x + 0.3)
     values = torch.stack([module(drawn) for drawn in samples(box, 200, generator)]).detach()
-    effort = Effort(ascent=Ascent(iterations=6))
+    options = BoundOptions(ascent=Ascent(iterations=6))
     plain, found = (
         output_bounds(network, box, "crown"),
-        output_bounds(network, box, "alpha-crown (fixed intermediate bounds)", effort),
+        output_bounds(network, box, "alpha-crown (fixed intermediate bounds)", options),
     )
     slack = 1e-11 * (1 + values.abs())
     assert not blame(module, found.lower > values + slack)

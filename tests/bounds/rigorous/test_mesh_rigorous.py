@@ -120,10 +120,10 @@ def other_forms(network: Any, box: Any, exact: Exact, points: list[Tensor]) -> d
     """With all rows on every rank, as domains of a search have them, and as planes below the output."""
     from rigorous_problems import both_sides
 
-    from service.bounds.methods import Effort
+    from service.bounds.methods import BoundOptions
     from service.bounds.rigorous import rigorous_crown
 
-    analysis, output = rigorous_crown(network, box, Effort()), network.graph.output
+    analysis, output = rigorous_crown(network, box, BoundOptions()), network.graph.output
     rows = both_sides(output.size).reshape(1, -1, *output.shape)
     undivided = replace(analysis.backward, divided=False).lower_bounds(output.name, rows)[0]
     slopes, constants = analysis.planes(rows)
@@ -170,7 +170,7 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
     from unittest.mock import patch
 
     from service.bounds.interval import Interval
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import prepare
     from service.bounds.operators.allowance import Roundings
     from service.bounds.operators.base import LinearOperator
@@ -179,7 +179,7 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
     def upper(network: Any, x: list[float], row: list[float], method: Any) -> float:
         point = torch.tensor([x], dtype=torch.float64)
         rows = -torch.tensor([[row]], dtype=torch.float64)
-        return -float(method(network, Interval(point, point), Effort()).lower_bounds(rows))
+        return -float(method(network, Interval(point, point), BoundOptions()).lower_bounds(rows))
 
     found, large = {}, 2.0**53
     for module, x, row, method in (

@@ -19,7 +19,7 @@ from service.bounds.ball import Ball
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.allowance import lines_step
@@ -76,7 +76,7 @@ def test_what_rounding_costs_is_small(group: str, radius: float) -> None:
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)
     box, size = Interval(x - radius, x + radius), network.graph.output.size
     plain = output_bounds(network, box, "crown")
-    bounds = rigorous_crown(network, box, Effort()).lower_bounds(both_sides(size))
+    bounds = rigorous_crown(network, box, BoundOptions()).lower_bounds(both_sides(size))
     lower, upper = bounds[:, :size], -bounds[:, size:]
     slack = 1e-6 * plain.width + 1e-12 * (1 + plain.lower.abs())
     assert not blame(module, lower > plain.lower + slack)
@@ -234,8 +234,8 @@ def test_bounds_of_layers_are_those_without_rigour_whatever_else_is_in_the_batch
     net = prepared(mlp([4, 30, 30, 3], nn.ReLU(), 1).double(), 4)
     centres = torch.randn(6, 4, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
     batch = box_around(centres, 0.1)
-    rigorous, plain = (each(net, batch, Effort()).inputs for each in (rigorous_crown, METHODS["crown"]))
-    alone = rigorous_crown(net, batch.map(lambda end: end[2:3]), Effort()).inputs
+    rigorous, plain = (each(net, batch, BoundOptions()).inputs for each in (rigorous_crown, METHODS["crown"]))
+    alone = rigorous_crown(net, batch.map(lambda end: end[2:3]), BoundOptions()).inputs
     for name, (found,) in rigorous.items():
         for end in ("lower", "upper"):
             torch.testing.assert_close(getattr(found, end), getattr(plain[name][0], end), rtol=1e-9, atol=1e-9)
@@ -246,10 +246,10 @@ def test_optimised_bounds_are_rigorous_too() -> None:
     """Of networks whose relaxations have parameters of every kind: tighter than CROWN's, and never passed."""
     net, _, network = cancelling(1)
     x = torch.randn(1, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
-    box, effort = Interval(x - 20, x + 20), Effort(ascent=Ascent(iterations=10))
-    plain = rigorous_crown(network, box, effort).lower_bounds(both_sides(2))
-    found = rigorous_alpha_crown(network, box, effort).lower_bounds(both_sides(2))
-    usual = METHODS["alpha-crown"](network, box, effort).lower_bounds(both_sides(2)).detach()
+    box, options = Interval(x - 20, x + 20), BoundOptions(ascent=Ascent(iterations=10))
+    plain = rigorous_crown(network, box, options).lower_bounds(both_sides(2))
+    found = rigorous_alpha_crown(network, box, options).lower_bounds(both_sides(2))
+    usual = METHODS["alpha-crown"](network, box, options).lower_bounds(both_sides(2)).detach()
     assert (found >= plain).all()
     assert (found > plain + 1e-3 * plain.abs()).any()
     torch.testing.assert_close(found, usual, rtol=0.05, atol=0)
@@ -263,7 +263,7 @@ def test_optimised_bounds_of_every_operator_hold() -> None:
     module, network = made("nonlinear")
     x = torch.randn(1, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)
     box, rows = Interval(x - 0.1, x + 0.1), both_sides(network.graph.output.size)[:, ::7]
-    analysis = rigorous_crown(network, box, Effort())
+    analysis = rigorous_crown(network, box, BoundOptions())
     found = OptimisedLowerBounds(Ascent(iterations=3))(analysis.backward, network.graph.output.name, rows)
     values = module(box.lower + torch.rand(200, 6, dtype=DOUBLE) * box.width) @ rows[0].mT
     assert (found <= values + 1e-11 * (1 + values.abs())).all()
@@ -290,7 +290,9 @@ def test_what_attention_masks_counts_for_nothing() -> None:
     module, x = AfterEmbedding(model, 3), embedded(model, tokens(3))
     network, box = prepared(module, 3, 8), box_around(x, 1e-3)
     for method in ("crown-ibp", "crown"):
-        lower, negated = METHODS[method].rigorous(network, box, Effort()).lower_bounds(both_sides(16)).chunk(2, dim=1)
+        lower, negated = (
+            METHODS[method].rigorous(network, box, BoundOptions()).lower_bounds(both_sides(16)).chunk(2, dim=1)
+        )
         plain = output_bounds(network, box, method)
         torch.testing.assert_close(lower, plain.lower, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(-negated, plain.upper, rtol=1e-6, atol=1e-9)

@@ -19,7 +19,7 @@ def _setting(hidden: list[int], activation: str, dtype: str, radius: float) -> d
     import torch
     from nets import box_around, output_bounds
 
-    from service.bounds.methods import Effort
+    from service.bounds.methods import BoundOptions
     from service.bounds.network import prepare
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.model import MlpConfig
@@ -41,8 +41,8 @@ def _setting(hidden: list[int], activation: str, dtype: str, radius: float) -> d
     whole, divided = prepare(modules[0], (10,)), prepare(modules[1], (10,), mesh.tp)
     box = box_around(x, radius)
 
-    def bounds(network: Any, method: str, effort: Any = None) -> Any:
-        found = output_bounds(network, box, method, effort or Effort())
+    def bounds(network: Any, method: str, options: Any = None) -> Any:
+        found = output_bounds(network, box, method, options or BoundOptions())
         return torch.cat([found.lower, found.upper], dim=1)
 
     return {"whole": whole, "divided": divided, "bounds": bounds, "module": modules[0], "box": box}
@@ -53,15 +53,19 @@ def _difference(found: Any, expected: Any) -> float:
 
 
 def compare(hidden: list[int], activation: str, dtype: str) -> dict[str, float]:
-    from service.bounds.methods import Effort
+    from service.bounds.methods import BoundOptions
     from service.parallel import distributed
 
     setting = _setting(hidden, activation, dtype, 0.05)
-    efforts = {"": Effort(), " plain": Effort(intersect=False), " in small parts": Effort(elements=1000)}
+    cases = {
+        "": BoundOptions(),
+        " plain": BoundOptions(intersect=False),
+        " in small parts": BoundOptions(elements=1000),
+    }
     found = {}
     for method in PLAIN:
-        for name, effort in efforts.items():
-            both = [setting["bounds"](setting[which], method, effort) for which in ("divided", "whole")]
+        for name, options in cases.items():
+            both = [setting["bounds"](setting[which], method, options) for which in ("divided", "whole")]
             found[method + name] = _difference(*both)
     own = setting["divided"].is_own(setting["divided"].nonlinear[0].inputs[0])
     largest = [_largest(setting["bounds"], setting[which]) for which in ("divided", "whole")]

@@ -15,7 +15,7 @@ from peak_storage import largest_bytes, peak_bytes
 from torch import nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, Effort
+from service.bounds.methods import METHODS, Analysis, BoundOptions
 from service.bounds.network import Network, prepare
 from service.bounds.stages import StageLink, prepare_stages
 from service.jobs.spec.base import ParallelSpec
@@ -47,17 +47,17 @@ def transformer(mesh: Mesh) -> tuple[nn.Module, tuple[int, ...]]:
     return AfterEmbedding(module, TOKENS), (TOKENS, DIM)
 
 
-def bounding(mesh: Mesh, module: nn.Module, shape: tuple[int, ...], radius: float) -> Callable[[Effort], None]:
+def bounding(mesh: Mesh, module: nn.Module, shape: tuple[int, ...], radius: float) -> Callable[[BoundOptions], None]:
     """CROWN on all outputs."""
     network = prepare(module.eval().requires_grad_(False), shape, mesh.tp)
     box = box_around(torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)), radius)
     rows = torch.eye(network.graph.output.size)[None].reshape(1, -1, *network.graph.output.shape)
 
-    def bound(effort: Effort) -> None:
+    def bound(options: BoundOptions) -> None:
         with torch.no_grad():
-            METHODS["crown"](network, box, effort).lower_bounds(rows)
+            METHODS["crown"](network, box, options).lower_bounds(rows)
 
-    bound(Effort())
+    bound(BoundOptions())
     return bound
 
 
@@ -69,8 +69,8 @@ def taken() -> dict[str, dict[str, list[float]]]:
     for make, radius in ((mlp, 1.0), (transformer, 1e-3)):
         ways = [bounding(each, *make(each), radius) for each in (mesh, single)]
         found[make.__name__] = {
-            "most": [peak_bytes(partial(bound, Effort())) for bound in ways],
-            "largest": [largest_bytes(partial(bound, Effort(elements=LIMIT))) for bound in ways],
+            "most": [peak_bytes(partial(bound, BoundOptions())) for bound in ways],
+            "largest": [largest_bytes(partial(bound, BoundOptions(elements=LIMIT))) for bound in ways],
         }
     distributed.stop()
     return found
@@ -85,7 +85,7 @@ def test_two_ranks_take_half_each_and_each_up_to_its_own_limit(torchrun: Any) ->
             assert 0.9 * LIMIT <= largest / 4 <= LIMIT
 
 
-def effort_of_stages() -> list[int]:
+def options_of_stages() -> list[int]:
     """What a method is given on this rank, where the second stage's device has twice the memory."""
     distributed.start("cpu")
     mesh, cpu = build_mesh(ParallelSpec(pp=2), "cpu"), torch.device("cpu")
@@ -93,18 +93,18 @@ def effort_of_stages() -> list[int]:
     staged = prepare_stages(module, (8,), mesh.tp, StageLink(mesh, cpu))
     given: list[int] = []
 
-    def method(network: Network, box: Interval, effort: Effort) -> Analysis:
-        given.append(effort.elements)
-        return METHODS["crown"](network, box, effort)
+    def method(network: Network, box: Interval, options: BoundOptions) -> Analysis:
+        given.append(options.elements)
+        return METHODS["crown"](network, box, options)
 
-    def within(self: Effort, device: torch.device, least: Callable[[int], int]) -> Effort:
+    def within(self: BoundOptions, device: torch.device, least: Callable[[int], int]) -> BoundOptions:
         return replace(self, elements=least(1000 * (1 + mesh.pp.rank)))
 
-    with patch.object(Effort, "within", within):
-        staged.method(method)(staged.network, box_around(torch.zeros(1, 8), 0.1), Effort())
+    with patch.object(BoundOptions, "within", within):
+        staged.method(method)(staged.network, box_around(torch.zeros(1, 8), 0.1), BoundOptions())
     distributed.stop()
     return given
 
 
 def test_stages_take_parts_that_fit_each_of_them(torchrun: Any) -> None:
-    assert torchrun(effort_of_stages, 2) == [[1000], [1000]]
+    assert torchrun(options_of_stages, 2) == [[1000], [1000]]

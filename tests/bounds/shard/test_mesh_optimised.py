@@ -47,10 +47,10 @@ def _settings() -> Iterator[tuple[int, dict[str, Any]]]:
 def _lower(network: Any, box: Any, method: str) -> Any:
     from nets import output_bounds
 
-    from service.bounds.methods import Effort
+    from service.bounds.methods import BoundOptions
     from service.bounds.optimise import Ascent
 
-    return output_bounds(network, box, method, Effort(ascent=Ascent(iterations=8))).lower
+    return output_bounds(network, box, method, BoundOptions(ascent=Ascent(iterations=8))).lower
 
 
 def _least(setting: dict[str, Any]) -> Any:

@@ -229,18 +229,18 @@ def compare() -> dict[str, dict[str, float]]:
     """Largest differences to one process, by network, ranks and method."""
     from nets import box_around, output_bounds
 
-    from service.bounds.methods import Effort
+    from service.bounds.methods import BoundOptions
     from service.bounds.network import from_graph
     from service.bounds.shard import shard
     from service.parallel import distributed
 
     axes = _axes()
     found: dict[str, dict[str, float]] = {}
-    efforts = [("ibp", Effort()), ("crown", Effort()), ("crown", Effort(elements=4000))]
+    cases = [("ibp", BoundOptions()), ("crown", BoundOptions()), ("crown", BoundOptions(elements=4000))]
     for name, (module, features) in networks().items():
         graph = capture(module, (features,))
         x = torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        alone = [output_bounds(from_graph(graph), box_around(x, 0.1), *how) for how in efforts]
+        alone = [output_bounds(from_graph(graph), box_around(x, 0.1), *how) for how in cases]
         for ranks, axis in axes.items():
             divided = from_graph(shard(graph, axis), axis)
             at_a_point = output_bounds(divided, box_around(x, 0.0), "ibp").centre
@@ -248,9 +248,9 @@ def compare() -> dict[str, dict[str, float]]:
                 "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
                 "function": _difference(at_a_point, module(x).detach()),
             }
-            for (method, effort), right in zip(efforts, alone, strict=True):
-                bounds = output_bounds(divided, box_around(x, 0.1), method, effort)
-                case[f"{method} {effort.elements}"] = max(
+            for (method, options), right in zip(cases, alone, strict=True):
+                bounds = output_bounds(divided, box_around(x, 0.1), method, options)
+                case[f"{method} {options.elements}"] = max(
                     _difference(bounds.lower, right.lower), _difference(bounds.upper, right.upper)
                 )
     distributed.stop()
@@ -294,7 +294,7 @@ def digit_boxes(folder: Path, eps: str, count: int) -> tuple[list[int], Tensor, 
 def classify(shared: str) -> dict[str, dict[str, float]]:
     """How far CROWN's margins are from those of one process, and below another verifier's in float64, relatively."""
     from service.bounds.interval import Interval
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import from_graph
     from service.bounds.onnx import load
     from service.bounds.shard import shard
@@ -313,7 +313,7 @@ def classify(shared: str) -> dict[str, dict[str, float]]:
             divided = {ranks: from_graph(shard(graph, axis), axis) for ranks, axis in axes.items()}
             box, asked = Interval(lower.to(dtype), upper.to(dtype)), rows.to(dtype)
             alone, *margins = (
-                METHODS["crown"](network, box, Effort(intersect=False)).lower_bounds(asked).double()
+                METHODS["crown"](network, box, BoundOptions(intersect=False)).lower_bounds(asked).double()
                 for network in (from_graph(graph), *divided.values())
             )
             for (ranks, network), margin in zip(divided.items(), margins, strict=True):

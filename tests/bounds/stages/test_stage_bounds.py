@@ -19,7 +19,7 @@ def compare() -> dict[str, dict[str, float]]:
     import torch
     from nets import box_around, output_bounds
 
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
     from service.bounds.stages import InStages, StageLink, prepare_stages
@@ -30,7 +30,7 @@ def compare() -> dict[str, dict[str, float]]:
     from service.parallel.mesh import build as build_mesh
 
     device = distributed.start("cpu")
-    effort = Effort(elements=20000, ascent=Ascent(iterations=6))
+    options = BoundOptions(elements=20000, ascent=Ascent(iterations=6))
     found = {}
     for degrees in MESHES:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
@@ -49,12 +49,12 @@ def compare() -> dict[str, dict[str, float]]:
             case = found[f"{name} on {degrees}"] = {}
             for method in METHODS:
                 with torch.no_grad():
-                    analysis = staged.method(METHODS[method])(staged.network, box, effort)
+                    analysis = staged.method(METHODS[method])(staged.network, box, options)
                     bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(4, dim=1)], dim=1)
                 case[f"sum of {method}"] = float(bounds.sum())
                 if whole is None:
                     continue
-                right = output_bounds(whole, box, method, effort)
+                right = output_bounds(whole, box, method, options)
                 expected = torch.cat([right.lower, -right.upper], dim=1)
                 case[method] = float((bounds - expected).abs().max() / expected.abs().max())
                 case[f"width of {method}"] = float(right.width.mean())

@@ -207,18 +207,18 @@ def _differences(
     """On the last stage, which alone makes the network whole; elsewhere 0."""
     from nets import box_around, output_bounds
 
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.optimise import Ascent
 
-    effort, box, found = Effort(ascent=Ascent(iterations=3)), box_around(x, eps), {}
+    options, box, found = BoundOptions(ascent=Ascent(iterations=3)), box_around(x, eps), {}
     identity = torch.eye(staged.outputs, dtype=x.dtype)
     network = whole() if staged.line.is_last else None
     for method in methods:
         with torch.no_grad():
-            analysis = staged.method(METHODS[method])(staged.network, box, effort)
+            analysis = staged.method(METHODS[method])(staged.network, box, options)
             bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
         if network is not None:
-            right = output_bounds(network, box, method, effort)
+            right = output_bounds(network, box, method, options)
             expected = torch.cat([right.lower, -right.upper], dim=1)
             found[method] = float((bounds - expected).abs().max() / expected.abs().max())
             found[f"width of {method}"] = float(right.width.mean())

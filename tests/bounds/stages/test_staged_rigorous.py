@@ -33,7 +33,7 @@ def in_stages() -> dict[str, dict[str, Any]]:
     from nets import box_around
     from rigorous_problems import both_sides
 
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
     from service.bounds.stages import StageLink, prepare_stages
@@ -51,8 +51,8 @@ def in_stages() -> dict[str, dict[str, Any]]:
         x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         rows = both_sides(2)
         for method in ("ibp", "crown", "alpha-crown"):
-            box, effort = box_around(x, 0.1), Effort(elements=2**14, ascent=Ascent(iterations=4))
-            analysis = staged.method(METHODS[method].rigorous)(staged.network, box, effort)
+            box, options = box_around(x, 0.1), BoundOptions(elements=2**14, ascent=Ascent(iterations=4))
+            analysis = staged.method(METHODS[method].rigorous)(staged.network, box, options)
             lower, negated = analysis.lower_bounds(rows)[0].chunk(2)
             ours, expected = torch.stack([lower, -negated]), bounds_of(alone, box, method)
             corners = (torch.rand(4, *shape, generator=torch.Generator().manual_seed(2)) < 0.5).unbind()

@@ -25,7 +25,7 @@ from search_problems import (
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.split import Preactivations
 from service.verification.bab.activations import domains as domains_of_searches
 from service.verification.bab.activations import search as activations
@@ -48,7 +48,7 @@ def objective_of(
     subject: ModelUnderVerification, box: Interval, rows: Tensor, thresholds: Tensor
 ) -> tuple[DualObjective, DisjunctRows]:
     """Disjuncts of equally many rows: ``rows`` ``(disjuncts, rows, outputs)``, ``thresholds`` ``(disjuncts, rows)``."""
-    analysis = METHODS["crown"](subject.network, box, Effort())
+    analysis = METHODS["crown"](subject.network, box, BoundOptions())
     used = torch.ones_like(thresholds, dtype=torch.bool)
     specification_rows = DisjunctRows(subject.network.graph.output.name, rows, thresholds, used)
     return DualObjective(

@@ -23,7 +23,7 @@ from verify_jobs import specification as of_digits
 
 from service.bounds.affine_forward import AffineForm, _linear
 from service.bounds.interval import Interval
-from service.bounds.methods import CROWN, METHODS, Effort
+from service.bounds.methods import CROWN, METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RigorousAnalysis, rigorous_crown
@@ -112,7 +112,7 @@ def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> No
     net = mlp([3, 8, 8, 2], activation, 1).double().requires_grad_(False)
     network = prepare(net, (3,))
     box = Interval(-torch.ones(1, 3, dtype=DOUBLE), torch.ones(1, 3, dtype=DOUBLE))
-    root = rigorous_crown(network, box, Effort())
+    root = rigorous_crown(network, box, BoundOptions())
     rows = torch.tensor([[[1.0, -1.0], [0.3, 0.1]]], dtype=DOUBLE)
     offsets = torch.tensor([[0.1, -0.2]], dtype=DOUBLE)
     specification_rows = DisjunctRows(network.graph.output.name, rows, offsets, torch.ones(1, 2, dtype=torch.bool))
@@ -139,7 +139,7 @@ def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> No
 def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done() -> None:
     net, _, network = cancelling(1)
     box = Interval(-torch.ones(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
-    root = rigorous_crown(network, box, Effort())
+    root = rigorous_crown(network, box, BoundOptions())
     rows = torch.tensor([[[1.0, 0.0]]], dtype=DOUBLE)
     nothing = torch.zeros(1, 1, dtype=DOUBLE)
     specification_rows = DisjunctRows(network.graph.output.name, rows, nothing, nothing == 0)
@@ -161,11 +161,11 @@ def test_every_method_has_a_rigorous_form(method: str) -> None:
     """No rational value leaves its bounds, and they are the plain ones but for rounding."""
     net, _, network = cancelling(2)
     x = torch.randn(1, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
-    box, effort = Interval(x - 2, x + 2), Effort(ascent=Ascent(iterations=5))
-    analysis = METHODS[method].rigorous(network, box, effort)
+    box, options = Interval(x - 2, x + 2), BoundOptions(ascent=Ascent(iterations=5))
+    analysis = METHODS[method].rigorous(network, box, options)
     assert isinstance(analysis, RigorousAnalysis)
     found = analysis.lower_bounds(both_sides(2))
-    plain = METHODS[method](network, box, effort).lower_bounds(both_sides(2)).detach()
+    plain = METHODS[method](network, box, options).lower_bounds(both_sides(2)).detach()
     torch.testing.assert_close(
         found, plain, rtol=0, atol=(0.05 if "alpha" in method else 1e-9) * float(plain.abs().max())
     )

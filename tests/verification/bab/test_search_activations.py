@@ -29,7 +29,7 @@ from verify_jobs import context
 from verify_jobs import specification as of_digits
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, Effort, Method
+from service.bounds.methods import METHODS, Analysis, BoundOptions, Method
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Preactivations
@@ -247,10 +247,10 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
 @given(st.integers(1, 500))
 def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) -> None:
     usual = OptimiserSettings(60, slope_step=0.1)
-    settings = usual.within(Effort(ascent=Ascent(iterations=iterations)))
+    settings = usual.within(BoundOptions(ascent=Ascent(iterations=iterations)))
     assert settings.iterations == 3 * iterations
     assert settings.decay**settings.iterations == pytest.approx(usual.decay**usual.iterations)
-    assert usual.within(Effort()) == usual
+    assert usual.within(BoundOptions()) == usual
 
 
 def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,9 +262,9 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
         climbs.append(settings.iterations)
         return climbing(self, domains, settings)
 
-    def analysed(self: NetworkEngine, method: Method, box: Interval, effort: Effort) -> Analysis:
-        optimisation.append(effort.ascent.iterations)
-        return analyse(self, method, box, effort)
+    def analysed(self: NetworkEngine, method: Method, box: Interval, options: BoundOptions) -> Analysis:
+        optimisation.append(options.ascent.iterations)
+        return analyse(self, method, box, options)
 
     monkeypatch.setattr(DomainBounds, "optimised", watched)
     monkeypatch.setattr(NetworkEngine, "analyse", analysed)
@@ -282,7 +282,7 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
 def refined_bounds(network: Network, box: Interval, bounds: Interval, deadline: float) -> Interval:
     """Branch and bound for intermediate bounds as searches do it unless they are told otherwise."""
     scores, settings = Heuristics().activations, ActivationSearchSettings()
-    return refine_intermediate_bounds(network, box, bounds, deadline, Effort(), scores=scores, settings=settings)
+    return refine_intermediate_bounds(network, box, bounds, deadline, BoundOptions(), scores=scores, settings=settings)
 
 
 def test_refined_bounds_are_tighter_and_hold() -> None:
@@ -308,7 +308,7 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
     known = torch.tensor([-5.0], dtype=torch.float64)
     usual = ActivationSearchSettings()
     branching = ActivationBranching(domain_bounds, Heuristics().activations, usual.branching)
-    problems = _Problems(branching, torch.zeros(1, dtype=torch.int64), known, Effort(), usual.intermediate)
+    problems = _Problems(branching, torch.zeros(1, dtype=torch.int64), known, BoundOptions(), usual.intermediate)
     (late,) = problems._split(problems.leaves, time.monotonic() - 1)
     assert len(late) == 1
     assert late.depth == 0
@@ -322,7 +322,7 @@ def test_operators_that_read_each_other_are_refined() -> None:
     subject = subject_of("gate", 3)
     lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
-    bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, Effort()).inputs)
+    bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, BoundOptions()).inputs)
     found = refined_bounds(subject.network, box, bounds, time.monotonic() + 2)
     generator = torch.Generator().manual_seed(5)
     values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)

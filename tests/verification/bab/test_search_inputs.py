@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from service.bounds.affine_forward import affine_forward
 from service.bounds.folded import fold
 from service.bounds.interval import Interval
-from service.bounds.methods import CROWN, Effort
+from service.bounds.methods import CROWN, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.planes import BoxPlanes, minimum
 from service.formats.vnnlib import Disjunct, Halfspace, Query
@@ -200,7 +200,7 @@ def test_affine_forms_hold_every_value(seed: int, scale: float) -> None:
     width[:, seed % 2] *= seed % 3  # sometimes without any width
     box = Interval(lower, lower + width)
     with torch.no_grad():
-        backward = affine_forward(network, box, Effort())
+        backward = affine_forward(network, box, BoundOptions())
         identity = torch.eye(2, dtype=torch.float64)
         below = backward.lower_bounds(network.graph.output.name, torch.cat([identity, -identity])[None])
         x = lower + torch.rand(40, 4, 2, dtype=torch.float64) * width

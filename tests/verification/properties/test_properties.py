@@ -15,7 +15,7 @@ from torch import nn
 from verify_jobs import robustness
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.rank_group import RankGroup
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty
@@ -116,7 +116,9 @@ def verdict_of(shift: float, threshold: float = 0.0, output: list[dict[str, Any]
     halfspaces = [{"coefficients": [1.0, 0.0], "threshold": threshold}] if output is None else output
     module = Shifted(shift)
     batch = read(box(output=halfspaces), 2, 2).batch([0], LIKE)
-    return certify(prepared(module, 2), CounterexampleChecker(module, RankGroup()), METHODS["crown"], Effort(), batch)
+    return certify(
+        prepared(module, 2), CounterexampleChecker(module, RankGroup()), METHODS["crown"], BoundOptions(), batch
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_misclassified_samples_and_only_those_are_falsified() -> None:
     asked = read(robustness(count=60, eps=1e-4), 64, 10)
     batch = asked.batch(range(60), LIKE)
     outcome = certify(
-        prepared(module, 64), CounterexampleChecker(module, RankGroup()), METHODS["crown"], Effort(), batch
+        prepared(module, 64), CounterexampleChecker(module, RankGroup()), METHODS["crown"], BoundOptions(), batch
     )
     exact = module.double()(batch.witnesses.double())
     wrong = torch.einsum("brk,bk->br", batch.rows.double(), exact).amin(dim=1) < 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.methods import Effort
+from service.bounds.methods import BoundOptions
 from service.bounds.network import Network
 from service.bounds.split import Preactivation, Preactivations
 from service.verification.bab.activations.branching import ActivationBranching
@@ -34,7 +34,7 @@ def refine_intermediate_bounds(
     box: Interval,
     bounds: Interval,
     deadline: float,
-    effort: Effort,
+    options: BoundOptions,
     *,
     scores: Sequence[ActivationScore],
     settings: ActivationSearchSettings,
@@ -54,10 +54,10 @@ def refine_intermediate_bounds(
             # Later layers have more before them, and what is gained in earlier ones helps them.
             until = share_of_rest(now, deadline, 1, len(preactivations) - number)
             objective = DualObjective(network, box, bounds, ends)
-            domain_bounds = DomainBounds(objective, effort.memory, settings.domain_bounds)
+            domain_bounds = DomainBounds(objective, options.memory, settings.domain_bounds)
             branching = ActivationBranching(domain_bounds, scores, settings.branching)
             place = preactivation.offset + entries
-            bounds = _of_ends(branching, place, until, effort, settings.intermediate)
+            bounds = _of_ends(branching, place, until, options, settings.intermediate)
     return bounds
 
 
@@ -73,7 +73,11 @@ def after_relaxations(network: Network) -> list[Preactivation]:
 
 
 def _of_ends(
-    branching: ActivationBranching, place: Tensor, deadline: float, effort: Effort, settings: IntermediateSettings
+    branching: ActivationBranching,
+    place: Tensor,
+    deadline: float,
+    options: BoundOptions,
+    settings: IntermediateSettings,
 ) -> Interval:
     """Return the bounds of all preactivations with better ends of the entries ``place``, part by part."""
     bounds, entries = branching.domain_bounds.bounds, len(place)
@@ -81,7 +85,7 @@ def _of_ends(
     least, count, done = known.clone(), settings.batches.first(known.is_cuda), 0
     while done < entries and (now := time.monotonic()) < deadline:
         part = torch.arange(done, min(done + count, entries), device=known.device)
-        problems = _Problems(branching, torch.cat([part, part + entries]), known, effort, settings)
+        problems = _Problems(branching, torch.cat([part, part + entries]), known, options, settings)
         count = settings.batches.after(count, time.monotonic() - now)
         least[problems.disjunct] = problems.least(share_of_rest(now, deadline, len(part), entries - done))
         done += len(part)
@@ -122,12 +126,12 @@ class _Problems:
         branching: ActivationBranching,
         disjunct: Tensor,
         known: Tensor,
-        effort: Effort,
+        options: BoundOptions,
         settings: IntermediateSettings,
     ) -> None:
         self.branching, self.disjunct, self.known, self.settings = branching, disjunct, known, settings
         self.domain_bounds = domain_bounds = branching.domain_bounds
-        first, self.warm_start = (each.within(effort) for each in (settings.from_scratch, settings.warm_start))
+        first, self.warm_start = (each.within(options) for each in (settings.from_scratch, settings.warm_start))
         self.leaves = self._optimised(domain_bounds.roots(known[:, None]).rows(disjunct), first)
         domain_bounds.calibrate(self.leaves)
 

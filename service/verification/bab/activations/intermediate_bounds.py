@@ -13,19 +13,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.methods.alpha import both_optimised
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions
 from service.bounds.split import Preactivation, Preactivations
 from service.verification.bab.settings import SearchSettings
 
 
 @torch.no_grad()
 def optimise_intermediate_bounds(
-    network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort, *, settings: SearchSettings
+    network: Network,
+    box: Interval,
+    bounds: Interval,
+    deadline: float,
+    options: BoundOptions,
+    *,
+    settings: SearchSettings,
 ) -> Interval:
     """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
     (``time.monotonic``).
@@ -36,7 +42,7 @@ def optimise_intermediate_bounds(
         preactivation.value: unstable_entries(network, bounds, preactivation) for preactivation in preactivations.each
     }
     refine = _OptimisedBounds(known, unstable, deadline, settings)
-    analysis = bound_layers(network, box, effort.within(box.lower.device), refine)
+    analysis = bound_layers(network, box, options.within(box.lower.device), refine)
     found = {
         preactivation.value: analysis.intervals[preactivation.value].map(lambda end: end.flatten(1))
         for preactivation in preactivations.each
@@ -78,24 +84,24 @@ class _OptimisedBounds:
     deadline: float
     settings: SearchSettings
 
-    def __call__(self, backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+    def __call__(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
         before = self.known[name].arranged(lambda end: end.gather(1, index))
         (place,) = self.unstable[name][index[0]].nonzero(as_tuple=True)
         if not len(place):
             return before
-        found = self._bounded(backward, name, index[:, place], effort)
+        found = self._bounded(backward, name, index[:, place], options)
         lower, upper = before.lower.clone(), before.upper.clone()
         lower[:, place], upper[:, place] = found.lower, found.upper
         return before.meet(Interval(lower, upper))
 
-    def _bounded(self, backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+    def _bounded(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
         started = time.monotonic()
-        plain = one_pass(backward, name, index, effort)
+        plain = one_pass(backward, name, index, options)
         bool(plain.lower.isfinite().all())  # a device answers when it is done
         now = time.monotonic()
         affordable = self.settings.time.iterations_for_layer(self.deadline - now, now - started)
-        iterations = min(effort.ascent.iterations, affordable)
+        iterations = min(options.ascent.iterations, affordable)
         if iterations < self.settings.activations.intermediate.fewest_iterations:
             return plain
-        effort = replace(effort, ascent=replace(effort.ascent, iterations=iterations))
-        return plain.meet(both_optimised(backward, name, index, effort))
+        options = replace(options, ascent=replace(options.ascent, iterations=iterations))
+        return plain.meet(both_optimised(backward, name, index, options))

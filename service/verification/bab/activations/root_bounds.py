@@ -42,7 +42,7 @@ def bound_root(
     first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method
 
     def analysed(method: Method) -> tuple[Analysis, DisjunctRows, Tensor]:
-        analysis = engine.analyse(method, box, model.effort)
+        analysis = engine.analyse(method, box, model.options)
         return analysis, *_asked(model, specification, analysis)
 
     analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(first))

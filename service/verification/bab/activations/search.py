@@ -89,7 +89,7 @@ class _ActivationSearch:
         self.least_proved, self.least_stuck = inf, inf
         self.seconds_per_domain, self.largest_batch = 0.0, self.settings.largest_batch
         self.from_scratch, self.warm_start = (
-            each.within(model.effort, deadline) for each in (settings.from_scratch, settings.warm_start)
+            each.within(model.options, deadline) for each in (settings.from_scratch, settings.warm_start)
         )
         self.started = now = time.monotonic()
         self.refine_at = self.time.first_refinement(now, deadline)
@@ -217,7 +217,7 @@ class _ActivationSearch:
     @cached_property
     def invprop(self) -> Invprop:
         settings = self.settings.invprop
-        settings = replace(settings, optimiser=settings.optimiser.within(self.model.effort, self.deadline))
+        settings = replace(settings, optimiser=settings.optimiser.within(self.model.options, self.deadline))
         objective, memory = self.domain_bounds.objective, self.model.memory
         return Invprop(objective, self.specification_rows, settings, memory, self.settings.domain_bounds)
 
@@ -228,11 +228,11 @@ class _ActivationSearch:
         if not self.is_optimised:
             self.is_optimised = True
             until = share_of_rest(now, self.deadline, self.time.optimising)
-            return optimise_intermediate_bounds(network, box, bounds, until, model.effort, settings=model.settings)
+            return optimise_intermediate_bounds(network, box, bounds, until, model.options, settings=model.settings)
         until = self.time.refinement_deadline(now, self.deadline, seconds)
         scores = model.heuristics.activations
         return refine_intermediate_bounds(
-            network, box, bounds, until, model.effort, scores=scores, settings=self.settings
+            network, box, bounds, until, model.options, scores=scores, settings=self.settings
         )
 
     def _tighten(self, bounds: Interval) -> None:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from service.bounds.affine_forward import affine_forward
-from service.bounds.effort import Effort, affordable
 from service.bounds.folded import FoldedNetwork, fold
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.methods import IntermediateBounds, Method
 from service.bounds.methods.base import LinearAnalysis, PlaneAnalysis
 from service.bounds.network import Network
+from service.bounds.options import BoundOptions, affordable
 from service.bounds.planes import BoxPlanes, Known, Planes, minimum
 from service.bounds.stages import Staged
 
@@ -50,12 +50,12 @@ InputBoundsFactory = Callable[[], InputBounds | None]
 """Makes input bounds, which takes memory, too; ``None`` where they do not apply."""
 
 
-def factories_of(network: Network, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+def factories_of(network: Network, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
     """Return bounds for boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and
     those that take less memory after it.
     """
     is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.tp_group.axis.size > 1
-    analysed = PassInputBounds(network, partial(_by_method, method), effort, 64, 1)
+    analysed = PassInputBounds(network, partial(_by_method, method), options, 64, 1)
     if is_weak or is_divided:
         return [lambda: analysed]
     free = int((whole.width > 0).sum())
@@ -65,7 +65,7 @@ def factories_of(network: Network, method: Method, whole: Interval, effort: Effo
         return None if found is None else FoldedInputBounds(found)
 
     def propagated() -> PassInputBounds:
-        return PassInputBounds(network, affine_forward, affordable(network, whole, effort), 4 + 2 * free, 1 + free)
+        return PassInputBounds(network, affine_forward, affordable(network, whole, options), 4 + 2 * free, 1 + free)
 
     return [folded, propagated, lambda: analysed]
 
@@ -101,8 +101,8 @@ class PassInputBounds:
     """
 
     network: Network
-    make: Callable[[Network, Interval, Effort], Pass]
-    effort: Effort
+    make: Callable[[Network, Interval, BoundOptions], Pass]
+    options: BoundOptions
     copies: int
     forms: int
 
@@ -118,7 +118,7 @@ class PassInputBounds:
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         graph = self.network.graph
         shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
-        backward = self.make(self.network, shaped, self.effort)
+        backward = self.make(self.network, shaped, self.options)
         rows, nothing = rows.reshape(1, -1, *graph.output.shape), box.lower.new_zeros(1, 1, box.lower.shape[1])
         # The least value over a box is linear in the box's centre: its slope is the plane's.
         with torch.enable_grad():
@@ -158,8 +158,8 @@ class RigorousInputBounds:
         return replace(plain, coefficients=coefficients, bias=bias, known={})
 
 
-def _by_method(method: Method, network: Network, box: Interval, effort: Effort) -> Pass:
-    analysis = method(network, box, effort)
+def _by_method(method: Method, network: Network, box: Interval, options: BoundOptions) -> Pass:
+    analysis = method(network, box, options)
     assert isinstance(analysis, LinearAnalysis)
     return analysis.backward
 
@@ -184,7 +184,7 @@ class StagedInputBounds:
 
     staged: Staged
     method: Method
-    effort: Effort
+    options: BoundOptions
 
     @property
     def entries(self) -> int:
@@ -198,7 +198,7 @@ class StagedInputBounds:
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         line, nothing = self.staged.line, box.lower.new_zeros(1, 1, box.lower.shape[1])
         box_with_record = _RecordingBox(box.lower, box.upper, [])
-        analysis = self.staged.method(self.method)(self.staged.network, box_with_record, self.effort)
+        analysis = self.staged.method(self.method)(self.staged.network, box_with_record, self.options)
         box_with_record.arrived.clear()
         least = self.staged.network.tp_group.agree(analysis.lower_bounds(rows.unsqueeze(0)))
         coefficients = line.of_first(self._slopes(box_with_record.arrived, least, nothing) if line.is_first else None)

@@ -43,7 +43,7 @@ def split_inputs(
     """Search by splitting inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
 
     def prepared() -> _InputSearch:
-        factories = model.engine.input_bounds(method, specification.box(model.dtype), model.effort)
+        factories = model.engine.input_bounds(method, specification.box(model.dtype), model.options)
         return _InputSearch(model, specification, factories, deadline, listener)
 
     return model.together(STAGE, prepared).run()

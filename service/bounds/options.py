@@ -15,14 +15,14 @@ from service.bounds.progress import ProgressMeter
 
 
 @dataclass(frozen=True)
-class Effort:
-    """The budget of a method.
+class BoundOptions:
+    """What a bounding method may spend, and the rule by which it keeps intermediate bounds.
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
     more rows than fit go in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
     fit into it, as far as all ranks know. ``ascent`` is for methods that optimise. ``progress`` is told how far an
-    analysis is; efforts that differ in it alone are equal.
+    analysis is; two that differ in it alone are equal.
     """
 
     intersect: bool = True
@@ -32,7 +32,7 @@ class Effort:
     is_planned: bool = False
     progress: ProgressMeter | None = field(default=None, compare=False)
 
-    def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> Effort:
+    def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> BoundOptions:
         """Return less where a device has little memory left, on all ranks the ``least`` that fits on any.
 
         Raises :class:`~service.bounds.memory.MemoryShortageError`.
@@ -42,12 +42,12 @@ class Effort:
         elements = self.memory.plan(device, BYTES_FOR_AN_ELEMENT, self.elements, least=least)
         return replace(self, elements=elements, is_planned=True)
 
-    def passing(self, total: int) -> Effort:
-        """Return the effort for ``total`` elements: parts are larger where there is much, since each costs launches."""
+    def passing(self, total: int) -> BoundOptions:
+        """Return the options for ``total`` elements: parts are larger where there are many, as each costs launches."""
         return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
 
-    def optimising(self, total: int) -> Effort:
-        """Return the effort for ``total`` elements with gradients, which keep several tensors of each layer.
+    def optimising(self, total: int) -> BoundOptions:
+        """Return the options for ``total`` elements with gradients, which keep several tensors of each layer.
 
         Small parts stay in the device's cache, but too many of them cost launches.
         """
@@ -64,13 +64,13 @@ its gradient.
 """
 
 
-def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
-    """Return an effort within the memory of the device that has the least: ranks take the same parts.
+def affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
+    """Return options within the memory of the device that has the least: ranks take the same parts.
 
     Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
     """
     device, tp_group = box.lower.device, network.tp_group
     is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE
-    if tp_group.axis.size == 1 and is_little and effort.memory.limit is None:
-        return effort
-    return effort.within(device, lambda count: tp_group.least(count, device))
+    if tp_group.axis.size == 1 and is_little and options.memory.limit is None:
+        return options
+    return options.within(device, lambda count: tp_group.least(count, device))
