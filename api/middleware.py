@@ -35,7 +35,7 @@ _HSTS = "max-age=31536000"
 
 
 class Hardening:
-    """Innermost defaults: a header that an answer sets itself stays as it is."""
+    """Adds the security headers to every answer, as the innermost middleware: one that an answer sets itself stays."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from api.frames import Cursor, FrameBatch, batches
+from service.jobs.events import STREAM_PING_S
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
@@ -42,8 +43,8 @@ class HubSettings:
     """Pause while the broker is away."""
     recent_jobs: int = 256
     """Jobs that a stream over all of them watches, besides the active ones."""
-    ping_s: float = 15.0
-    """Silence after which a client is told that the stream lives."""
+    ping_s: float = STREAM_PING_S
+    """Silence after which a client is told that the stream lives; clients rely on no more than this default."""
 
 
 @dataclass(eq=False)

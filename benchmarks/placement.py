@@ -38,7 +38,7 @@ from service.jobs.store.keyspace import PLACEMENT_IDLE
 ROUNDS = 300
 DEFAULT = ("1000 100 2 8", "10000 1000 8 8", "100000 5000 8 8", "100000 5000 512 8")
 NEVER = 10**6
-LIMITS = StoreLimits(lease_s=NEVER, claim_deadline_s=NEVER, heartbeat_s=NEVER, max_queue_bypass_s=NEVER)
+LIMITS = StoreLimits(lease_s=NEVER, starting_lease_s=NEVER, heartbeat_s=NEVER, max_queue_bypass_s=NEVER)
 DATA = DataLayout(Path("unused"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -184,21 +185,22 @@ class Client:
         answer = self._connection.json("GET", f"{_job(job_id)}/artifacts")
         return [Artifact.model_validate(item) for item in answer["items"]]
 
-    def download(self, job_id: str, name: str, target: Path) -> int:
+    def download(self, job_id: str, name: str, target: str | PathLike[str]) -> int:
         """Write an artifact to ``target``, which appears only when it is complete. Returns its size in bytes."""
         return self._save(f"{_job(job_id)}/artifacts/{quote(name)}", target)
 
-    def upload(self, path: Path, media_type: str = "application/octet-stream") -> StoredFile:
+    def upload(self, path: str | PathLike[str], media_type: str = "application/octet-stream") -> StoredFile:
         """Upload a file; the same bytes give the same id."""
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             answer = self._connection.json("POST", "/v1/files", content=file, headers={"Content-Type": media_type})
         return StoredFile.model_validate(answer)
 
-    def download_file(self, file_id: str, target: Path) -> int:
+    def download_file(self, file_id: str, target: str | PathLike[str]) -> int:
         """Write an uploaded file to ``target``, which appears only when it is complete. Returns its size in bytes."""
         return self._save(f"/v1/files/{quote(file_id, safe='')}", target)
 
-    def _save(self, url: str, target: Path) -> int:
+    def _save(self, url: str, where: str | PathLike[str]) -> int:
+        target = Path(where)
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
         try:
             with self._connection.stream(url) as response, partial.open("wb") as file:

@@ -8,11 +8,12 @@ from typing import Any
 
 import httpx2
 
+from service.jobs.events import STREAM_PING_S
 from trivet.connection import Connection
 from trivet.errors import Refused, Unreachable
 
-_SILENCE_S = 45.0
-"""The service pings every 15 s; a stream that is silent for three of those is dead."""
+_SILENCE_S = 3 * STREAM_PING_S
+"""A stream that misses three pings is dead."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 

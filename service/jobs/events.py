@@ -18,6 +18,8 @@ from service.jobs.bounds_row import BoundsRow
 
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
+STREAM_PING_S = 15.0
+"""A stream of events is never silent for longer, in seconds: without events it sends a ping."""
 
 
 class Event(TypedDict):

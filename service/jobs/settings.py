@@ -150,7 +150,7 @@ class Settings(BaseSettings):
         description="a running part that is silent for so long is lost, in seconds",
     )
     starting_lease_s: float = Field(
-        StoreLimits.claim_deadline_s,
+        StoreLimits.starting_lease_s,
         ge=1,
         le=_DAY_S,
         description="a placed part that nobody claims for so long is taken back, in seconds",
@@ -228,7 +228,7 @@ class Settings(BaseSettings):
         """Return the limits of the store that the operator chose; the others are not an operator's to choose."""
         return StoreLimits(
             lease_s=self.lease_s,
-            claim_deadline_s=self.starting_lease_s,
+            starting_lease_s=self.starting_lease_s,
             heartbeat_s=self.heartbeat_s,
             max_queue_bypass_s=self.max_queue_bypass_s,
             max_lost_attempts=self.max_lost_attempts,

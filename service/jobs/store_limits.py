@@ -17,7 +17,7 @@ class StoreLimits:
 
     lease_s: float = 15.0
     """A claimed part that is not renewed for this long is lost."""
-    claim_deadline_s: float = 60.0
+    starting_lease_s: float = 60.0
     """A placed part that nobody claims for this long is taken back."""
     heartbeat_s: float = 10.0
     """A host that is silent for this long gets no work."""
@@ -50,7 +50,7 @@ class StoreLimits:
     @cached_property
     def script_argument(self) -> str:
         """Return the limits as the scripts read them: JSON, times in integer milliseconds."""
-        times = ("lease", "claim_deadline", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
+        times = ("lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
         milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
         return orjson.dumps(
             {**milliseconds, "stream_cap": self.stream_cap, "max_lost_attempts": self.max_lost_attempts}

@@ -153,6 +153,14 @@ def test_an_upload_is_addressed_by_its_content(client: Client, tmp_path: Path) -
     assert back.read_bytes() == path.read_bytes()
 
 
+def test_paths_may_be_strings(client: Client, tmp_path: Path) -> None:
+    path, back = tmp_path / "model.onnx", tmp_path / "back.onnx"
+    path.write_bytes(b"onnx")
+    stored = client.upload(str(path))
+    assert client.download_file(stored.id, str(back)) == 4
+    assert back.read_bytes() == b"onnx"
+
+
 def test_a_file_that_was_never_uploaded_is_refused(client: Client, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="there is no file") as refused:
         client.download_file(f"file_{'0' * 64}", tmp_path / "file")

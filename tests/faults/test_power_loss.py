@@ -28,7 +28,7 @@ SPEC = TrainSpec.model_validate(
         "batch": {"global": 1},
     }
 )
-LIMITS = StoreLimits(lease_s=3600, claim_deadline_s=3600, heartbeat_s=3600)
+LIMITS = StoreLimits(lease_s=3600, starting_lease_s=3600, heartbeat_s=3600)
 
 
 @dataclass

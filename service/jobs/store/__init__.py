@@ -9,7 +9,6 @@ answers into records (``decode``). The rules are in ``lua/lib``: ``jobs`` (a job
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import redis
@@ -66,12 +65,6 @@ class Store:
             sign_ins=SignIns(client),
             gauges=Gauges(client),
         )
-
-    def ping(self) -> float:
-        """Round trip to the broker, in seconds."""
-        start = time.perf_counter()
-        self.client.call("PING")
-        return time.perf_counter() - start
 
     def survives_power_loss(self) -> bool:
         """Return whether what the broker has answered outlives a loss of power there: it syncs its append-only file

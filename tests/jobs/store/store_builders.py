@@ -12,7 +12,7 @@ from service.jobs.store import StoreLimits
 
 LIMITS = StoreLimits(
     lease_s=3600,
-    claim_deadline_s=3600,
+    starting_lease_s=3600,
     heartbeat_s=3600,
     redispatch_s=3600,
     max_queue_bypass_s=600,

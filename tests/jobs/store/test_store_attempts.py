@@ -67,7 +67,7 @@ def test_redispatch_waits_for_its_time(broker: str, redis: redis_py.Redis, data:
 def test_leases_have_the_lengths_of_the_limits(
     broker: str, redis: redis_py.Redis, data: DataLayout, submit: Submit, beat: Any
 ) -> None:
-    store = Store.connect(broker, data, StoreLimits(lease_s=100, claim_deadline_s=500))
+    store = Store.connect(broker, data, StoreLimits(lease_s=100, starting_lease_s=500))
     beat("a", cpu=1)
     job = submit()
 

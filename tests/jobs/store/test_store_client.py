@@ -22,14 +22,9 @@ from service.jobs.store.scripts import HeaderMismatch, Script
 REF = AttemptRef("job_" + "0" * 20, 1, "a")
 
 
-def test_ping_takes_some_time(store: Store) -> None:
-    assert 0 < store.ping() < 5
-
-
 def test_no_server_is_store_unavailable(tmp_path: Path, data: DataLayout) -> None:
     store = Store.connect(f"unix://{tmp_path}/nothing.sock", data)
     for call in (
-        store.ping,
         store.attempts.place,
         lambda: store.attempts.renew(REF),
         lambda: store.jobs.submit(train(), "ada"),

@@ -193,15 +193,30 @@ def test_a_job_waits_for_all_that_it_needs(store: Store, submit: Callable[..., J
     beat("a", cpu=4)
     one, two = submit(), submit()
     last, _ = store.jobs.submit(train(after=[one.id, two.id]), "ada")
-    assert last.reason is not None
-    assert one.id in last.reason
+    assert last.reason == f"waits for {one.id}, {two.id}"
     assert set(store.attempts.place()) == {one.id, two.id}
+    reasons = []
     for job in (one, two):
         assert store.attempts.place() == []
         ref = AttemptRef(job.id, 1, "a")
         store.attempts.claim(ref, "s")
         store.attempts.finish(ref, PartOutcome("succeeded"))
+        reasons.append(store.jobs.get(last.id).reason)
+    assert reasons == [f"waits for {two.id}", "waits for devices"]
     assert store.attempts.place() == [last.id]
+
+
+def test_a_retried_job_names_only_the_needed_jobs_that_have_not_ended(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
+) -> None:
+    beat("a", cpu=4)
+    one, two = submit(), submit()
+    last = submit(after=[two.id, one.id])
+    (ref, *_) = start(one)
+    store.jobs.cancel(last.id)
+    assert store.jobs.retry(last.id).reason == f"waits for {two.id}, {one.id}"
+    store.attempts.finish(ref, PartOutcome("succeeded"))
+    assert store.jobs.get(last.id).reason == f"waits for {two.id}"
 
 
 def test_a_model_from_a_job_implies_a_dependency(store: Store, submit: Callable[..., Job], beat: Any) -> None:

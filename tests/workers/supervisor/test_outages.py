@@ -106,7 +106,7 @@ def test_a_supervisor_that_finds_no_broker_waits_for_it(outage: Fleet, mortal: M
     entry = outage.data.host(ref.host) / f"{ref.job_id}.1.json"
     eventually(entry.exists)
     with pytest.raises(StoreUnavailable):
-        outage.store.ping()
+        outage.store.client.call("PING")
     mortal.up()
     assert outage.ended(ref).state == "succeeded"
     assert supervisor.wait(LIMIT_S) == 0

@@ -7,7 +7,7 @@
 -- told. The cost does not grow with the number of pending jobs, nor with that of their shapes. What was left is found by
 -- the next call, in the same order. A call that leaves nothing to do says so, and until a job, a device or a host is
 -- added or freed (or a second has passed) the next ones return at once.
--- USES: core jobs queue search devices fleet ending
+-- USES: core jobs queue pending_search devices fleet ending
 -- ARGV: limits: json
 -- RETURNS: ids placed
 
@@ -80,7 +80,7 @@ local function no_ranks()
   return 0
 end
 
--- What fits now ("free"), or ever ("total"): for each group its region (see lib/search.lua). A job that avoids a host
+-- What fits now ("free"), or ever ("total"): for each group its region (see lib/pending_search.lua). A job that avoids a host
 -- goes elsewhere, unless no other hosts could ever hold it.
 local avoided = redis.call("HKEYS", KEY.avoided())
 table.sort(avoided)
@@ -161,7 +161,7 @@ local function place(id, pool)
     placement[i] = { host = name, devices = devices, pool = pool }
     hold(name, id, attempt, { pool = pool, devices = devices, placed_at = now })
     redis.call("HSET", KEY.job_parts(id), name, "starting")
-    redis.call("ZADD", KEY.leases(), whole(now + limits.claim_deadline_ms), part_name(id, attempt, name))
+    redis.call("ZADD", KEY.leases(), whole(now + limits.starting_lease_ms), part_name(id, attempt, name))
     redis.call("ZADD", KEY.outbox(), whole(now), part_name(id, attempt, name))
   end
   redis.call("HSET", KEY.job(id), "placement", cjson.encode(placement))

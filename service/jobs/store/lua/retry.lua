@@ -35,7 +35,7 @@ for _, needed in ipairs(waits) do
 end
 if #waits > 0 then
   redis.call("SADD", KEY.job_waits(job_id), unpack(waits))
-  set_state(job_id, limits.stream_cap, "queued", "waits for " .. table.concat(waits, ", "))
+  set_state(job_id, limits.stream_cap, "queued", dependency_reason(job_id))
 else
   set_state(job_id, limits.stream_cap, "queued")
   enqueue(job_id)

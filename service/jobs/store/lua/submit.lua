@@ -60,8 +60,8 @@ for _, needed in ipairs(after) do
 end
 local reason
 if #waits > 0 then
-  reason = "waits for " .. table.concat(waits, ", ")
   redis.call("SADD", KEY.job_waits(id), unpack(waits))
+  reason = dependency_reason(id)
   for _, needed in ipairs(waits) do
     redis.call("ZADD", KEY.job_dependents(needed), 1, id)
   end

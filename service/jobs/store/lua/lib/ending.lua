@@ -51,7 +51,9 @@ local function tell_dependent(dependent, cap, id, state)
   redis.call("SREM", KEY.job_waits(dependent), id)
   if state ~= "succeeded" then
     close(dependent, cap, "failed", "needed job " .. id .. " ended as " .. state, dependency_error(id, state))
-  elseif redis.call("EXISTS", KEY.job_waits(dependent)) == 0 then
+  elseif redis.call("EXISTS", KEY.job_waits(dependent)) == 1 then
+    redis.call("HSET", KEY.job(dependent), "reason", dependency_reason(dependent))
+  else
     redis.call("HDEL", KEY.job(dependent), "reason")
     enqueue(dependent)
   end

@@ -8,6 +8,17 @@ local function no_such_job(id)
   return refuse("NOTFOUND", "there is no job " .. id)
 end
 
+-- Why a job is not in the queue yet: the jobs that it needs and that have not ended, in the order of its `after`.
+local function dependency_reason(id)
+  local open = {}
+  for _, needed in ipairs(cjson.decode(field(id, "after"))) do
+    if redis.call("SISMEMBER", KEY.job_waits(id), needed) == 1 then
+      open[#open + 1] = needed
+    end
+  end
+  return "waits for " .. table.concat(open, ", ")
+end
+
 local capacity_seen
 
 -- Why a pending job was not placed yet, from what placement last saw of the fleet (see place.lua).

@@ -1,4 +1,4 @@
--- Searches in the index of pending jobs. Needs core, jobs, queue.
+-- Searches the index of pending jobs, by how many devices and hosts they need. Needs core, jobs, queue.
 --
 -- A region says which shapes of one group are wanted: those of more ranks than `above(hosts)` (or 0) and of no more than
 -- `holds(hosts)`, what so many hosts hold; neither ever falls as hosts grow. Nodes are opened in the order of their first
