@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, ValuesView
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Repeat(Protocol):
@@ -38,6 +41,60 @@ class Memory:
             torch.zeros(1, device=device)
             self._anchor.capture_end()
         return self._anchor.pool()
+
+
+@dataclass(eq=False)
+class RecordCache(Generic[Key, Value]):
+    """Keeps what repeats recorded bodies, by what these were recorded for: all records in one memory, and no more than
+    ``most`` values, of which the one that was not used for longest makes room.
+
+    ``repeat`` makes what repeats a body in some memory. A value is taken out while it is used, and so gone if that
+    fails.
+    """
+
+    repeat: Callable[[Memory], Repeat]
+    most: int
+    memory: Memory = field(default_factory=Memory)
+    _kept: dict[Key, Value] = field(default_factory=dict)
+
+    def repeater(self) -> Repeat:
+        """Return what repeats one more body in the memory of this cache."""
+        return self.repeat(self.memory)
+
+    def take(self, key: Key) -> Value | None:
+        """Return the value without keeping it, if there is one."""
+        return self._kept.pop(key, None)
+
+    def keep(self, key: Key, value: Value) -> None:
+        """Keep a value as the last one used."""
+        while len(self._kept) >= self.most:
+            self.drop_oldest()
+        self._kept[key] = value
+
+    def drop_oldest(self) -> Key:
+        """Drop the value that was not used for longest, and return its key."""
+        oldest = next(iter(self._kept))
+        del self._kept[oldest]
+        return oldest
+
+    def renew_memory(self) -> None:
+        """Let further records have a memory of their own: this one is freed with the last record in it."""
+        self.memory = Memory()
+
+    def clear(self) -> None:
+        """Drop all values, and so all records."""
+        self._kept.clear()
+        self.renew_memory()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Key]:
+        """Yield the keys, the one that was not used for longest first."""
+        return iter(self._kept)
+
+    def values(self) -> ValuesView[Value]:
+        return self._kept.values()
 
 
 class Plain:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from service.bounds.methods import BoundOptions
 from service.bounds.options import BYTES_FOR_AN_ELEMENT
-from service.bounds.replay import WARM, Plain, Recorded
+from service.bounds.replay import WARM, Memory, Plain, RecordCache, Recorded, Repeat
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -42,6 +42,32 @@ def expected(x: Tensor, times: int) -> tuple[Tensor, Tensor]:
         x = 2 * x + step
         best, step = torch.maximum(best, x), step - 3
     return x, best
+
+
+def test_a_cache_keeps_what_was_used_last_in_one_memory() -> None:
+    memories = []
+
+    def repeat(memory: Memory) -> Repeat:
+        memories.append(memory)
+        return Plain()
+
+    cache = RecordCache[int, str](repeat, most=2)
+    for key, value in ((1, "one"), (2, "two")):
+        cache.repeater()
+        cache.keep(key, value)
+    assert cache.take(3) is None
+    assert cache.take(1) == "one"
+    assert list(cache) == [2]  # what is taken is kept again only by who could use it
+    cache.keep(1, "one")
+    cache.keep(3, "three")
+    assert list(cache) == [1, 3]
+    assert cache.drop_oldest() == 1
+    assert {id(memory) for memory in memories} == {id(cache.memory)}
+    cache.clear()
+    cache.repeater()
+    assert len(cache) == 0
+    assert memories[-1] is cache.memory
+    assert memories[-1] is not memories[0]
 
 
 REPLAYS = [

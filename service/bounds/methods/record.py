@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from service.bounds.methods.passes import Passes
 from service.bounds.methods.row_plan import Plan, Planned
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
-from service.bounds.replay import WARM, Repeat
+from service.bounds.replay import WARM, Memory, RecordCache, Repeat
 
 MOST = 4
 """Shapes of rows that are kept."""
@@ -24,20 +24,22 @@ MOST = 4
 
 @dataclass(eq=False)
 class Record:
-    """A method on one shape of boxes, with the rows of a plan."""
+    """A method on one shape of boxes, with the rows of a plan; ``repeat`` makes what repeats a body in ``memory``."""
 
     network: Network
     passes: Passes
     options: BoundOptions
     box: Interval
     plan: Plan
-    repeat: Callable[[], Repeat]
+    repeat: InitVar[Callable[[Memory], Repeat]]
+    memory: InitVar[Memory]
+    _rows: RecordCache[torch.Size, _RecordedRows] = field(init=False)
     _layers: Repeat = field(init=False)
-    _rows: dict[torch.Size, _RecordedRows] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, repeat: Callable[[Memory], Repeat], memory: Memory) -> None:
         self.options = replace(self.options, progress=None)  # a replay does not come by here
-        self._layers = self.repeat()
+        self._rows = RecordCache(repeat, MOST, memory)
+        self._layers = self._rows.repeater()
         self._layers.run(self._bound, WARM + 1)
 
     def take(self, box: Interval) -> None:
@@ -60,14 +62,12 @@ class Record:
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         """Return lower bounds of rows in the last box taken."""
-        asked = self._rows.pop(rows.shape, None)
+        asked = self._rows.take(rows.shape)
         if asked is None:
-            while len(self._rows) >= MOST:
-                del self._rows[next(iter(self._rows))]
-            asked = _RecordedRows(rows.clone(), self.repeat())
+            asked = _RecordedRows(rows.clone(), self._rows.repeater())
         asked.rows.copy_(rows)
         asked.repeat.run(partial(self._answer, asked), WARM + 1 if asked.found is None else 1)
-        self._rows[rows.shape] = asked
+        self._rows.keep(rows.shape, asked)
         assert asked.found is not None
         return asked.found.clone()
 

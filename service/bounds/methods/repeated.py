@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from service.bounds.methods.record import Record
 from service.bounds.methods.row_plan import Noted, Plan, planned
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
-from service.bounds.replay import Memory, Recorded, Repeat
+from service.bounds.replay import Memory, RecordCache, Recorded, Repeat
 
 LOG = logging.getLogger(__name__)
 WORTHWHILE = 2**29
@@ -64,31 +64,31 @@ class Repeating:
     """A method for someone who analyses a network again and again, under ``torch.no_grad()``, alone on its ranks.
 
     The first analysis of boxes of one shape is as written, the second is recorded, the rest replay the record. What
-    an analysis says stays true whatever comes after it. ``repeat`` makes what repeats a body in some memory. The
-    records end with this object, or when memory is needed for something else.
+    an analysis says stays true whatever comes after it. The records end with this object, or when memory is needed for
+    something else.
     """
 
     passes: Passes
-    repeat: Callable[[Memory], Repeat]
-    memory: Memory = field(default_factory=Memory)
+    known: RecordCache[_Shape, _Known]
     turn: int = 0
-    _known: dict[_Shape, _Known] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, passes: Passes, repeat: Callable[[Memory], Repeat]) -> Repeating:
+        """Return the method with records that ``repeat`` makes in some memory."""
+        return cls(passes, RecordCache(repeat, MOST))
 
     @classmethod
     def on(cls, device: torch.device, passes: Passes) -> Repeating:
-        return cls(passes, lambda memory: Recorded(device, memory))
+        return cls.by(passes, lambda memory: Recorded(device, memory))
 
     def __call__(self, network: Network, box: Interval, options: BoundOptions) -> Analysis:
         if network.tp_group.axis.size > 1 or network.before is not None or torch.is_grad_enabled():
             return self.passes(network, box, options)
         shape = _Shape(network, options, type(box), box.lower.shape, box.lower.dtype)
-        known = self._known.pop(shape, None)
+        known = self.known.take(shape)
+        self.known.keep(shape, newest := known or _Known())
         if known is None:
-            while len(self._known) >= MOST:
-                del self._known[next(iter(self._known))]
-            self._known[shape] = known = _Known()
-            return self.as_written(known, network, box, options)
-        self._known[shape] = known
+            return self.as_written(newest, network, box, options)
         record = self._taking(known, network, box, options)
         if record is None:
             return self.passes(network, box, options)
@@ -109,9 +109,9 @@ class Repeating:
         elif known.tries < TRIES and self._has_room(known.plan, network, box, options):
             known.tries += 1
             affordable = self.passes.affordable(network, box, options)
-            repeat = partial(self.repeat, self.memory)
+            within = self.known.repeat, self.known.memory
             try:
-                known.record = Record(network, self.passes, affordable, own_copy(box), known.plan, repeat)
+                known.record = Record(network, self.passes, affordable, own_copy(box), known.plan, *within)
             except RuntimeError as error:  # an operator that asks the host, or too little memory after all
                 LOG.warning("%s is not recorded: %s: %s", self.passes.name, type(error).__name__, error)
                 known.tries = TRIES
@@ -125,16 +125,16 @@ class Repeating:
             return False
         need = TENSORS * max(each, default=0) * box.lower.element_size()
         limit = options.memory.free(box.lower.device) // SHARE
-        if self.memory.bytes + need > limit:
+        if self.known.memory.bytes + need > limit:
             self.forget()
         return need <= limit
 
     def forget(self) -> None:
         """Drop all records, that of the last analysis too."""
         self.turn += 1
-        for known in self._known.values():
+        for known in self.known.values():
             known.record = None
-        self.memory = Memory()
+        self.known.renew_memory()
 
 
 def repeatedly(method: Bounder, device: torch.device) -> Bounder:

@@ -96,14 +96,15 @@ class RecordingSettings:
 
     A batch is filled up to at least ``smallest_batch`` domains of ``fewest_splits`` splits, and to sizes that are a
     power of two apart, a quarter of one beyond ``finer_beyond`` domains. Of a batch of more than ``largest_bytes`` the
-    kernels take longer than their launches, and there is no record. All records together take one in
-    ``memory_divisor`` bytes of the memory that is free.
+    kernels take longer than their launches, and there is no record. There are at most ``most`` records, and together
+    they take one in ``memory_divisor`` bytes of the memory that is free.
     """
 
     smallest_batch: int = 8
     fewest_splits: int = 8
     finer_beyond: int = 64
     largest_bytes: int = 2**33
+    most: int = 256
     memory_divisor: int = 4
 
 

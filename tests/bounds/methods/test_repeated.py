@@ -70,7 +70,7 @@ def network_of(name: str) -> tuple[Network, int]:
 def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed) -> Repeating:
     method = METHODS[name].plain
     assert isinstance(method, Passes)
-    return Repeating(method, lambda memory: repeat())
+    return Repeating.by(method, lambda memory: repeat())
 
 
 def boxes(count: int, batch: int, features: int, radii: tuple[float, ...] = (0.1,)) -> list[Interval]:
@@ -114,7 +114,7 @@ def test_what_is_replayed_is_what_would_run(
             found, expected = repeated(network, box, BoundOptions()), written(network, box, BoundOptions())
             for rows in (rows_for(network, 1), rows_for(network, batch)[:, :2]):
                 assert_same(found, expected, rows)
-    records = [known.record for known in repeated._known.values() if known.record is not None]
+    records = [known.record for known in repeated.known.values() if known.record is not None]
     assert records
     assert any(record._layers.tape is not None for record in records)
 
@@ -146,7 +146,7 @@ def test_no_operator_needs_the_host(group: str) -> None:
     rows = torch.eye(network.graph.output.size, dtype=torch.float64)[None, ::4]
     for box in boxes(3, 2, 6):
         assert_same(repeated(network, box, BoundOptions()), METHODS["crown"](network, box, BoundOptions()), rows)
-    (known,) = repeated._known.values()
+    (known,) = repeated.known.values()
     assert known.record is not None
 
 
@@ -183,7 +183,7 @@ def test_batches_of_a_job_are_decided_as_if_each_was_the_only_one() -> None:
         for name, (bounds,) in other.inputs.items():
             torch.testing.assert_close(one.inputs[name][0].lower, bounds.lower, rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(one.inputs[name][0].upper, bounds.upper, rtol=1e-9, atol=1e-9)
-    (known,) = repeating._known.values()
+    (known,) = repeating.known.values()
     assert known.record is not None
     assert len({verdict for each in alone for verdict in each.verdicts}) > 1
 
@@ -210,7 +210,7 @@ def test_boxes_that_need_more_rows_get_a_record_with_more() -> None:
     plans = []
     for box in (small, small, large, small, small):
         assert_same(repeated(network, box, BoundOptions()), METHODS["crown"](network, box, BoundOptions()), rows)
-        (known,) = repeated._known.values()
+        (known,) = repeated.known.values()
         plans.append((sum(each.count for each in known.plan.values()), known.record is not None))
     assert [held for _, held in plans] == [False, True, False, True, True]
     assert plans[1][0] < plans[2][0] == plans[4][0]
@@ -230,13 +230,13 @@ def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
     def held(repeated: Repeating, options: BoundOptions = BoundOptions()) -> int:  # noqa: B008 - frozen
         for box in boxes(4, 2, 5):
             assert_same(repeated(network, box, options), METHODS["crown"](network, box, options), rows)
-        return sum(known.record is not None for known in repeated._known.values())
+        return sum(known.record is not None for known in repeated.known.values())
 
     assert held(rehearsed("crown")) == 1
     assert held(rehearsed("crown"), BoundOptions(memory=MemoryBudget(meter=Claims(1000)))) == 0
     broken = rehearsed("crown", Failing)
     assert held(broken) == 0
-    assert [known.tries for known in broken._known.values()] == [TRIES]
+    assert [known.tries for known in broken.known.values()] == [TRIES]
     assert caplog.text.count("crown is not recorded") == 1
     monkeypatch.setattr(module_of_repeated, "WORTHWHILE", 1)
     assert held(rehearsed("crown")) == 0
@@ -244,7 +244,7 @@ def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
     with torch.enable_grad():  # of weights that are trained, which a record would leave without a gradient
         for box in boxes(4, 2, 5):
             several(network, box, BoundOptions())
-    assert not several._known
+    assert not several.known
 
 
 @torch.no_grad()
@@ -253,7 +253,7 @@ def test_shapes_that_were_not_used_for_longest_make_room() -> None:
     repeated = rehearsed("ibp", Plain)
     for batch in (1, 2, 3, 1, 4, 5):
         repeated(network, boxes(1, batch, 4)[0], BoundOptions())
-    assert [shape.size[0] for shape in repeated._known] == [3, 1, 4, 5]
+    assert [shape.size[0] for shape in repeated.known] == [3, 1, 4, 5]
 
 
 def test_only_passes_on_a_cuda_device_are_worth_it() -> None:
@@ -280,7 +280,7 @@ def test_records_of_a_device_give_what_runs_there(method: str, name: str, monkey
         for box in boxes(7, batch, features, radii=(0.02, 0.02, 0.05, 0.2)):
             there = Interval(box.lower.to(device), box.upper.to(device))
             assert_same(repeated(network, there, BoundOptions()), METHODS[method](network, there, BoundOptions()), rows)
-    records = [known.record for known in repeated._known.values() if known.record is not None]
+    records = [known.record for known in repeated.known.values() if known.record is not None]
     assert any(isinstance(each._layers, Recorded) and each._layers.record is not None for each in records)
     repeated.forget()
-    assert repeated.memory.bytes == Memory().bytes == 0
+    assert repeated.known.memory.bytes == Memory().bytes == 0

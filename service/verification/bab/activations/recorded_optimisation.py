@@ -8,13 +8,13 @@ that are none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
 
 from service.bounds.memory import MemoryBudget, is_out_of_memory, make_room
-from service.bounds.replay import Memory, Plain, Recorded, Repeat
+from service.bounds.replay import Memory, Plain, RecordCache, Recorded, Repeat
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.optimiser import DomainOptimiser
@@ -67,10 +67,12 @@ class RecordedOptimisation:
     objective: DualObjective
     cost: int
     free: Callable[[], int]
-    repeat: Callable[[Memory], Repeat]
+    repeat: InitVar[Callable[[Memory], Repeat]]
     settings: RecordingSettings = field(default_factory=RecordingSettings)
-    memory: Memory = field(default_factory=Memory)
-    _kept: dict[_Size, DomainOptimiser] = field(default_factory=dict)
+    _kept: RecordCache[_Size, DomainOptimiser] = field(init=False)
+
+    def __post_init__(self, repeat: Callable[[Memory], Repeat]) -> None:
+        self._kept = RecordCache(repeat, self.settings.most)
 
     @classmethod
     def on(
@@ -85,11 +87,10 @@ class RecordedOptimisation:
 
     @property
     def held(self) -> int:
-        return self.memory.bytes
+        return self._kept.memory.bytes
 
     def forget(self) -> None:
         self._kept.clear()
-        self.memory = Memory()
 
     def optimised(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
         finer = self.settings.finer_beyond
@@ -113,14 +114,14 @@ class RecordedOptimisation:
     def _optimiser(self, size: _Size, domains: Domains, scale: Tensor) -> DomainOptimiser:
         """Return an optimiser that is ready to run, and note it as the last that was used."""
         batch = self.objective.batch_of(domains, scale)
-        optimiser = self._kept.pop(size, None)
+        optimiser = self._kept.take(size)
         if optimiser is not None and optimiser.takes(batch):
             optimiser.restart(batch, domains)
         else:
-            repeats = self.repeat(self.memory), self.repeat(self.memory)
+            repeats = self._kept.repeater(), self._kept.repeater()
             optimiser = DomainOptimiser(self.objective, batch, domains, size.settings, repeats)
             optimiser.keep()
-        self._kept[size] = optimiser
+        self._kept.keep(size, optimiser)
         return optimiser
 
     def _has_room(self, size: _Size) -> bool:
@@ -130,7 +131,5 @@ class RecordedOptimisation:
         if need > min(limit, self.settings.largest_bytes):
             return False
         while held + need > limit:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            held -= oldest.count * self.cost
+            held -= self._kept.drop_oldest().count * self.cost
         return True
