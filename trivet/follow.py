@@ -30,11 +30,12 @@ def follow(
     A lost connection is taken up again where it broke. Raises :class:`Unreachable` when the service stays away for
     ``give_up_after_s`` seconds, and :class:`Refused` when it refuses.
     """
-    last_id, failures, lost_since = "", 0, 0.0
+    last_id, failures = "", 0
+    lost_since: float | None = None
     while True:
         try:
             for event in _events(connection, path, params, last_id):
-                failures = 0
+                failures, lost_since = 0, None
                 if event.event == "end":
                     return
                 if event.event == "bye":
@@ -45,7 +46,7 @@ def follow(
         except (Unreachable, Refused) as error:
             if isinstance(error, Refused) and error.status not in (429, 503):
                 raise
-            lost_since = lost_since if failures else time.monotonic()
+            lost_since = time.monotonic() if lost_since is None else lost_since
             if time.monotonic() - lost_since > give_up_after_s:
                 raise
         sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -115,6 +115,29 @@ def test_following_over_a_restarted_service_goes_on(
     client.close()
 
 
+def test_a_service_that_said_goodbye_may_stay_away_for_a_while(
+    cli_settings: Settings, secret: str, store: Store, worker: Worker
+) -> None:
+    job = store.jobs.submit(_spec(), "admin")[0]
+    ref = worker.start(job.id)
+    pauses: list[float] = []
+    with ExitStack() as again:
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:  # after two connections that were refused
+                again.enter_context(serving(cli_settings, store, port))
+                worker.end(ref)
+
+        with serving(cli_settings, store) as first:
+            port = int(first.rpartition(":")[2])
+            connection = Connection(first, secret)
+            events = follow(connection, f"/v1/jobs/{job.id}/events", {}, sleep=pause)
+            assert [next(events)["type"] for _ in range(3)] == ["state"] * 3
+        assert [event["type"] for event in events] == ["state"]
+        connection.close()
+
+
 def test_a_service_that_stays_away_is_given_up_on(url: str, secret: str) -> None:
     pauses: list[float] = []
     gone = Connection("http://127.0.0.1:9", secret)
@@ -159,6 +182,8 @@ def test_paths_may_be_strings(client: Client, tmp_path: Path) -> None:
     stored = client.upload(str(path))
     assert client.download_file(stored.id, str(back)) == 4
     assert back.read_bytes() == b"onnx"
+    with pytest.raises(Refused, match="nothing"):
+        client.download(client.submit(TRAIN).id, "nothing", str(back))
 
 
 def test_a_file_that_was_never_uploaded_is_refused(client: Client, tmp_path: Path) -> None:
