@@ -1,0 +1,5 @@
+"""Trains a model on a mesh.
+
+``job`` is the program of every rank: ``setup`` builds what trains, in named steps, ``loop`` takes the steps with
+``engine``, and ``objective`` has the losses.
+"""
