@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from service.jobs import rendezvous_folder
-from service.parallel.rendezvous import join
+from service.parallel.signed_objects import join
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

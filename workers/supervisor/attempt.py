@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from service.jobs.store import Store, StoreUnavailable
 from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
-from workers.supervisor import command, rendezvous
+from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
@@ -57,26 +57,30 @@ async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]
     granted = await claim_part(store, order, settings)
     if granted is not None:
         claim, asked_at = granted
-        await _PartRun(store, claim, order, group, program, asked_at=asked_at, settings=settings).run()
+        await _PartRun(store, group, _Part(claim, asked_at, order, tuple(program), settings)).run()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A claimed part, and how it is to be run."""
+
+    claim: Claim
+    asked_at: float
+    """When the claim was asked for (:func:`workers.linux.uptime`): its lease counts from there."""
+    order: SupervisorOrder
+    program: tuple[str, ...]
+    """What torchrun starts as ranks."""
+    settings: SupervisorSettings
 
 
 class _PartRun:
     """Runs one part from its launch to its report. Whatever happens first ends it: see :class:`PartEnding`."""
 
-    def __init__(
-        self,
-        store: Store,
-        claim: Claim,
-        order: SupervisorOrder,
-        group: Group,
-        program: Sequence[str],
-        *,
-        asked_at: float,
-        settings: SupervisorSettings,
-    ) -> None:
-        self._store, self._claim, self._order, self._group, self._program = store, claim, order, group, program
-        self._settings = settings
-        self._layout = DataLayout(Path(order.data))
+    def __init__(self, store: Store, group: Group, part: _Part) -> None:
+        claim, settings = part.claim, part.settings
+        self._store, self._group = store, group
+        self._claim, self._order, self._program, self._settings = claim, part.order, part.program, settings
+        self._layout = DataLayout(Path(part.order.data))
         self._paths = self._layout.job(claim.ref.job_id)
         self._folder = self._paths.attempt(claim.ref.attempt)
         self._ending = PartEnding(lambda: self._lease.is_over)
@@ -106,7 +110,9 @@ class _PartRun:
         self._stall_watch = StallWatch(
             relay, self._folder, claim.spec.stall_s, disk=disk, publish_stacks=publish, settings=settings
         )
-        self._lease = Lease(attempts, claim.ref, claim.lease_s, asked_at, extend=self._extend, tell=self._tell_of_lease)
+        self._lease = Lease(
+            attempts, claim.ref, claim.lease_s, part.asked_at, extend=self._extend, tell=self._tell_of_lease
+        )
 
     async def run(self) -> None:
         self._loop.add_signal_handler(signal.SIGINT, self._ending.end, "interrupted")
@@ -157,7 +163,7 @@ class _PartRun:
         if self._ending.is_decided:
             return
         try:
-            meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
+            meeting = await gang_rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
             said = "the leading host of the gang did not say where to meet; giving up"
             self._uploader.put(event_protocol.log_event(said))

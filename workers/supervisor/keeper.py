@@ -29,8 +29,8 @@ import time
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_BOOTTIME = 7
 _TIMER_ABSTIME = 1
-_GRACE_S = 0.5
-"""After the end of the lease the keeper has so long to begin to end its group."""
+_KILL_AFTER_S = 0.5
+"""From the end of the lease to SIGKILL: the keeper has so long to begin to end its group."""
 
 
 def main(arguments: list[str]) -> int:
@@ -73,7 +73,7 @@ class _Deadline:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._timers = [(self._timer(signal.SIGTERM), 0.0), (self._timer(signal.SIGKILL), _GRACE_S)]
+        self._timers = [(self._timer(signal.SIGTERM), 0.0), (self._timer(signal.SIGKILL), _KILL_AFTER_S)]
 
     def set(self, until: float) -> None:
         """Let this process live until ``until``, in seconds since the host booted."""

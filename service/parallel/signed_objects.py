@@ -1,4 +1,4 @@
-"""Lets the ranks of a group find each other, and know each other's objects.
+"""Lets the ranks of a group find each other, and take objects from each other only.
 
 Ranks exchange pickled objects (``all_gather_object``; checkpoint planning does it too) over connections on which anyone
 who reaches a listening port may speak. An object is therefore unpickled only when its message authentication code was
