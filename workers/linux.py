@@ -1,4 +1,6 @@
-"""Provides what Linux offers and Python does not: the clock of leases, and calls of ``prctl``."""
+"""Provides what Linux offers and Python does not: the clock of leases, calls of ``prctl``, and what a process shows of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,14 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+ROOM = {"TRIVET_ROOM": 16_384 * "."}
+"""An environment with which a process is started whose forks are to show others of their own: :func:`present_as`."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+"""Where ``/proc/self/stat`` says, behind the name, at which addresses the two begin and end."""
 
 
 def uptime() -> float:
@@ -29,6 +37,27 @@ def die_with_parent() -> None:
 def forbid_new_privileges() -> None:
     """Let no program that the calling thread starts gain privileges. Raises :class:`OSError`."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
+
+
+def present_as(arguments: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Let ``/proc``, and so ``ps``, show this command line and this environment, as far as there is room for them.
+
+    A fork shows those of its parent otherwise. Nothing may point into the old environment any more: Python's
+    ``os.environ``, once cleared and filled again, does not.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    _overwrite(fields[_ARGUMENTS], arguments)
+    _overwrite(fields[_ENVIRONMENT], (f"{name}={value}" for name, value in environment.items()))
+
+
+def _overwrite(addresses: list[str], words: Iterable[str]) -> None:
+    start, end = map(int, addresses)
+    text = b""
+    for word in words:
+        if len(text) + len(entry := os.fsencode(word) + b"\0") <= end - start:
+            text += entry
+    if end > start:  # the kernel keeps them to itself where it does not trust this process
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _prctl(option: int, value: int, name: str) -> None:

@@ -33,11 +33,18 @@ def greeting(rank: int, channel: Channel, secret: str) -> bytes:
     return orjson.dumps({"rank": rank, "channel": channel, "secret": secret}) + b"\n"
 
 
+_SEND_BUFFER = 1 << 20
+"""Bytes; the kernel gives what it allows. A rank that crashes writes its stacks in many small pieces, and does not end
+before its supervisor has read all for which there is no room.
+"""
+
+
 def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.socket:
     """Open a channel to the supervisor that listens on the unix socket ``address`` and knows the ``secret`` of the
     group. Raises :class:`OSError`.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     try:
         connection.connect(address)
         connection.sendall(greeting(rank, channel, secret))

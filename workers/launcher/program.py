@@ -1,9 +1,9 @@
-"""Imports torchrun before it is needed: ``python -m workers.launcher``.
+"""Imports torchrun, and what ranks need, before that is needed: ``python -m workers.launcher [--preload]``.
 
-Importing torch takes about as long as everything else in a start, so a supervisor starts this process at once and
-sends it the request when the attempt is claimed: one JSON line on standard input, ``{"arguments": [torchrun's
+Importing takes longer than everything else in a start, so a supervisor starts this process at once and sends it the
+request when the attempt is claimed: one JSON line on standard input, ``{"kind": of the job, "arguments": [torchrun's
 arguments], "environment": {…}, "folder": working folder, "report": path, "confinement": {…}}``. It confines itself, and
-so the ranks, before it starts them. Its end says how the group ended: exit code 0, or 1 with the exit codes of the
+so the ranks, before it forks them. Its end says how the group ended: exit code 0, or 1 with the exit codes of the
 failed ranks in the file ``report``. Without a request (end of input) it exits.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,26 +20,41 @@ from typing import Any
 from service.jobs.atomic import atomic_write
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
-from workers.linux import die_with_parent
+from workers.linux import ROOM, die_with_parent
 
-_OWN_NAMESPACES = "--own-namespaces"
+_OWN_NAMESPACES, _PRELOAD = "--own-namespaces", "--preload"
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Environment in which numpy and pyarrow start no threads when they are imported."""
+_NO_CUDA = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Environment in which torchrun, which looks for devices, leaves the driver alone: forks of a process that has
+initialised it cannot use it.
+"""
 
 
 def main() -> int:
     die_with_parent()
     # While this process has one thread; what a namespace is for is known only with the request.
     inside = _OWN_NAMESPACES in sys.argv and enter_user_namespace()
-    # The import is what makes the process warm, so it comes before the wait.
+    environment = {name: value for name, value in os.environ.items() if name not in ROOM}
+    # The imports are what makes the process warm, so they come before the wait.
+    os.environ.update(_NO_THREADS)
     import torch.distributed.run as torchrun  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
-    from workers.launcher import folder_rendezvous  # noqa: PLC0415
+    from workers.launcher import folder_rendezvous, forked_ranks, preloading  # noqa: PLC0415
 
     folder_rendezvous.register()
+    if _PRELOAD in sys.argv:
+        preloading.preload_until(_is_asked)
     request = _read_request()
     if request is None:
         return 0
-    os.environ.update(request["environment"])
+    if _PRELOAD in sys.argv:
+        preloading.preload(request["kind"])
+    environment.update(request["environment"])
+    os.environ.clear()
+    os.environ.update(environment | _NO_CUDA)
+    forked_ranks.fork_ranks(environment)
     Confinement.from_json(request["confinement"]).enforce(in_user_namespace=inside)
     os.chdir(request["folder"])
     try:
@@ -51,6 +67,10 @@ def main() -> int:
         atomic_write(Path(request["report"]), json.dumps(exit_codes).encode())
         return 1
     return 0
+
+
+def _is_asked() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def _read_request() -> dict[str, Any] | None:

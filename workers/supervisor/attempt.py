@@ -182,6 +182,7 @@ class _PartRun:
             compiled=compile_cache(owner),
         )
         self._group.launch(
+            self._claim.spec.kind,
             command.torchrun_arguments(self._claim, meeting, self._group.folder, self._program),
             command.rank_environment(
                 self._claim,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from service.jobs.processes import Process
 from workers.launcher.confinement import Confinement
+from workers.linux import ROOM
 from workers.supervisor import keeper
 
 _TAIL = 20
@@ -57,12 +58,20 @@ def remove_leftovers() -> list[Path]:
 
 class Group:
     """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process.
-    With ``adopting``, for a process that has no other children, nothing outlives the keeper either if that is killed.
+    With ``preload`` the launcher imports beforehand what Trivet's own ranks need. With ``adopting``, for a process that
+    has no other children, nothing outlives the keeper either if that is killed.
 
     ``folder`` is private and short-lived: the event socket, torchrun's own files, the launcher's output.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, own_namespaces: bool = True, adopting: bool = False) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        own_namespaces: bool = True,
+        adopting: bool = False,
+        preload: bool = False,
+    ) -> None:
         self._adopting = adopting
         if adopting:
             keeper.become_subreaper()
@@ -71,7 +80,8 @@ class Group:
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
         self._lock = threading.Lock()
-        launcher = [sys.executable, "-P", "-m", "workers.launcher", *(["--own-namespaces"] if own_namespaces else [])]
+        options = (["--own-namespaces"] if own_namespaces else []) + (["--preload"] if preload else [])
+        launcher = [sys.executable, "-u", "-P", "-m", "workers.launcher", *options]
         command = [sys.executable, "-I", "-S", keeper.__file__, str(life), *launcher]
         with self._output.open("wb") as output:
             self._keeper = subprocess.Popen(
@@ -79,7 +89,7 @@ class Group:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=dict(environment),
+                env={**environment, **ROOM},
                 pass_fds=(life,),
                 start_new_session=True,
             )
@@ -98,11 +108,17 @@ class Group:
         return self.folder / "exit-codes.json"
 
     def launch(
-        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, confinement: Confinement
+        self,
+        kind: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        confinement: Confinement,
     ) -> None:
-        """Start torchrun with ``arguments`` in ``folder``, within ``confinement``."""
+        """Start torchrun with ``arguments`` in ``folder``, within ``confinement``, for a job of this kind."""
         assert self._keeper.stdin is not None
         request = {
+            "kind": kind,
             "arguments": list(arguments),
             "environment": dict(environment),
             "folder": str(folder),

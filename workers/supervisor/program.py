@@ -29,7 +29,12 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     SIGINT gives a part back to the queue, as when the service on this host stops; before there is one it just ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    group = Group(allowed(os.environ), own_namespaces=HOST_NAMESPACES not in sys.argv, adopting=True)
+    group = Group(
+        allowed(os.environ),
+        own_namespaces=HOST_NAMESPACES not in sys.argv,
+        adopting=True,
+        preload=program == _RANK_PROGRAM,
+    )
     try:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415

@@ -23,4 +23,6 @@ def check(spec: VerifySpec, context: CheckContext) -> Iterator[Problem]:
     yield from check_queries(spec, config, context.path_of)
 
 
-VERIFY = JobKind(VerifySpec, "service.verification.job:run", check, page="api.dashboard:static/kinds/verify.js")
+VERIFY = JobKind(
+    VerifySpec, "service.verification.job:run", check, page="api.dashboard:static/kinds/verify.js", forkable=True
+)

@@ -140,7 +140,8 @@ class JobKind:
     ``check(spec, context)`` yields every reason why a job could never run, beside those that hold for any kind.
     ``page`` names a file in a package (``package:path``), an ES module whose function ``sections()`` returns what the
     middle of the job page shows; result and metrics where there is none. ``report`` names the JSON artifact that
-    ``/v1/jobs/{id}/report`` answers with; the result where there is none.
+    ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``forkable`` says that importing the runner's
+    module starts no thread and initialises no device: hosts then import it once, and fork the ranks of jobs.
     """
 
     group: ClassVar[str] = "trivet.kinds"
@@ -151,6 +152,7 @@ class JobKind:
     check: Callable[[Any, CheckContext], Iterable[Problem]] = _no_problems
     page: str | None = None
     report: str | None = None
+    forkable: bool = False
 
     @property
     def form(self) -> Any:
