@@ -1,7 +1,7 @@
 """How long a job takes to start: from submission to the first event of a rank, through the whole service.
 
 The peer is torchrun alone: ``python -m torch.distributed.run … -m workers.rank``, the same rank program with the same
-tiny training spec, its events read by this script. Both columns start where a user would wait: the service's when
+tiny training spec, whose events this script reads. Both columns start where a user would wait: the service's when
 ``submit`` is called (then placement, outbox, Celery, supervisor, keeper, torchrun), torchrun's when its process is
 started. *first event* is sent by rank 0 when it has imported its job kind, torch included; *first step* when it has
 trained one step.
@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.embedded import EmbeddedBroker
+from service.jobs.event_files import rank_file
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.spec.train import TrainSpec
@@ -96,39 +98,31 @@ def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> 
         process = subprocess.Popen(
             [*torchrun, "-m", "workers.rank"], env=environment, stderr=subprocess.DEVNULL, cwd=folder
         )
-        moments = _listen(listening, 3 * ranks)
+        threading.Thread(target=_accept, args=(listening,), daemon=True).start()
         if process.wait() != 0:
             raise SystemExit("torchrun alone did not succeed")
+    moments = _moments(lambda: _written(rank_file(folder, 0)))
     return Start(moments[0] - began, moments[1] - began)
 
 
-def _listen(listening: socket.socket, connections: int) -> tuple[float, float]:
-    """Read all channels to their end; when rank 0 sent its first event and its first metric."""
+def _accept(listening: socket.socket) -> None:
+    """Be the supervisor that ranks call: take what they print, and keep it from nobody."""
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
-    texts: dict[socket.socket, bytes] = {}
-    ended = 0
-    while ended < connections:
+    while True:
         for key, _ in selector.select():
-            if key.fileobj is listening:
-                texts[accepted := listening.accept()[0]] = b""
-                selector.register(accepted, selectors.EVENT_READ)
-                continue
             peer = key.fileobj
             assert isinstance(peer, socket.socket)
-            chunk = peer.recv(1 << 16)
-            texts[peer] += chunk
-            if not chunk:
+            if peer is listening:
+                selector.register(listening.accept()[0], selectors.EVENT_READ)
+            elif not peer.recv(1 << 16):
                 selector.unregister(peer)
                 peer.close()
-                ended += 1
-    events = [
-        json.loads(line)
-        for text in texts.values()
-        if b'"channel":"events"' in text.partition(b"\n")[0]
-        for line in text.splitlines()[1:]
-    ]
-    return _moments(lambda: events)
+
+
+def _written(path: Path) -> list[dict[str, Any]]:
+    """Return the events that a rank has in its file by now."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
 def _moments(look: Callable[[], list[dict[str, Any]]]) -> tuple[float, float]:

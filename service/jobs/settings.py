@@ -111,7 +111,10 @@ class Settings(BaseSettings):
     )
     worker_address: str = Field("127.0.0.1", description="address at which other hosts of a gang reach this one")
     warm_supervisors: int = Field(
-        1, ge=0, le=64, description="idle supervisors kept ready with torch imported, so that jobs start sooner"
+        1,
+        ge=0,
+        le=64,
+        description="idle supervisors kept ready with everything imported that ranks need, so that jobs start sooner",
     )
     stop_grace_s: float = Field(
         10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"

@@ -55,7 +55,7 @@ class AgentSettings:
     beats_per_life: int = 5
     """Heartbeats in the time after which a silent host gets no work: four may be lost."""
     refill_after_s: float = 5.0
-    """Until a spare supervisor, which imports torch, is started after a start that took the last one."""
+    """Until a spare supervisor, which imports torch and the kinds of jobs, is started after a start that took one."""
 
 
 class Agent:
