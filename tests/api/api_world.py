@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -101,10 +101,3 @@ def listening(url: str, secret: str, **headers: str) -> Iterator[Iterator[httpx2
     with httpx2.stream("GET", url, headers=sent, timeout=300.0) as response:
         assert response.status_code == 200, response.read()
         yield (event for event in httpx2.EventSource(response) if event.event != "message")
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 300.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)

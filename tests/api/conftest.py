@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import redis as redis_py
 import uvicorn
-from api_world import Keys, Server, Worker, bearer, wait_until
+from api_world import Keys, Server, Worker, bearer
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
+from waiting import eventually
 
 from api.main import create_app
 from service.jobs.settings import Settings
@@ -87,7 +88,7 @@ def server(settings: Settings, store: Store) -> Iterator[Server]:
     listening = config.bind_socket()
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
     thread.start()
-    wait_until(lambda: serving.started)
+    eventually(lambda: serving.started)
     yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
     app.state.context.hub.close_soon()
     serving.should_exit = True

@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx2
 import pytest
 import redis as redis_py
-from api_world import TRAIN, bearer, wait_until
+from api_world import TRAIN, bearer
+from waiting import eventually
 
 API = ("-m", "api")
 PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN_S = 3600; sys.exit(api.main())")
@@ -46,7 +47,7 @@ def address(log: Path) -> str:
         found[:] = re.findall(r"serving (https?://\S+)", log.read_text())
         return bool(found) and "startup complete" in log.read_text()
 
-    wait_until(ready)
+    eventually(ready)
     return found[0]
 
 

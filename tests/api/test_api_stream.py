@@ -12,7 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
-from api_world import TRAIN, Keys, Server, Worker, bearer, listening, wait_until
+from api_world import TRAIN, Keys, Server, Worker, bearer, listening
+from waiting import eventually
 
 from api.stream import Subscription
 from service.jobs.store import Store
@@ -199,14 +200,14 @@ def test_many_subscribers_all_see_everything(server: Server, secret: str, worker
     for thread in threads:
         thread.start()
     hub = server.app.state.context.hub
-    wait_until(lambda: hub.open_streams == 6)
+    eventually(lambda: hub.open_streams == 6)
     for start in range(0, 500, 25):
         worker.metrics(ref, range(start, start + 25), first=start)
     worker.succeed(ref)
     for thread in threads:
         thread.join(120)
     assert all(found[other] == list(range(500)) for other in others)
-    wait_until(lambda: hub.open_streams == 0)
+    eventually(lambda: hub.open_streams == 0)
     assert not hub._cursors
     assert not hub._watchers
 
@@ -226,7 +227,7 @@ def test_open_streams_are_limited_per_key_and_given_back(server: Server, secret:
             assert next(events).event == "state"
         for response in open_ones:
             response.close()
-        wait_until(lambda: server.app.state.context.hub.open_streams == 0)
+        eventually(lambda: server.app.state.context.hub.open_streams == 0)
         with http.stream("GET", url) as response:
             assert response.status_code == 200
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 from pydantic import SecretStr
+from waiting import eventually
 
 from api.main import create_app
 from service.jobs.records import AttemptRef, JobError, PartOutcome
@@ -116,9 +117,7 @@ class Worker:
         """Runs the next job that is queued, as soon as it is there."""
 
         def work() -> None:
-            queued: list[str] = []
-            wait_until(lambda: bool(queued.extend(job.id for job in self.store.jobs.list().items) or queued))
-            act(self.start(queued[0]))
+            act(self.start(eventually(lambda: self.store.jobs.list().items)[0].id))
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -134,7 +133,7 @@ def serving(settings: Settings, store: Store, port: int = 0) -> Iterator[str]:
     listening = config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    wait_until(lambda: server.started)
+    eventually(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
@@ -145,10 +144,3 @@ def serving(settings: Settings, store: Store, port: int = 0) -> Iterator[str]:
 
 def settings_for(broker: str, data: Path) -> Settings:
     return Settings(data=data, redis_url=SecretStr(broker))
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 300.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_world import TRAIN, Cli, Worker, wait_until
+from cli_world import TRAIN, Cli, Worker
+from waiting import eventually
 
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.store import Store
@@ -379,7 +380,7 @@ def test_output_into_a_closed_pipe_is_no_error(trivet: Cli, worker: Worker) -> N
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    wait_until(lambda: process.poll() is not None)
+    eventually(lambda: process.poll() is not None)
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()

@@ -13,7 +13,8 @@ import httpx2
 import pytest
 import redis as redis_py
 from cli_world import TRAIN
-from local_service import STOP_S, address, belonging_to, namesakes, part_of, parts_of, said, up, wait_until
+from local_service import address, belonging_to, namesakes, part_of, parts_of, said, up
+from waiting import LIMIT_S, eventually
 
 from trivet.client import Client
 
@@ -44,10 +45,10 @@ def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
             assert process.poll() is None, said(data).read_text()
             return "serving http" in said(data).read_text() if part == "api" else bool(redis.keys("*host*"))
 
-        wait_until(running)
+        eventually(running)
     finally:
         process.terminate()
-        process.wait(STOP_S)
+        process.wait(LIMIT_S)
     assert "not the service" not in said(data).read_text()
 
 
@@ -63,7 +64,7 @@ def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path, number: signal.Si
             assert [(host.name, host.alive, host.cpu_slots) for host in client.hosts()] == [("here", True, 2)]
         assert httpx2.get(f"{url}/login", timeout=300).status_code == 200
         process.send_signal(number)
-        assert process.wait(STOP_S) == 0
+        assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []
 
 
@@ -73,11 +74,11 @@ def test_a_second_one_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path
         url = address(process, data)
         first = said(data).read_text()
         with up(data) as second:
-            assert second.wait(STOP_S) == 2
+            assert second.wait(LIMIT_S) == 2
         assert "another 'trivet up' already runs" in said(data).read_text()
         assert httpx2.get(f"{url}/readyz", timeout=300).status_code == 200
         with up(tmp_path / "other", TRIVET_PORT=url.rpartition(":")[2]) as third:
-            assert third.wait(STOP_S) == 2
+            assert third.wait(LIMIT_S) == 2
         assert "TRIVET_PORT" in said(tmp_path / "other").read_text()
         assert not (tmp_path / "other" / "broker").exists()
         said(data).write_text(first)
@@ -89,15 +90,15 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
         for word, name in (("valkey-server", "broker"), ("api", "API"), ("workers", "worker")):
             part_of(process, word).kill()
             line = f"the {name} was ended by SIGKILL and is restarted;"
-            wait_until(lambda line=line: line in said(data).read_text())  # type: ignore[misc]
-        wait_until(client.is_ready)
-        wait_until(lambda: any(host.alive for host in client.hosts()))
+            eventually(lambda line=line: line in said(data).read_text())  # type: ignore[misc]
+        eventually(client.is_ready)
+        eventually(lambda: any(host.alive for host in client.hosts()))
         killed = part_of(process, "workers")
         killed.kill()
-        wait_until(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2)
-        wait_until(lambda: any(part != killed for part in parts_of(process, "workers")))
+        eventually(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2)
+        eventually(lambda: any(part != killed for part in parts_of(process, "workers")))
         process.terminate()
-        assert process.wait(STOP_S) == 0
+        assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []
 
 
@@ -105,14 +106,14 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
 def test_a_part_that_is_killed_during_the_start_is_started_again(tmp_path: Path, word: str) -> None:
     data = tmp_path / "data"
     with up(data) as process:
-        wait_until(lambda: parts_of(process, "workers"))
+        eventually(lambda: parts_of(process, "workers"))
         part_of(process, word).kill()
         with Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
             assert client.is_ready()
             assert any(host.alive for host in client.hosts())
         assert "was ended by SIGKILL and is restarted" in said(data).read_text()
         process.terminate()
-        assert process.wait(STOP_S) == 0
+        assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []
 
 
@@ -128,21 +129,21 @@ def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> No
             dependent = client.submit(verify)
             reached = next(e["step"] for e in client.follow(job.id, types=["metric"]) if e.get("step", 0) > 20)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_S) == 0
-    wait_until(lambda: belonging_to(data) == [])
+        assert process.wait(LIMIT_S) == 0
+    eventually(lambda: belonging_to(data) == [])
     with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
         assert "Admin key" not in said(data).read_text()
         assert client.job(dependent.id).state == "queued"
         passed = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
         assert "failed" not in passed
-        wait_until(lambda: client.job(job.id).state == "running")
+        eventually(lambda: client.job(job.id).state == "running")
         after = client.events(job.id, limit=1000)["next_after"]
         step = next(e["step"] for e in client.follow(job.id, after=after, types=["metric"]) if "step" in e)
         assert step > reached - 20
         assert client.job(job.id).attempt == 2
         client.cancel(job.id)
         assert client.wait(job.id, timeout_s=300).state == "cancelled"
-    wait_until(lambda: belonging_to(data) == [])
+    eventually(lambda: belonging_to(data) == [])
 
 
 @pytest.mark.distributed
@@ -153,13 +154,13 @@ def test_a_second_one_that_is_refused_leaves_running_jobs_alone(tmp_path: Path) 
         first = said(data).read_text()
         with Client(url, (data / "admin.key").read_text().strip()) as client:
             job = client.submit({**TRAIN, "steps": 10**6})
-            wait_until(lambda: client.job(job.id).state == "running")
+            eventually(lambda: client.job(job.id).state == "running")
             for port in (url.rpartition(":")[2], "0"):
                 with up(data, TRIVET_PORT=port) as second:
-                    assert second.wait(STOP_S) == 2
+                    assert second.wait(LIMIT_S) == 2
                 assert "another 'trivet up'" in said(data).read_text()
             began = client.events(job.id, limit=1000)["next_after"]
             assert next(e for e in client.follow(job.id, after=began, types=["metric"]))
             assert (client.job(job.id).state, client.job(job.id).attempt) == ("running", 1)
         said(data).write_text(first)
-    wait_until(lambda: belonging_to(data) == [])
+    eventually(lambda: belonging_to(data) == [])

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from worker_fleet import Fleet, all_gone, eventually, is_gone, processes_of, rank_process
+from waiting import eventually
+from worker_fleet import Fleet, all_gone, is_gone, processes_of, rank_process
 
 from service.jobs.records import AttemptRef, JobError
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, MortalBroker, eventually, processes_of
+from waiting import LIMIT_S, eventually
+from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, processes_of
 
 from api import history
 from service.jobs.event_files import rank_file

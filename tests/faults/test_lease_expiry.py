@@ -12,17 +12,8 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from worker_fleet import (
-    LIMIT_S,
-    SHORT_LEASES,
-    Fleet,
-    MortalBroker,
-    all_gone,
-    eventually,
-    family,
-    is_called,
-    processes_of,
-)
+from waiting import LIMIT_S, eventually
+from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, all_gone, family, is_called, processes_of
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef

@@ -9,7 +9,8 @@ import sys
 
 import psutil
 import pytest
-from worker_fleet import HOST, LIMIT_S, Fleet, eventually, processes_of, rank_process
+from waiting import LIMIT_S, eventually
+from worker_fleet import HOST, Fleet, processes_of, rank_process
 
 from service.jobs.processes import Process
 from service.jobs.records import JobError

@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from worker_fleet import Fleet, eventually
+from waiting import eventually
+from worker_fleet import Fleet
 
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef

@@ -7,16 +7,8 @@ from typing import Any
 
 import psutil
 import pytest
-from worker_fleet import (
-    REAL_SUPERVISOR,
-    SHORT_LEASES,
-    Fleet,
-    all_gone,
-    eventually,
-    processes_of,
-    rank_process,
-    train_spec,
-)
+from waiting import eventually
+from worker_fleet import REAL_SUPERVISOR, SHORT_LEASES, Fleet, all_gone, processes_of, rank_process, train_spec
 
 from service.jobs.records import AttemptRef
 from service.jobs.spec.verify import VerifySpec

@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from local_service import STOP_S, address, belonging_to, part_of, said, up, wait_until
+from local_service import address, belonging_to, part_of, said, up
+from waiting import LIMIT_S, eventually
 
 from trivet.client import Client
 
@@ -40,13 +41,13 @@ def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path
     with up(data) as process, client_of(process, data) as client:
         url = address(process, data)
         job = client.submit(TRAIN)
-        wait_until(lambda: client.job(job.id).state == "running")
+        eventually(lambda: client.job(job.id).state == "running")
         old = brokers(data)
         assert len(old) == 1
         if next_start == "API dead":
             part_of(process, "api").kill()
         process.kill()
-        process.wait(STOP_S)
+        process.wait(LIMIT_S)
     port = "0" if next_start == "other port" else url.rpartition(":")[2]
     with up(data, TRIVET_PORT=port) as process, client_of(process, data) as client:
         assert "Ended what a killed 'trivet up' left running here" in said(data).read_text()
@@ -58,8 +59,8 @@ def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path
         states = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
         assert states == ["queued", "starting", "running", "succeeded"]
         process.terminate()
-        assert process.wait(STOP_S) == 0
-    wait_until(lambda: belonging_to(data) == [])
+        assert process.wait(LIMIT_S) == 0
+    eventually(lambda: belonging_to(data) == [])
 
 
 def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
@@ -69,12 +70,12 @@ def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
         for part in psutil.Process(process.pid).children():
             part.suspend()
         process.kill()
-        process.wait(STOP_S)
+        process.wait(LIMIT_S)
     with up(data) as process, client_of(process, data) as client:
         assert client.is_ready()
         assert len(brokers(data)) == 1
         process.terminate()
-        assert process.wait(STOP_S) == 0
+        assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []
 
 
@@ -85,11 +86,11 @@ def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else(tmp_path: Pa
         broker.suspend()
         part_of(process, "api").kill()
         # Without an answer from the broker the API cannot start: it ends by itself at least once.
-        wait_until(lambda: "the API ended with exit code 2" in said(data).read_text())
+        eventually(lambda: "the API ended with exit code 2" in said(data).read_text())
         broker.resume()
-        wait_until(client.is_ready)
+        eventually(client.is_ready)
         assert process.poll() is None
         assert (broker.is_running(), worker.is_running()) == (True, True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_S) == 0
+        assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []

@@ -8,16 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-
-LIMIT_S = 300.0
-"""Seconds that only a broken program takes, on however busy a machine."""
-STOP_S = LIMIT_S
+from waiting import LIMIT_S, eventually
 
 
 @contextmanager
@@ -38,7 +34,7 @@ def up(data: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.wait(STOP_S)
+            process.wait(LIMIT_S)
 
 
 def namesakes(data: Path, *names: str) -> Path:
@@ -59,7 +55,7 @@ def address(process: subprocess.Popen[bytes], data: Path) -> str:
         assert process.poll() is None, said(data).read_text()
         return "Ctrl-C" in said(data).read_text()
 
-    wait_until(announced)
+    eventually(announced)
     found = re.search(r"http://\S+", said(data).read_text())
     assert found is not None
     return found[0]
@@ -92,12 +88,4 @@ def parts_of(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process
 
 def part_of(process: subprocess.Popen[bytes], word: str) -> psutil.Process:
     """The first of :func:`parts_of`, which may just be being started again."""
-    wait_until(lambda: bool(parts_of(process, word)))
-    return parts_of(process, word)[0]
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+    return eventually(lambda: parts_of(process, word))[0]

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
 import redis as redis_py
+from waiting import LIMIT_S, eventually
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
@@ -32,18 +32,6 @@ SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
 """Its ranks do what the job's kind says."""
 HOST = "alpha"
-LIMIT_S = 300.0
-"""Seconds that only a broken program takes, on however busy a machine."""
-T = TypeVar("T")
-
-
-def eventually(look: Callable[[], T], within_s: float = LIMIT_S) -> T:
-    """Poll until ``look`` returns something true; that."""
-    deadline = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"still {found!r} after {within_s} s"
-        time.sleep(0.02)
-    return found
 
 
 def train_spec(name: str, ranks: int = 1, **fields: Any) -> TrainSpec:
@@ -155,7 +143,7 @@ class Fleet:
 
     def ended(self, ref: AttemptRef) -> Job:
         """The job, once it is terminal."""
-        return eventually(lambda: (job := self.job(ref)).ended_at is not None and job)
+        return eventually(lambda: job if (job := self.job(ref)).ended_at is not None else None)
 
     def events(self, ref: AttemptRef, *types: str) -> list[dict[str, Any]]:
         page = self.store.events.page(ref.job_id, after="0-0", types=set(types) or None, limit=10_000)
@@ -240,7 +228,7 @@ def rank_process(ref: AttemptRef, rank: int) -> psutil.Process:
                     return process
         return None
 
-    return eventually(look)  # type: ignore[return-value]
+    return eventually(look)
 
 
 def processes_of(ref: AttemptRef) -> list[psutil.Process]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import uvicorn
+from waiting import eventually
 
 from api.checker import Checker, CheckerSettings
 from api.main import create_app
@@ -52,7 +52,7 @@ def serving(settings: Settings) -> Iterator[Service]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        wait_until(lambda: server.started)
+        eventually(lambda: server.started)
         yield Service(f"http://127.0.0.1:{listening.getsockname()[1]}", settings, store)
     finally:
         app.state.context.hub.close_soon()
@@ -60,14 +60,6 @@ def serving(settings: Settings) -> Iterator[Service]:
         thread.join(300)
         store.close()
     assert not thread.is_alive()
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 300.0) -> None:
-    """Until ``holds``; a machine that is busy may take long."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 MLP = {"family": "mlp", "in_features": 1, "hidden": [4], "out_features": 1}

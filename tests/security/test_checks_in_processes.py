@@ -16,7 +16,8 @@ import psutil
 import pytest
 import redis as redis_py
 from pydantic import SecretStr
-from serving import PATIENT, Service, asking, problems, request, serving, stored, wait_until
+from serving import PATIENT, Service, asking, problems, request, serving, stored
+from waiting import eventually
 from worker_fleet import is_gone
 
 from api import checker as checking
@@ -126,7 +127,7 @@ def test_a_server_that_was_killed_is_started_again(data: DataLayout) -> None:
             await task
         assert [each.path for each in await checker.problems(short, "ada")] == ["property.vnnlib"]
         await checker.stop()
-        wait_until(lambda: not running[0].is_running())
+        eventually(lambda: not running[0].is_running())
 
     asyncio.run(killed())
 
@@ -176,7 +177,7 @@ def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends
     """Eighty clients of two owners submit what takes minutes, more than the API has threads."""
     long = asking(stored(service.settings.layout, text(60)))
     connections = [submitted(service, owner, long) for owner in ("ada", "bob") for _ in range(40)]
-    wait_until(lambda: len(checks()) == 2)
+    eventually(lambda: len(checks()) == 2)
     running = checks()
     with service.client("eve") as other:
         assert other.get("/healthz").status_code == 200
@@ -184,14 +185,14 @@ def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends
         assert checks() == running
     for connection in connections:
         connection.close()
-    wait_until(lambda: not any(process.is_running() for process in running))
-    wait_until(lambda: not checks())
+    eventually(lambda: not any(process.is_running() for process in running))
+    eventually(lambda: not checks())
 
 
 def test_one_owners_checks_do_not_keep_anothers_waiting(service: Service) -> None:
     long, short = (asking(stored(service.settings.layout, text(size))) for size in (60, 0))
     connections = [submitted(service, "ada", long) for _ in range(5)]
-    wait_until(lambda: len(checks()) == 1)
+    eventually(lambda: len(checks()) == 1)
     (running,) = checks()
     with service.client("bob") as other:
         answer = other.post("/v1/jobs", json=short)
@@ -200,7 +201,7 @@ def test_one_owners_checks_do_not_keep_anothers_waiting(service: Service) -> Non
     assert checks() == [running]
     for connection in connections:
         connection.close()
-    wait_until(lambda: not checks())
+    eventually(lambda: not checks())
 
 
 def test_a_compressed_file_is_checked_as_it_unpacks(data: DataLayout) -> None:

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from worker_fleet import HOST, REAL_SUPERVISOR, Fleet, eventually, train_spec
+from waiting import eventually
+from worker_fleet import HOST, REAL_SUPERVISOR, Fleet, train_spec
 
 from service.jobs.records import Artifact, AttemptRef, Claim, HostShare
 from service.jobs.spec.compile import CompileSpec

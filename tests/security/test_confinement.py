@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from worker_fleet import HOST, Fleet, eventually, train_spec
+from waiting import eventually
+from worker_fleet import HOST, Fleet, train_spec
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import ISOLATION_PARTS, AttemptRef, Claim, HostShare

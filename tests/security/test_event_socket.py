@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker_fleet import Fleet, eventually, rank_process
+from waiting import eventually
+from worker_fleet import Fleet, rank_process
 
 from service.jobs.events import MalformedEvent
 from service.jobs.reporting import connect

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from sockets import listeners, payload
-from worker_fleet import SUPERVISOR, Fleet, eventually, family, train_spec
+from waiting import eventually
+from worker_fleet import SUPERVISOR, Fleet, family, train_spec
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport

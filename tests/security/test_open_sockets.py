@@ -22,7 +22,7 @@ import redis as redis_py
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
-from serving import wait_until
+from waiting import eventually
 
 from api.main import create_app
 from api.middleware import is_known, known_names
@@ -49,7 +49,7 @@ def address(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     server, listening = ApiServer(config), config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    wait_until(lambda: server.started)
+    eventually(lambda: server.started)
     yield *listening.getsockname()[:2], store
     app.state.context.hub.close_soon()
     server.should_exit = True
@@ -125,7 +125,7 @@ def test_b7_a_body_that_stops_ends_its_connection(address: tuple[str, int, Store
         client.sendall(upload(address, 10 * LEAST_BODY) + b"x" * 100)
         assert received(client) == b""
     files = list(address[2].files.data.files.rglob("*"))
-    wait_until(lambda: not [path for path in files if path.is_file() and path.exists()])
+    eventually(lambda: not [path for path in files if path.is_file() and path.exists()])
 
 
 def test_b7_a_body_that_keeps_coming_may_take_its_time(address: tuple[str, int, Store], redis: redis_py.Redis) -> None:
@@ -220,7 +220,7 @@ def refused_sign_ins(broker: str, data: Path, redis: redis_py.Redis, **variables
             [sys.executable, "-m", "api", "--behind-proxy"], env=environment, stdout=output, stderr=output
         )
     try:
-        wait_until(lambda: b"startup complete" in log.read_bytes() or process.poll() is not None)
+        eventually(lambda: b"startup complete" in log.read_bytes() or process.poll() is not None)
         found = re.search(r"serving (http://\S+)", log.read_text())
         assert found is not None, log.read_text()
         headers = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "X-Trivet": "1"}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 from key_listener import SECRET, ask
+from waiting import eventually
 
 from trivet.client import Client
 from trivet.connection import Connection
@@ -38,8 +39,6 @@ def api(data: Path, broker: str, *arguments: str, **variables: str) -> Iterator[
 
 
 def ready(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    from serving import wait_until
-
     def answers() -> bool:
         assert process.poll() is None, log.read_text()
         try:
@@ -47,7 +46,7 @@ def ready(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:
         except Unreachable:
             return False
 
-    wait_until(answers)
+    eventually(answers)
 
 
 def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
@@ -70,9 +69,7 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
             ask()
         monkeypatch.delenv("TRIVET_KEY")
         with api(data, broker) as (second, second_log):
-            from serving import wait_until
-
-            wait_until(lambda: b"startup complete" in second_log.read_bytes() or second.poll() is not None)
+            eventually(lambda: b"startup complete" in second_log.read_bytes() or second.poll() is not None)
             assert "another process answers" in second_log.read_text()
             ask()
         ask()

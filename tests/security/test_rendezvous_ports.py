@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 from sockets import attack, listeners, payload
-from worker_fleet import REAL_SUPERVISOR, SUPERVISOR, Fleet, eventually, family
+from waiting import eventually
+from worker_fleet import REAL_SUPERVISOR, SUPERVISOR, Fleet, family
 
 pytestmark = pytest.mark.distributed
 

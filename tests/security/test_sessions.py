@@ -12,7 +12,8 @@ import httpx2
 import pytest
 import redis as redis_py
 from pydantic import SecretStr
-from serving import Service, serving, wait_until
+from serving import Service, serving
+from waiting import eventually
 
 from service.jobs.records import ApiKey
 from service.jobs.settings import Settings
@@ -197,7 +198,7 @@ def test_an_open_stream_ends_with_its_session(
     with httpx2.stream("GET", service.url + path.format(job_id), headers=headers, timeout=ENDS_WITHIN_S) as response:
         assert response.status_code == 200
         events = iter(httpx2.EventSource(response))
-        wait_until(lambda: httpx2.get(f"{service.url}/metrics", timeout=300).text.find("event_streams 1.0") > 0)
+        eventually(lambda: httpx2.get(f"{service.url}/metrics", timeout=300).text.find("event_streams 1.0") > 0)
         end(service, key, session)
         told = [event.event for event in events]
     assert told[-1] == "bye"
@@ -230,7 +231,7 @@ def test_a_call_that_waits_for_a_job_is_refused_when_its_key_is_revoked(service:
         asked = pool.submit(
             httpx2.get, f"{service.url}/v1/jobs/{job_id}?wait_s=60", headers=bearer(secret), timeout=ENDS_WITHIN_S
         )
-        wait_until(lambda: httpx2.get(f"{service.url}/metrics", timeout=300).text.find("event_streams 1.0") > 0)
+        eventually(lambda: httpx2.get(f"{service.url}/metrics", timeout=300).text.find("event_streams 1.0") > 0)
         service.store.keys.revoke(key.id)
         assert asked.result().status_code == 401
 

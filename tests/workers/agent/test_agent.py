@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worker_fleet import HOST, SHORT_LEASES, Fleet, Worker, eventually, processes_of, train_spec
+from waiting import eventually
+from worker_fleet import HOST, SHORT_LEASES, Fleet, Worker, processes_of, train_spec
 
 from service.jobs.records import AttemptRef
 from workers.agent.celery_app import Dispatcher, create_app

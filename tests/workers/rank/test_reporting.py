@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_fleet import eventually
+from waiting import eventually
 
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.disk import full_disk

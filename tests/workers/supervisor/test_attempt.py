@@ -7,7 +7,8 @@ import json
 import signal
 
 import pytest
-from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, all_gone, eventually, family, is_called, processes_of
+from waiting import LIMIT_S, eventually
+from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of
 
 from service.jobs.store.keyspace import JOB
 

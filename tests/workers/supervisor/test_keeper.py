@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worker_fleet import LIMIT_S, all_gone, eventually, is_called
+from waiting import LIMIT_S, eventually
+from worker_fleet import all_gone, is_called
 
 from workers.supervisor import keeper
 

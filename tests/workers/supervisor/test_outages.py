@@ -6,18 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_fleet import (
-    HOST,
-    LIMIT_S,
-    SHORT_LEASES,
-    Fleet,
-    MortalBroker,
-    Worker,
-    all_gone,
-    eventually,
-    processes_of,
-    train_spec,
-)
+from waiting import LIMIT_S, eventually
+from worker_fleet import HOST, SHORT_LEASES, Fleet, MortalBroker, Worker, all_gone, processes_of, train_spec
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits, StoreUnavailable

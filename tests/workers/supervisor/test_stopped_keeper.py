@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from worker_fleet import LIMIT_S, Fleet, all_gone, eventually, family
+from waiting import LIMIT_S, eventually
+from worker_fleet import Fleet, all_gone, family
 
 from service.jobs.supervisor_registry import SupervisorRegistry
 
