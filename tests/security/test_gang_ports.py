@@ -72,19 +72,22 @@ def test_a_gang_listens_on_its_configured_address_and_unpickles_no_strangers_byt
     for supervisor in supervisors:
         seen |= set(listeners([psutil.Process(supervisor.pid), *family(supervisor)]))
     assert {each.address for each in seen} == set(ADDRESSES.values()), seen
-    marker = tmp_path / "owned"
+    marker, reached = tmp_path / "owned", False
     until = time.monotonic() + 6
     while time.monotonic() < until and not marker.exists():
         for each in seen:
-            _attack_from(networks["beta"], each.address, each.port, payload(marker), f"{job.id}-1")
+            reached |= _attack_from(networks["beta"], each.address, each.port, payload(marker), f"{job.id}-1")
     fleet.store.jobs.cancel(job.id)
     eventually(lambda: fleet.store.jobs.get(job.id).ended_at)
+    assert reached
     assert not marker.exists()
 
 
-def _attack_from(network: str, address: str, port: int, content: bytes, run_id: str) -> None:
+def _attack_from(network: str, address: str, port: int, content: bytes, run_id: str) -> bool:
+    """Return whether the port took it."""
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from sockets import attack; "
-        f"attack({address!r}, {port}, bytes.fromhex({content.hex()!r}), {run_id!r})"
+        f"print(attack({address!r}, {port}, bytes.fromhex({content.hex()!r}), {run_id!r}))"
     )
-    subprocess.run(["ip", "netns", "exec", network, sys.executable, "-c", code], check=True, timeout=300)
+    command = ["ip", "netns", "exec", network, sys.executable, "-c", code]
+    return subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE).stdout == b"True\n"
