@@ -96,6 +96,10 @@ def test_other_properties_are_held_against_the_onnx_model(tmp_path: Path, asked:
         ("(assert " + "(and " * 500, "at most 100 brackets within each other"),
         ("(declare-const X_999999999 Real)", "X_0 is not declared"),
         (
+            "(declare-const X_0 Real)\n(declare-fun X_0 () Real)",
+            "expected one declaration of X_0, which line 1 declares",
+        ),
+        (
             query(rest="(assert (and " + "(or (<= Y_0 0) (<= Y_0 1))" * 40 + "))"),
             f"at most {MOST_DISJUNCTS} are supported",
         ),

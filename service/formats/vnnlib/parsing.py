@@ -113,6 +113,9 @@ def _statement(
         assertions.append(_formula(rest[0], declared, expansion, head))
     elif head.text in ("declare-const", "declare-fun"):
         name, index = _declaration(head, rest)
+        if index in declared.lines[name]:
+            first_at = declared.lines[name][index]
+            raise head.refuse(f"one declaration of {name}_{index}, which line {first_at} declares,")
         declared.lines[name][index] = head.line
     else:
         raise head.refuse(_STATEMENTS)

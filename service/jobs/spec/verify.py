@@ -138,6 +138,10 @@ _VerifiedModel = Annotated[
 ]
 
 
+ATTACK_RESTARTS = 64
+"""Starts of an attack unless a budget says otherwise."""
+
+
 class VerifyBudget(Strict):
     """Bounds what may be spent; a method that has no use for a part leaves it."""
 
@@ -158,7 +162,9 @@ class VerifyBudget(Strict):
         description="GiB of memory that each rank may take: on a CUDA device what torch allocates, on a CPU all of "
         "the process; none: what is free",
     )
-    restarts: int = Field(64, ge=0, le=10**6, description="starts of the attack that comes before a search; 0: none")
+    restarts: int = Field(
+        ATTACK_RESTARTS, ge=0, le=10**6, description="starts of the attack that comes before a search; 0: none"
+    )
 
 
 class VerifySpec(CommonSpec):

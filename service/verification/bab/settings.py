@@ -13,6 +13,7 @@ from math import inf
 
 from service.bounds.methods import BoundOptions
 from service.bounds.optimise import Ascent
+from service.jobs.spec.verify import ATTACK_RESTARTS
 from service.verification.bab.time_plan import TimePlan
 
 
@@ -39,7 +40,7 @@ class AttackSettings:
     tensors like all of the network's values, and like its input, a gradient and an optimiser hold for each start.
     """
 
-    restarts: int = 64
+    restarts: int = ATTACK_RESTARTS
     restarts_per_disjunct: int = 2
     search_restarts: int = 256
     search_restarts_per_disjunct: int = 4
