@@ -213,7 +213,7 @@ class RowOptimiser(SlopeOptimiser):
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
 
-def optimised(families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent) -> Tensor:
+def optimised_lower_bounds(families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent) -> Tensor:
     """Return lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a
     device.
     """

@@ -372,8 +372,8 @@ def test_records_that_do_not_fit_are_given_up_and_the_batch_is_bounded() -> None
     domain_bounds, (domains,) = bounding_and_batches("relu", [(5, 1)])
     records = RecordedOptimisation(domain_bounds.objective, 1, lambda: 2**40, lambda memory: Failing())
     settings = OptimiserSettings(4, slope_step=0.1)
-    found = records.optimised(domains, settings, domain_bounds.scale)
+    found = records.optimise(domains, settings, domain_bounds.scale)
     expected = DomainBounds(domain_bounds.objective)
     expected.scale = domain_bounds.scale
-    torch.testing.assert_close(found.margin, expected.optimised(domains, settings).margin, rtol=0, atol=0)
+    torch.testing.assert_close(found.margin, expected.optimise(domains, settings).margin, rtol=0, atol=0)
     assert not records._kept

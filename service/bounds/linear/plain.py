@@ -140,7 +140,7 @@ class _Traversal:
         step = self._structured_step(node, linear, arrived.rows)
         if step is not None:
             return step, arrived.own, arrived.own
-        coefficients, own = self._settled(node, arrived)
+        coefficients, own = self._coefficients(node, arrived)
         if linear is None:
             return Propagated(*self.backward.relaxations[node.name].backward(coefficients)), own, own
         tp_group = self.backward.network.tp_group
@@ -174,7 +174,7 @@ class _Traversal:
         """Add the coefficients of two consumers of one value."""
         node, sharding = self.backward.network.nodes[name], self.backward.sharding
         if sharding.divides(name):
-            (first, _), (second, _) = (self._settled(node, pending) for pending in (earlier, new))
+            (first, _), (second, _) = (self._coefficients(node, pending) for pending in (earlier, new))
             return Pending(first + second, own=True, fresh=True)
         own = earlier.own and new.own
         if (total := self._structured_sum(node, earlier, new)) is not None:
@@ -196,7 +196,7 @@ class _Traversal:
         return first.plus(second)
 
     def _end(self, node: Node, arrived: Pending) -> None:
-        coefficients, own = self._settled(node, arrived)
+        coefficients, own = self._coefficients(node, arrived)
         before = self.backward.before or self.backward.network.before
         if before is None or node.name in self.backward.frontier:
             self._account(node, own, self.backward.intervals[node.name].least(coefficients))
@@ -217,7 +217,7 @@ class _Traversal:
         self._account(node, arrived.own, arrived.rows.least(box.lower, box.upper))
         return True
 
-    def _settled(self, node: Node, arrived: Pending) -> tuple[Tensor, bool]:
+    def _coefficients(self, node: Node, arrived: Pending) -> tuple[Tensor, bool]:
         """Return dense coefficients, of this rank's share where rows are divided, and whether they are its own."""
         if arrived.own or not self.backward.sharding.divides(node.name) or not isinstance(arrived.rows, InitialRows):
             return self._dense(node, arrived), arrived.own

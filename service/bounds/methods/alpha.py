@@ -21,7 +21,7 @@ from service.bounds.methods.base import Analysis, elements_of_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
-from service.bounds.optimise import Families, optimised
+from service.bounds.optimise import Families, optimised_lower_bounds
 from service.bounds.options import BoundOptions, affordable
 
 Part = TypeVar("Part", Tensor, IdentityRows)
@@ -41,7 +41,9 @@ class OptimisedAnalysis:
 
         def bounds(at_once: int) -> Tensor:
             parts = _counted(equal_parts(rows, at_once), self.backward, start, self.options)
-            return optimised(Families(self.backward), start, parts, self.options.ascent)[:, : rows.shape[1]]
+            return optimised_lower_bounds(Families(self.backward), start, parts, self.options.ascent)[
+                :, : rows.shape[1]
+            ]
 
         return halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
 
@@ -59,7 +61,9 @@ def both_optimised(backward: Pass, name: str, index: Tensor, options: BoundOptio
 
     def bounds(pairs: int) -> Interval:
         parts = [IdentityRows(part) for part in equal_parts(index, pairs)]
-        found = optimised(Families(backward), name, _counted(parts, backward, name, options), options.ascent)
+        found = optimised_lower_bounds(
+            Families(backward), name, _counted(parts, backward, name, options), options.ascent
+        )
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
         return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
 

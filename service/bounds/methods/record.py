@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from service.bounds.contents import overwrite
+from service.bounds.buffers import overwrite
 from service.bounds.interval import Interval
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.passes import Passes

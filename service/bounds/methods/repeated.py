@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from service.bounds.contents import own_copy
+from service.bounds.buffers import own_copy
 from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods.base import Analysis, Bounder, LinearAnalysis, elements_of_a_row

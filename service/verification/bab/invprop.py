@@ -139,7 +139,7 @@ class Invprop:
         parts = self.domain_bounds.in_parts(
             len(ends),
             self.domain_bounds.capacity,
-            lambda part: self.domain_bounds.optimised(ends.rows(part), self.settings.optimiser).margin,
+            lambda part: self.domain_bounds.optimise(ends.rows(part), self.settings.optimiser).margin,
         )
         return torch.cat(parts)
 

@@ -49,8 +49,8 @@ def test_what_is_replayed_is_what_would_run(name: str) -> None:
     settings = OptimiserSettings(7, slope_step=0.1)
     rehearsed, plain = (of_records(domain_bounds, kind) for kind in (Rehearsed, Plain))
     for domains in batches:
-        replayed, run = (each.optimised(domains, settings, domain_bounds.scale) for each in (rehearsed, plain))
-        alone = DirectOptimisation(domain_bounds.objective).optimised(domains, settings, domain_bounds.scale)
+        replayed, run = (each.optimise(domains, settings, domain_bounds.scale) for each in (rehearsed, plain))
+        alone = DirectOptimisation(domain_bounds.objective).optimise(domains, settings, domain_bounds.scale)
         assert (replayed.margin > domains.margin).any()
         for column, found in replayed.columns.items():
             assert torch.equal(found, run.columns[column]), column
@@ -64,7 +64,7 @@ def test_domains_that_are_proved_end_a_replayed_ascent_early() -> None:
     domain_bounds, (domains,) = bounding_and_batches("relu", [(4, 1)])
     domain_bounds.specification_rows.offsets.fill_(-100)
     rehearsed = of_records(domain_bounds, Rehearsed)
-    found = rehearsed.optimised(domains, OptimiserSettings(50, slope_step=0.1), domain_bounds.scale)
+    found = rehearsed.optimise(domains, OptimiserSettings(50, slope_step=0.1), domain_bounds.scale)
     assert (found.margin > 0).all()
     (optimiser,) = rehearsed._kept.values()
     assert optimiser.stepping.runs == 5
@@ -93,7 +93,7 @@ def test_records_that_were_not_used_for_longest_make_room() -> None:
     records.free = lambda: 200 - sum(size.count for size in records._kept)
     held = []
     for domains in batches:
-        records.optimised(domains, settings, domain_bounds.scale)
+        records.optimise(domains, settings, domain_bounds.scale)
         held.append([size.count for size in records._kept])
     assert held == [[8], [8, 16], [16, 32], [32, 8], [32, 8]]
     records.forget()
@@ -119,14 +119,14 @@ def test_records_of_a_device_give_what_runs_there(name: str) -> None:
     recorded = RecordedOptimisation(objective, 1, lambda: 2**40, lambda memory: Recorded(device, memory))
     plain = RecordedOptimisation(objective, 1, lambda: 2**40, lambda memory: Plain())
     for domains in (each.to(device) for each in batches):
-        found, expected = (each.optimised(domains, settings, scale) for each in (recorded, plain))
+        found, expected = (each.optimise(domains, settings, scale) for each in (recorded, plain))
         for column, value in found.columns.items():
             torch.testing.assert_close(value, expected.columns[column], rtol=0, atol=0)
     assert recorded._kept.memory.bytes > 0
     while recorded._kept:  # as where there is room for one only: the memory stays without a record
         recorded._kept.drop_oldest()
     again = batches[0].to(device)
-    found, expected = (each.optimised(again, settings, scale) for each in (recorded, plain))
+    found, expected = (each.optimise(again, settings, scale) for each in (recorded, plain))
     torch.testing.assert_close(found.margin, expected.margin, rtol=0, atol=0)
     recorded.forget()
     assert recorded.held == 0
@@ -144,12 +144,12 @@ def test_records_share_their_memory_until_they_are_forgotten() -> None:
     records = RecordedOptimisation(domain_bounds.objective, 1, lambda: 2**40, repeat)
     settings = OptimiserSettings(1, slope_step=0.1)
     for domains in batches:
-        records.optimised(domains, settings, domain_bounds.scale)
+        records.optimise(domains, settings, domain_bounds.scale)
     assert len(used) == 2 * len(batches)
     assert {id(each) for each in used} == {id(records._kept.memory)}
     assert records.held == 60
     records.forget()
     assert records.held == 0
-    records.optimised(batches[0], settings, domain_bounds.scale)
+    records.optimise(batches[0], settings, domain_bounds.scale)
     assert used[-1] is records._kept.memory
     assert used[-1] is not used[0]

@@ -148,7 +148,7 @@ def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done()
     )
     certificates = Certificates(domain_bounds, root)
     halves = split_up(torch.Generator().manual_seed(0), 6, 2, domain_bounds)
-    found = domain_bounds.optimised(halves, OptimiserSettings(10, 0.1))
+    found = domain_bounds.optimise(halves, OptimiserSettings(10, 0.1))
     certified = certificates.certified(found).margin
     torch.testing.assert_close(certified, domain_bounds.margins(found), rtol=1e-9, atol=1e-9)
     far = halves.with_(sign=torch.ones_like(halves.sign), at=torch.full_like(halves.at, 1e9))

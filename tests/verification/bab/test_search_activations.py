@@ -64,7 +64,7 @@ def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     domain_bounds = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
     domains = random_domains(domain_bounds, 12, depth, generator)
     if optimised:
-        domains = domain_bounds.optimised(domains, OptimiserSettings(15, slope_step=0.1))
+        domains = domain_bounds.optimise(domains, OptimiserSettings(15, slope_step=0.1))
         margins = domains.margin
     else:
         margins = domain_bounds.margins(domains)
@@ -81,7 +81,7 @@ def test_multipliers_of_the_wrong_sign_would_be_noticed(monkeypatch: pytest.Monk
     domains = random_domains(domain_bounds, 64, 2, generator)
     right = Multipliers.coefficients
     monkeypatch.setattr(Multipliers, "coefficients", lambda self, entries: -right(self, entries))
-    wrong = domain_bounds.optimised(domains, OptimiserSettings(30, slope_step=0.1))
+    wrong = domain_bounds.optimise(domains, OptimiserSettings(30, slope_step=0.1))
     assert bool((wrong.margin > least_sampled(domain_bounds, wrong, 3000, generator) + 1e-2).any())
 
 
@@ -100,11 +100,11 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
     zero, up = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
     half = root.split_further(zero, up, 0 * up, 0 * up)
     # The least x0 with x0 + x1 ≥ 0 on the square is −1; with x0 + x1 ≥ 1 it would be 0.
-    assert float(domain_bounds.optimised(half, OptimiserSettings(100, slope_step=0.1)).margin) == pytest.approx(
+    assert float(domain_bounds.optimise(half, OptimiserSettings(100, slope_step=0.1)).margin) == pytest.approx(
         -1, abs=1e-6
     )
     half = root.split_further(zero, up, up, 0 * up)
-    assert float(domain_bounds.optimised(half, OptimiserSettings(200, slope_step=0.1)).margin) == pytest.approx(
+    assert float(domain_bounds.optimise(half, OptimiserSettings(200, slope_step=0.1)).margin) == pytest.approx(
         0, abs=0.02
     )
 
@@ -165,15 +165,15 @@ def test_a_device_without_memory_is_asked_for_less(monkeypatch: pytest.MonkeyPat
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    least, refused, optimised = exact_minimum(net, lower, upper, row), [], DomainBounds.optimised
+    least, refused, optimise = exact_minimum(net, lower, upper, row), [], DomainBounds.optimise
 
     def scarce(self: DomainBounds, domains: Domains, settings: OptimiserSettings) -> Domains:
         if len(domains) > 2:
             refused.append(len(domains))
             raise torch.OutOfMemoryError
-        return optimised(self, domains, settings)
+        return optimise(self, domains, settings)
 
-    monkeypatch.setattr(DomainBounds, "optimised", scarce)
+    monkeypatch.setattr(DomainBounds, "optimise", scarce)
     for offset, verdict in ((-1e-2, Verdict.VERIFIED), (1e-2, Verdict.FALSIFIED)):
         finding, _ = searched(subject_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
@@ -186,7 +186,7 @@ def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     roots = domain_bounds.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
     steps, descent = [], DualObjective.descent
     monkeypatch.setattr(DualObjective, "descent", lambda *given: (steps.append(1), descent(*given))[1])
-    found = domain_bounds.optimised(roots, replace(OptimiserSettings(1000, slope_step=0.1), deadline=time.monotonic()))
+    found = domain_bounds.optimise(roots, replace(OptimiserSettings(1000, slope_step=0.1), deadline=time.monotonic()))
     assert len(steps) == OptimiserSettings(1000, slope_step=0.1).check_every
     assert bool(found.margin.isfinite().all())
 
@@ -256,7 +256,7 @@ def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) ->
 def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the bounds of the whole box and those of domains."""
     climbs, optimisation = [], []
-    climbing, analyse = DomainBounds.optimised, NetworkEngine.analyse
+    climbing, analyse = DomainBounds.optimise, NetworkEngine.analyse
 
     def watched(self: DomainBounds, domains: Domains, settings: OptimiserSettings) -> Domains:
         climbs.append(settings.iterations)
@@ -266,7 +266,7 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
         optimisation.append(options.ascent.iterations)
         return analyse(self, method, box, options)
 
-    monkeypatch.setattr(DomainBounds, "optimised", watched)
+    monkeypatch.setattr(DomainBounds, "optimise", watched)
     monkeypatch.setattr(NetworkEngine, "analyse", analysed)
     deciding = importlib.import_module("service.verification.bab.driver")
     monkeypatch.setattr(deciding, "technique_for", lambda *_: Technique.ACTIVATIONS)

@@ -134,7 +134,7 @@ def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]
         sign = torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1
         domains = domains.split_further(number, sign, torch.zeros_like(sign), torch.zeros_like(sign))
     domains = domains.with_(margin=torch.full_like(domains.margin, -torch.inf))
-    found: list[float] = domain_bounds.optimised(domains, OptimiserSettings(10, slope_step=0.1)).margin.tolist()
+    found: list[float] = domain_bounds.optimise(domains, OptimiserSettings(10, slope_step=0.1)).margin.tolist()
     return found
 
 

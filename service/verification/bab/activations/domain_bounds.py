@@ -134,9 +134,9 @@ class DomainBounds:
             slopes=self.objective.slope_parameters.start.to(margins).expand(count, -1),
         )
 
-    def optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
+    def optimise(self, domains: Domains, settings: OptimiserSettings) -> Domains:
         """Return the domains with the best margins met, never less than before, and the parameters that gave them."""
-        return self.optimisation.optimised(domains, settings, self.scale)
+        return self.optimisation.optimise(domains, settings, self.scale)
 
     @torch.no_grad()
     def margins(self, domains: Domains) -> Tensor:
@@ -165,7 +165,7 @@ class DomainBounds:
         return domains.with_(margin=best, beta=kept)
 
     @torch.no_grad()
-    def inspected(self, domains: Domains) -> DomainInspection:
+    def inspect(self, domains: Domains) -> DomainInspection:
         batch, boxes = self._batch_of(domains), self.objective.boxes(len(domains))
         arrived: dict[str, Tensor] = {}
         relaxed = self.objective.slope_parameters.members(batch.families, domains.slopes)
@@ -188,7 +188,7 @@ class DomainBounds:
 
     def calibrate(self, domains: Domains) -> None:
         """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
-        inspection = self.inspected(domains)
+        inspection = self.inspect(domains)
         sizes = {value: torch.zeros_like(each.lower[0]) for value, each in inspection.bounds.items()}
         for node in self.objective.relaxed_nodes:
             if node.name in inspection.coefficients and len(node.inputs) == 1:

@@ -166,7 +166,7 @@ class _Problems:
             if time.monotonic() > deadline:
                 yield part
                 continue
-            branched = self.branching.split(part, self.domain_bounds.inspected(part))
+            branched = self.branching.split(part, self.domain_bounds.inspect(part))
             yield branched.unsplit
             if len(branched.halves):
                 yield self._optimised(branched.halves, self.warm_start)
@@ -176,6 +176,6 @@ class _Problems:
             self.domain_bounds.in_parts(
                 len(domains),
                 self.domain_bounds.capacity,
-                lambda part: self.domain_bounds.optimised(domains.rows(part), settings),
+                lambda part: self.domain_bounds.optimise(domains.rows(part), settings),
             )
         )

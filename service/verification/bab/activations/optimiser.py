@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from service.bounds.contents import fits, overwrite, own_copy
+from service.bounds.buffers import fits, overwrite, own_copy
 from service.bounds.fused import Adam
 from service.bounds.replay import Repeat
 from service.verification.bab.activations.domains import Domains

@@ -36,7 +36,7 @@ class DirectOptimisation:
 
     objective: DualObjective
 
-    def optimised(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
+    def optimise(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
         batch = self.objective.batch_of(domains, scale)
         return DomainOptimiser(self.objective, batch, domains, settings, (Plain(), Plain())).run(domains)
 
@@ -92,7 +92,7 @@ class RecordedOptimisation:
     def forget(self) -> None:
         self._kept.clear()
 
-    def optimised(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
+    def optimise(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
         finer = self.settings.finer_beyond
         count = filled(len(domains), self.settings.smallest_batch, finer)
         size = _Size(count, filled(domains.depth, self.settings.fewest_splits, finer), settings)
@@ -104,7 +104,7 @@ class RecordedOptimisation:
                     raise
             self.forget()
             make_room(domains.margin.device)
-        return DirectOptimisation(self.objective).optimised(domains, settings, scale)
+        return DirectOptimisation(self.objective).optimise(domains, settings, scale)
 
     def _from_record(self, size: _Size, domains: Domains, scale: Tensor) -> Domains:
         whole = domains.filled(size.count, size.depth)

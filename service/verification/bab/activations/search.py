@@ -178,7 +178,7 @@ class _ActivationSearch:
 
     def _branch_and_bound(self, parents: Domains, started: float) -> Counterexample | None:
         """Attack where the parents' bounds are attained, split the parents, and bound the halves."""
-        inspection = self.domain_bounds.inspected(parents)
+        inspection = self.domain_bounds.inspect(parents)
         counterexample = self._if_memory_allows(lambda: self._attack_minimisers(inspection.minimiser))
         if counterexample is not None:
             self.pool.put(parents)
@@ -289,7 +289,7 @@ class _ActivationSearch:
         parts = self.domain_bounds.in_parts(
             len(domains),
             self.domain_bounds.capacity,
-            lambda part: self.domain_bounds.optimised(domains.rows(part), settings),
+            lambda part: self.domain_bounds.optimise(domains.rows(part), settings),
         )
         return Domains.joined(parts)
 

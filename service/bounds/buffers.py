@@ -1,4 +1,4 @@
-"""Copies of values that hold tensors, and new contents for them."""
+"""Buffers of recorded computations: copies of values that hold tensors, filled with other values later."""
 
 from __future__ import annotations
 
