@@ -50,7 +50,7 @@ def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(
 
 
 def test_a_rank_that_is_stopped_is_said_not_to_answer(fleet: Fleet) -> None:
-    ref = fleet.submit("counting", stall_s=20.0)
+    ref = fleet.submit("until_told", stall_s=20.0)
     fleet.supervise(ref)
     eventually(lambda: fleet.events(ref, "metric"))
     rank_process(ref, 0).send_signal(signal.SIGSTOP)

@@ -24,6 +24,7 @@ from service.jobs.records import AttemptRef, Job
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
+from service.jobs.store.keyspace import LEASES
 from service.jobs.supervisor_registry import SupervisorRegistry
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
@@ -137,6 +138,10 @@ class Fleet:
         with process.stdin as pipe:
             pipe.write(order.to_line())
         return process
+
+    def expire_lease(self, ref: AttemptRef) -> None:
+        """End the lease of a claimed part at the store, now."""
+        self.store.client.call("ZADD", LEASES(), "XX", 1, f"{ref.job_id}:{ref.attempt}:{ref.host}")
 
     def job(self, ref: AttemptRef) -> Job:
         return self.store.jobs.get(ref.job_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from waiting import eventually
-from worker_fleet import HOST, SHORT_LEASES, Fleet, Worker, processes_of, train_spec
+from worker_fleet import HOST, Fleet, Worker, processes_of, train_spec
 
 from service.jobs.records import AttemptRef
 from workers.agent.celery_app import Dispatcher, create_app
@@ -95,7 +95,6 @@ def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker)
     assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
 
 
-@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["short leases"])
 def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, worker: Worker) -> None:
     """A supervisor that is stopped cannot notice that it lost its lease: its worker ends it."""
     ref = submit(fleet, "endless")
@@ -104,6 +103,7 @@ def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, 
         process for process in psutil.process_iter(["cmdline"]) if _supervises(process, ref, worker.process.pid)
     )
     supervisor.suspend()
+    fleet.expire_lease(ref)
     eventually(lambda: fleet.job(ref).attempt == 2)
     fleet.store.jobs.cancel(ref.job_id)
     assert fleet.ended(ref).state == "cancelled"

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from waiting import LIMIT_S, eventually
-from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of
+from worker_fleet import Fleet, all_gone, family, is_called, processes_of
 
 from service.jobs.store.keyspace import JOB
 
@@ -228,7 +228,6 @@ def test_sigint_to_the_supervisor_gives_the_part_back_to_the_queue(fleet: Fleet)
     assert processes_of(ref) == []
 
 
-@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["short leases"])
 def test_a_killed_supervisor_leaves_no_process_and_frees_its_devices(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
@@ -236,7 +235,8 @@ def test_a_killed_supervisor_leaves_no_process_and_frees_its_devices(fleet: Flee
     started = family(supervisor)
     supervisor.kill()
     eventually(lambda: all_gone(started))
-    assert eventually(fleet.store.attempts.reap) == [ref.job_id]
+    fleet.expire_lease(ref)
+    assert fleet.store.attempts.reap() == [ref.job_id]
     job = fleet.job(ref)
     assert job.state == "queued"
     assert "stopped renewing its lease; queued again without using a retry" in (job.reason or "")
