@@ -1,11 +1,11 @@
-"""One thread for each test; climbing as a fixture; a heap that is quickly searched."""
+"""One thread for each test; the ladder as a fixture; a heap that is quickly searched."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 
-import climbing
+import ladder_runs
 import pytest
 import torch
 
@@ -32,6 +32,6 @@ def _imports_set_aside() -> Iterator[None]:
 
 
 @pytest.fixture
-def ascend() -> climbing.Climb:
-    """``ascend(program, rungs, phases)`` climbs."""
-    return climbing.ascend
+def ascend() -> ladder_runs.Ascend:
+    """Return what runs a program up the ladder: ``ascend(program, rungs, phases)``."""
+    return ladder_runs.ascend

@@ -17,6 +17,7 @@ import torch
 import torch._inductor.config
 from safetensors.torch import save_file
 from torch._dynamo.utils import counters
+from training_runs import train
 
 from service import models
 from service.compilation import detectors, job
@@ -37,7 +38,6 @@ from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.fingerprint import fingerprint
 from service.models.parallelize import ModelRecipe
 from service.training.gate import GateError, allowed_modes
-from tests.training.training_runs import train
 
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}

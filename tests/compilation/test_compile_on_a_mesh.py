@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from climbing import quick_plan
+from ladder_runs import quick_plan
 
 pytestmark = pytest.mark.distributed
 
@@ -173,9 +173,9 @@ def climb_and_train(folder: str) -> Any:
     """
     import torch
     from torch._dynamo.utils import counters
+    from training_runs import train
 
     from service.parallel import distributed
-    from tests.training.training_runs import train
 
     sharded = {"dp_shard": 2}
     checked = climb_in_group(sharded, TRANSFORMER, folder, data=TOKENS, shapes=[8], **ARITHMETIC)
@@ -242,8 +242,9 @@ def test_the_subject_is_sharded_as_a_training_job_of_its_pattern(
 
 def climb_stages_and_train(folder: str) -> Any:
     """The check of two pipeline stages; the losses of training jobs over them, eager and compiled by its gate."""
+    from training_runs import train
+
     from service.parallel import distributed
-    from tests.training.training_runs import train
 
     stages = {"pp": 2}
     deep = {**MLP, "hidden": [8, 8], "in_features": 64, "out_features": 10}

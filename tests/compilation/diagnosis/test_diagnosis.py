@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from climbing import Climb
+from ladder_runs import Ascend
 from programs.deep import WRONG, Deep
 from programs.parts import program
 from torch import Tensor, fx, nn
@@ -23,7 +23,7 @@ from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
 
-def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Climb, tmp_path: Path) -> None:
+def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Ascend, tmp_path: Path) -> None:
     deep = program(Deep)
     (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])
     assert result.verdict == "fail_parity"
@@ -48,7 +48,7 @@ def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Cl
     assert run(repaired, 120).said == "nothing is wrong"
 
 
-def test_other_verdicts_name_their_cause_themselves(ascend: Climb, tmp_path: Path) -> None:
+def test_other_verdicts_name_their_cause_themselves(ascend: Ascend, tmp_path: Path) -> None:
     deep = program(Deep)
     (result,) = ascend(deep, rungs=[Rung("planted", "eager", compiles_backward=True)])
     assert result.verdict == "vacuous"

@@ -12,7 +12,7 @@ import programs
 import pytest
 import torch
 import torch._dynamo
-from climbing import Climb
+from ladder_runs import Ascend
 from programs import breaks, clean, empty, frozen, peculiar, restless, unequal
 from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
@@ -51,13 +51,13 @@ def planted(backend: Backend) -> Rung:
 
 
 @pytest.mark.parametrize("program", [clean.PERCEPTRON, clean.NORMALISED, clean.LOOKING, clean.MANY_SHAPES])
-def test_clean_programs_pass_both_phases_without_a_finding(ascend: Climb, program: object) -> None:
+def test_clean_programs_pass_both_phases_without_a_finding(ascend: Ascend, program: object) -> None:
     results = ascend(program, phases=("train", "inference"))
     assert verdicts(results) == ["pass"] * 4
     assert all(seen(result).evidence.fullgraph and not result.findings for result in results)
 
 
-def test_a_new_shape_is_a_recompile_with_its_guard_and_not_a_defect(ascend: Climb) -> None:
+def test_a_new_shape_is_a_recompile_with_its_guard_and_not_a_defect(ascend: Ascend) -> None:
     (result,) = ascend(clean.MANY_SHAPES, rungs=LADDER[:1])
     assert result.verdict == "pass"
     (recompile,) = seen(result).evidence.recompiles
@@ -73,7 +73,7 @@ def test_a_new_shape_is_a_recompile_with_its_guard_and_not_a_defect(ascend: Clim
         (breaks.HOOK, "hook", "builtin"),
     ],
 )
-def test_graph_breaks_are_named_by_reason_and_line(ascend: Climb, program: object, mark: str, reason: str) -> None:
+def test_graph_breaks_are_named_by_reason_and_line(ascend: Ascend, program: object, mark: str, reason: str) -> None:
     (result,) = ascend(program, rungs=LADDER[:1])
     evidence = seen(result).evidence
     assert result.verdict == "pass"
@@ -85,7 +85,7 @@ def test_graph_breaks_are_named_by_reason_and_line(ascend: Climb, program: objec
     assert reason in found.reason
 
 
-def test_a_shape_that_changes_every_step_hits_the_recompile_limit(ascend: Climb) -> None:
+def test_a_shape_that_changes_every_step_hits_the_recompile_limit(ascend: Ascend) -> None:
     first, second = ascend(restless.SHAPE_STORM)
     assert first.verdict == "vacuous"
     assert "recompile limit was hit" in messages(first)
@@ -95,14 +95,14 @@ def test_a_shape_that_changes_every_step_hits_the_recompile_limit(ascend: Climb)
     assert second.observation is None
 
 
-def test_compiling_after_warm_up_is_unstable_and_names_the_guard(ascend: Climb) -> None:
+def test_compiling_after_warm_up_is_unstable_and_names_the_guard(ascend: Ascend) -> None:
     (result,) = ascend(restless.LATE_CHANGE, rungs=LADDER[:1], steps=6)
     assert verdicts([result]) == ["unstable"]
     assert "self.mode == 'early'" in messages(result)
     assert seen(result).evidence.late == (3,)
 
 
-def test_wrong_gradients_fail_parity_where_the_loss_is_right_at_first(ascend: Climb) -> None:
+def test_wrong_gradients_fail_parity_where_the_loss_is_right_at_first(ascend: Ascend) -> None:
     (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.wrong_gradients)])
     assert result.verdict == "fail_parity"
     assert "gradient first.weight, iteration 0" in messages(result)
@@ -110,7 +110,7 @@ def test_wrong_gradients_fail_parity_where_the_loss_is_right_at_first(ascend: Cl
     assert "loss loss, iteration 0" not in messages(result)
 
 
-def test_a_module_whose_compiled_gradient_differs_fails_the_first_rung_that_compiles_it(ascend: Climb) -> None:
+def test_a_module_whose_compiled_gradient_differs_fails_the_first_rung_that_compiles_it(ascend: Ascend) -> None:
     first, second = ascend(unequal.WRONG_GRADIENT)
     assert verdicts([first, second]) == ["fail_parity", "not_reached"]
     assert "gradient first." in messages(first)
@@ -121,30 +121,30 @@ def test_a_module_whose_compiled_gradient_differs_fails_the_first_rung_that_comp
 @pytest.mark.parametrize(
     ("program", "verdict"), [(unequal.NOISY, "pass"), (unequal.NOISY_WRONG_GRADIENT, "fail_parity")]
 )
-def test_other_draws_in_float64_permit_nothing(ascend: Climb, program: object, verdict: str) -> None:
+def test_other_draws_in_float64_permit_nothing(ascend: Ascend, program: object, verdict: str) -> None:
     (result,) = ascend(program, rungs=LADDER[:1])
     assert result.verdict == verdict
     assert seen(result).truth_note == "float64 draws other random numbers"
 
 
-def test_draws_that_float64_shares_leave_it_the_judge(ascend: Climb) -> None:
+def test_draws_that_float64_shares_leave_it_the_judge(ascend: Ascend) -> None:
     (result,) = ascend(peculiar.DROPOUT, rungs=LADDER[:1])
     assert (result.verdict, seen(result).truth_note) == ("pass", "")
 
 
-def test_every_output_is_compared_however_it_is_wrapped(ascend: Climb) -> None:
+def test_every_output_is_compared_however_it_is_wrapped(ascend: Ascend) -> None:
     (result,) = ascend(unequal.WRONG_ASIDE, rungs=LADDER[:1])
     assert result.verdict == "fail_parity"
     assert messages(result).startswith("output output.1.values, iteration 0: off by")
 
 
-def test_wrong_outputs_fail_parity_in_inference(ascend: Climb) -> None:
+def test_wrong_outputs_fail_parity_in_inference(ascend: Ascend) -> None:
     (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.wrong_outputs)], phases=("inference",))
     assert result.verdict == "fail_parity"
     assert "output output, iteration 0: off by" in messages(result)
 
 
-def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend: Climb) -> None:
+def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend: Ascend) -> None:
     """A compiler that rounds once more: after eleven free steps parameters are a thousand times further off."""
     rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_one_rounding)))
     program = peculiar.CHAOS
@@ -160,7 +160,7 @@ def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend:
     torch._dynamo.reset()
 
 
-def test_code_that_never_sees_an_update_leaves_the_trajectory(ascend: Climb) -> None:
+def test_code_that_never_sees_an_update_leaves_the_trajectory(ascend: Ascend) -> None:
     """From one state every iteration is right, and so are its gradients."""
     (result,) = ascend(clean.PERCEPTRON, rungs=[Rung("planted", _keeps_parameters, compiles_backward=False)])
     assert result.verdict == "fail_parity"
@@ -184,7 +184,7 @@ def _one_rounding(value: Any) -> Any:
     return value * (1 + 2**-23) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def test_eager_runs_that_never_agree_prove_nothing(ascend: Climb) -> None:
+def test_eager_runs_that_never_agree_prove_nothing(ascend: Ascend) -> None:
     (result,) = ascend(peculiar.never_alike(), rungs=LADDER[:1])
     assert result.verdict == "vacuous"
     assert "errors of that size could not be seen" in messages(result)
@@ -192,19 +192,19 @@ def test_eager_runs_that_never_agree_prove_nothing(ascend: Climb) -> None:
     assert any("two eager runs differ, by up to" in note for note in seen(result).notes)
 
 
-def test_agreement_on_nothing_is_vacuous(ascend: Climb) -> None:
+def test_agreement_on_nothing_is_vacuous(ascend: Ascend) -> None:
     (result,) = ascend(empty.NOT_A_NUMBER, rungs=LADDER[:1], phases=("inference",))
     assert result.verdict == "vacuous"
     assert messages(result) == "no loss, output or gradient with a finite number in it was compared with eager's"
 
 
-def test_training_is_vacuous_where_gradients_agree_on_nothing(ascend: Climb) -> None:
+def test_training_is_vacuous_where_gradients_agree_on_nothing(ascend: Ascend) -> None:
     train, inference = ascend(empty.NO_SLOPE, rungs=LADDER[:1], phases=("train", "inference"))
     assert verdicts([train, inference]) == ["vacuous", "pass"]
     assert messages(train) == "no gradient with a finite number in it was compared with eager's"
 
 
-def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Climb) -> None:
+def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Ascend) -> None:
     first, second = ascend(empty.DISABLED)
     assert verdicts([first, second]) == ["vacuous", "not_reached"]
     assert "no graph was captured" in messages(first)
@@ -212,18 +212,18 @@ def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Climb) -> Non
     assert "eager did not pass (vacuous)" in messages(second)
 
 
-def test_a_bare_container_captures_nothing(ascend: Climb) -> None:
+def test_a_bare_container_captures_nothing(ascend: Ascend) -> None:
     (result,) = ascend(empty.SEQUENTIAL, rungs=LADDER[:1])
     assert result.verdict == "vacuous"
 
 
-def test_training_without_a_compiled_backward_is_vacuous(ascend: Climb) -> None:
+def test_training_without_a_compiled_backward_is_vacuous(ascend: Ascend) -> None:
     (result,) = ascend(clean.PERCEPTRON, rungs=[Rung("planted", "eager", compiles_backward=True)])
     assert result.verdict == "vacuous"
     assert "no compiled backward ran" in messages(result)
 
 
-def test_a_swallowed_compile_error_is_vacuous(ascend: Climb) -> None:
+def test_a_swallowed_compile_error_is_vacuous(ascend: Ascend) -> None:
     with torch._dynamo.config.patch(suppress_errors=True):
         (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.crashes)])
     assert result.verdict == "vacuous"
@@ -231,34 +231,34 @@ def test_a_swallowed_compile_error_is_vacuous(ascend: Climb) -> None:
     assert "suppress_errors is on" in messages(result)
 
 
-def test_a_stance_that_forces_eager_is_vacuous(ascend: Climb) -> None:
+def test_a_stance_that_forces_eager_is_vacuous(ascend: Ascend) -> None:
     with torch.compiler.set_stance("force_eager"):
         (result,) = ascend(clean.PERCEPTRON, rungs=LADDER[:1])
     assert result.verdict == "vacuous"
     assert "stance is 'force_eager'" in messages(result)
 
 
-def test_a_compile_error_fails_the_rung_and_the_rest_is_not_reached(ascend: Climb) -> None:
+def test_a_compile_error_fails_the_rung_and_the_rest_is_not_reached(ascend: Ascend) -> None:
     results = ascend(clean.PERCEPTRON, rungs=[planted(backends.crashes), LADDER[1]])
     assert verdicts(results) == ["fail_error", "not_reached"]
     assert "BackendCompilerFailed" in messages(results[0])
     assert "planted" in messages(results[1])
 
 
-def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Climb) -> None:
+def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Ascend) -> None:
     rung = Rung("planted", backends.forgets_parameters, compiles_backward=False)
     (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
     assert result.verdict == "frozen"
     assert "no gradient where eager has one: first.bias, first.weight, head.bias, head.weight" in messages(result)
 
 
-def test_a_gradient_that_is_lost_for_one_shape_only_freezes_the_rung(ascend: Climb) -> None:
+def test_a_gradient_that_is_lost_for_one_shape_only_freezes_the_rung(ascend: Ascend) -> None:
     (result,) = ascend(frozen.CUT_OFF_FOR_ONE, rungs=LADDER[:1])
     assert result.verdict == "frozen"
     assert messages(result) == "no gradient where eager has one: shift"
 
 
-def test_gradients_that_the_compiler_makes_zero_move_nothing(ascend: Climb) -> None:
+def test_gradients_that_the_compiler_makes_zero_move_nothing(ascend: Ascend) -> None:
     rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_zero)))
     (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
     assert result.verdict == "frozen"
@@ -273,14 +273,14 @@ def _zero(value: Any) -> Any:
     return value * 0 if isinstance(value, torch.Tensor) else value
 
 
-def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Climb) -> None:
+def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Ascend) -> None:
     flat = replace(clean.PERCEPTRON, loss=lambda outputs, targets: outputs.sum() * 0)
     (result,) = ascend(flat, rungs=LADDER[:1])
     assert result.verdict == "frozen"
     assert messages(result) == "no parameter was moved by any update, in eager neither"
 
 
-def test_a_step_that_is_hardly_compiled_is_vacuous(ascend: Climb) -> None:
+def test_a_step_that_is_hardly_compiled_is_vacuous(ascend: Ascend) -> None:
     """The model is, but what takes the time is not."""
     (result,) = ascend(replace(clean.PERCEPTRON, loss=_heavy), rungs=LADDER[:1])
     assert result.verdict == "vacuous"
@@ -296,31 +296,31 @@ def _heavy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(outputs, targets) * work.mean()
 
 
-def test_parameters_behind_a_detach_are_frozen_in_eager_too(ascend: Climb) -> None:
+def test_parameters_behind_a_detach_are_frozen_in_eager_too(ascend: Ascend) -> None:
     (result,) = ascend(frozen.CUT_OFF, rungs=LADDER[:1])
     assert result.verdict == "frozen"
     assert "in eager neither: first.bias, first.weight;" in messages(result)
     assert "head" not in messages(result)
 
 
-def test_a_model_without_trainable_parameters_is_frozen_for_training_only(ascend: Climb) -> None:
+def test_a_model_without_trainable_parameters_is_frozen_for_training_only(ascend: Ascend) -> None:
     results = ascend(frozen.UNTRAINABLE, rungs=LADDER[:1], phases=("train", "inference"))
     assert verdicts(results) == ["frozen", "pass"]
 
 
-def test_an_input_updated_in_place_is_noted_and_passes(ascend: Climb) -> None:
+def test_an_input_updated_in_place_is_noted_and_passes(ascend: Ascend) -> None:
     results = ascend(peculiar.IN_PLACE, phases=("train", "inference"))
     assert verdicts(results) == ["pass"] * 4
     assert all("updates in place what it is given: input 0" in seen(result).notes for result in results)
 
 
-def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Climb) -> None:
+def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Ascend) -> None:
     (result,) = ascend(peculiar.SINGLE, rungs=LADDER[:1])
     assert result.verdict == "pass", result.findings
     assert seen(result).truth_note == "the model does not run in float64 (AssertionError)"
 
 
-def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) -> None:
+def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Ascend) -> None:
     results = ascend(peculiar.DROPOUT, rungs=LADDER)
     assert verdicts(results) == ["pass"] * 4 + ["not_applicable"]
     assert seen(results[3]).case.rung == INDUCTOR
@@ -329,7 +329,7 @@ def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) ->
     assert seen(results[3]).compared > 0
 
 
-def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compiled(ascend: Climb) -> None:
+def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compiled(ascend: Ascend) -> None:
     program = clean.PERCEPTRON
     broken = replace(program, batches=tuple(SampleBatch((b.inputs[0][:, :-1],), b.targets) for b in program.batches))
     results = ascend(broken)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from climbing import quick_plan
+from ladder_runs import quick_plan
 
 pytestmark = pytest.mark.distributed
 JOB = "job_" + "0" * 20

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from climbing import Climb
+from ladder_runs import Ascend
 from programs import keeping, loops, storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 STEPS = 6
 
 
-def rehearsed(ascend: Climb, planted: Planted) -> Result:
+def rehearsed(ascend: Ascend, planted: Planted) -> Result:
     (result,) = ascend(planted.program(CPU), rungs=[RUNGS["reduce-overhead"]], phases=(planted.phase,), steps=STEPS)
     assert result.verdict == "not_applicable"
     assert result.observation is None
@@ -35,7 +35,7 @@ def rehearsed(ascend: Climb, planted: Planted) -> Result:
 
 
 @pytest.mark.parametrize("planted", CLEAN, ids=lambda planted: planted.name)
-def test_loops_without_a_mistake_raise_no_alarm(ascend: Climb, planted: Planted) -> None:
+def test_loops_without_a_mistake_raise_no_alarm(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)
     (finding,) = result.findings
     assert finding.message == "CUDA graphs need a CUDA device; this program runs on cpu"
@@ -44,7 +44,7 @@ def test_loops_without_a_mistake_raise_no_alarm(ascend: Climb, planted: Planted)
 
 
 @pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
-def test_a_mistake_is_found_and_named(ascend: Climb, planted: Planted) -> None:
+def test_a_mistake_is_found_and_named(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)
     found = [finding for finding in result.findings if finding.verdict == planted.verdict]
     assert any(all(words in finding.message for words in planted.words) for finding in found), result.findings
@@ -53,13 +53,13 @@ def test_a_mistake_is_found_and_named(ascend: Climb, planted: Planted) -> None:
 
 
 @pytest.mark.parametrize("name", keeping.COPIES)
-def test_results_that_are_copied_raise_no_alarm(ascend: Climb, name: str) -> None:
+def test_results_that_are_copied_raise_no_alarm(ascend: Ascend, name: str) -> None:
     result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.COPIES[name]), "inference"))
     assert [finding.verdict for finding in result.findings] == ["not_applicable"], result.findings
 
 
 @pytest.mark.parametrize("name", keeping.ALIASES)
-def test_results_that_only_look_copied_are_found(ascend: Climb, name: str) -> None:
+def test_results_that_only_look_copied_are_found(ascend: Ascend, name: str) -> None:
     result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.ALIASES[name]), "inference"))
     messages = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
     assert any("held over a replay" in message and "State.scores[" in message for message in messages), result.findings
@@ -78,7 +78,7 @@ def _nothing_set_aside() -> Iterator[None]:
 
 @pytest.mark.parametrize("planted", storing.DEFECTS, ids=lambda planted: planted.name)
 def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_it(
-    ascend: Climb, planted: Planted
+    ascend: Ascend, planted: Planted
 ) -> None:
     with _nothing_set_aside() if planted.name == "through_a_closure" else nullcontext():
         result = rehearsed(ascend, planted)
@@ -92,14 +92,14 @@ def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_
 
 
 @pytest.mark.parametrize("name", ["reading_late", "comparing"])
-def test_what_only_lives_until_the_next_result_is_not_blamed(ascend: Climb, name: str) -> None:
+def test_what_only_lives_until_the_next_result_is_not_blamed(ascend: Ascend, name: str) -> None:
     planted = next(each for each in (*storing.DEFECTS, *DEFECTS) if each.name == name)
     messages = " ".join(finding.message for finding in rehearsed(ascend, planted).findings)
     assert not re.findall(r"\b(scores|loss|change|new), a variable", messages)
 
 
 @pytest.mark.parametrize("planted", storing.INNOCENT, ids=lambda planted: f"{planted.name} {planted.make.__name__}")
-def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Climb, planted: Planted) -> None:
+def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Ascend, planted: Planted) -> None:
     assert [finding.verdict for finding in rehearsed(ascend, planted).findings] == ["not_applicable"]
 
 
@@ -113,7 +113,7 @@ def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_be
     assert seen.evidence.late == ()
 
 
-def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Climb) -> None:
+def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Ascend) -> None:
     result = rehearsed(ascend, Planted(loops.scoring_in_a_thread))
     assert result.rehearsal is not None
     notes = "\n".join(result.rehearsal.notes)
@@ -123,7 +123,7 @@ def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Climb
     assert threads == {"MainThread": 2 * STEPS, "telemetry": 2 * STEPS}  # from one state, and free
 
 
-def test_what_became_of_results_is_counted(ascend: Climb) -> None:
+def test_what_became_of_results_is_counted(ascend: Ascend) -> None:
     kept = rehearsed(ascend, next(each for each in CLEAN if each.kept))
     consumed = rehearsed(ascend, CLEAN[0])
     assert kept.rehearsal is not None

@@ -26,7 +26,7 @@ from workers.supervisor.orders import SupervisorOrder
 AVAILABLE = confinement.available()
 needs_files = pytest.mark.skipif("files" not in AVAILABLE, reason="this kernel or container has no Landlock")
 needs_namespaces = pytest.mark.skipif("broker" not in AVAILABLE, reason="this host forbids user namespaces")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def look_around(fleet: Fleet, tries: dict[str, tuple[str, Any]], policy: JobPolicy | None = None) -> dict[str, str]:

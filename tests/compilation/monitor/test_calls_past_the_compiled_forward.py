@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from climbing import Climb
+from ladder_runs import Ascend
 from programs import callings
 from programs.callings import Calling, Lens
 
@@ -34,7 +34,7 @@ BY_SCORE, BY_FORWARD = (
     ],
 )
 def test_a_module_that_is_never_called_compiled_is_vacuous_and_named(
-    ascend: Climb, scores: callings.Scoring, how: str, phase: Phase
+    ascend: Ascend, scores: callings.Scoring, how: str, phase: Phase
 ) -> None:
     first, second = ascend(Calling(scores), phases=(phase,))
     assert (first.verdict, second.verdict) == ("vacuous", "not_reached")
@@ -54,7 +54,7 @@ def test_a_module_that_is_never_called_compiled_is_vacuous_and_named(
     ],
     ids=lambda program: program.scores.__name__,
 )
-def test_a_module_that_is_called_compiled_passes(ascend: Climb, program: Calling, phase: Phase) -> None:
+def test_a_module_that_is_called_compiled_passes(ascend: Ascend, program: Calling, phase: Phase) -> None:
     (result,) = ascend(program, rungs=LADDER[:1], phases=(phase,))
     assert result.verdict == "pass", result.findings
     assert result.observation is not None
@@ -63,12 +63,12 @@ def test_a_module_that_is_called_compiled_passes(ascend: Climb, program: Calling
     assert [re.sub(r"\d+", "N", note) for note in notes] == (bypassed if program.scores is callings.both_ways else [])
 
 
-def test_each_phase_is_judged_by_its_own_calls(ascend: Climb) -> None:
+def test_each_phase_is_judged_by_its_own_calls(ascend: Ascend) -> None:
     results = ascend(Calling(callings.only_in_training), rungs=LADDER[:1], phases=PHASES)
     assert [(result.case.phase, result.verdict) for result in results] == [("train", "pass"), ("inference", "vacuous")]
 
 
-def test_the_rehearsal_of_cuda_graphs_sees_it_too(ascend: Climb) -> None:
+def test_the_rehearsal_of_cuda_graphs_sees_it_too(ascend: Ascend) -> None:
     (result,) = ascend(Calling(callings.by_method), rungs=[RUNGS["reduce-overhead"]])
     assert any("rehearsed without CUDA: lens was never called compiled" in each.message for each in result.findings)
 

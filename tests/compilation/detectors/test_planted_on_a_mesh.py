@@ -14,12 +14,7 @@ def climb_all() -> Any:
     """For each program the verdicts and findings of its rungs, and of the rehearsal; backwards that compiled autograd
     captured, and functions of FSDP2 that were traced.
     """
-    import sys
-    from pathlib import Path
-
     import torch
-
-    sys.path.insert(0, str(Path(__file__).parent))
     from programs.sharded import Sharded, blocks, scoring, sequential
 
     from service.compilation.ladder import climb

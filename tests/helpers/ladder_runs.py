@@ -1,4 +1,4 @@
-"""Climbing as in a job, without the service."""
+"""Runs programs up the ladder as a job does, without the service."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, Rung
 from service.jobs.spec.compile import Tolerance
 
-Climb = Callable[..., list[Result]]
-"""As :func:`ascend`."""
+Ascend = Callable[..., list[Result]]
+"""The type of :func:`ascend`."""
 
 
 def ascend(
     program: Program, rungs: Sequence[Rung] = LADDER[:2], phases: Sequence[Phase] = ("train",), steps: int = 4
 ) -> list[Result]:
-    """The results; of the rungs below code generation when none are given."""
+    """Return the results of the rungs; by default of those below code generation."""
     return list(climb(program, rungs, phases, quick_plan(program, steps)))
 
 

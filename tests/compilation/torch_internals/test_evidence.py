@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from climbing import Climb
+from ladder_runs import Ascend
 from programs import clean
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch._inductor import cudagraph_utils
@@ -153,7 +153,7 @@ def test_the_compiled_share_of_a_step_is_that_of_its_computing() -> None:
     torch.compiler.reset()
 
 
-def test_the_last_rung_does_not_apply_without_a_device(ascend: Climb) -> None:
+def test_the_last_rung_does_not_apply_without_a_device(ascend: Ascend) -> None:
     (*_, last) = ascend(clean.PERCEPTRON, rungs=[RUNGS["eager"], RUNGS["reduce-overhead"]])
     if torch.cuda.is_available():
         pytest.skip("there is a device")
@@ -164,7 +164,7 @@ def test_the_last_rung_does_not_apply_without_a_device(ascend: Climb) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("phase", ["train", "inference"])
-def test_cuda_graphs_are_captured_and_launched_on_a_device(ascend: Climb, phase: str) -> None:
+def test_cuda_graphs_are_captured_and_launched_on_a_device(ascend: Ascend, phase: str) -> None:
     results = ascend(clean.on("cuda", clean.PERCEPTRON), rungs=LADDER, phases=(phase,))
     assert [result.verdict for result in results] == ["pass"] * 5, [result.findings for result in results]
     graphs = results[-1].observation.evidence.cuda_graphs  # type: ignore[union-attr]
