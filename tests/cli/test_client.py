@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 from cli_world import TRAIN, Worker, serving
 
+from api.stream import HubSettings
+from service.jobs.events import STREAM_PING_S
 from service.jobs.settings import Settings
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
@@ -147,6 +151,23 @@ def test_a_service_that_stays_away_is_given_up_on(url: str, secret: str) -> None
         list(follow(Connection(url, "tvt_a_b"), "/v1/events", {}, sleep=pauses.append))
     assert refused.value.status == 401
     assert pauses == []
+
+
+def test_a_client_waits_longer_than_a_silent_service_takes_to_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, timeouts = Connection("http://127.0.0.1:9", "tvt_a_b"), list[httpx2.Timeout]()
+    stream = connection.stream
+
+    def recording(path: str, **options: Any) -> Any:
+        timeouts.append(options["timeout"])
+        return stream(path, **options)
+
+    monkeypatch.setattr(connection, "stream", recording)
+    with pytest.raises(Unreachable):
+        list(follow(connection, "/v1/events", {}, give_up_after_s=-1))
+    connection.close()
+    (timeout,) = timeouts
+    assert timeout.read is not None
+    assert HubSettings(max_streams=1, max_streams_per_key=1).ping_s == STREAM_PING_S < timeout.read
 
 
 def test_waiting_gives_up_in_time(client: Client) -> None:
