@@ -1,4 +1,4 @@
-"""``tanh``."""
+"""``tanh``; :mod:`.smooth` has the formulas of its lines, from its derivative and its inflection point."""
 
 from __future__ import annotations
 
