@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def preload_until(is_asked: Callable[[], bool]) -> None:
-    """Import the runner of one kind after the other, the ranks' share of a start, until there is a request."""
+    """Import what one kind after the other names, until there is a request."""
     for kind in KINDS.provided:
         if is_asked():
             break
@@ -22,18 +22,17 @@ def preload_until(is_asked: Callable[[], bool]) -> None:
 
 
 def preload(kind: str) -> None:
-    """Import the runner of a kind that is declared ``forkable``. What is wrong with it is for the ranks to say, which
-    import it again.
+    """Import the modules that a kind names for it. What is wrong with one is for the ranks to say, which import it
+    again.
     """
-    declaration = KINDS.declaration(kind)
-    if not declaration.forkable:
-        return
-    with contextlib.suppress(Exception):
-        importlib.import_module(declaration.runner.partition(":")[0])
+    for module in KINDS.declaration(kind).preloads:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
     if len(names := threads()) > 1:
         logger.warning(
-            "importing the runner of job kind %r starts a thread (%s), so each rank imports it anew; "
-            "expected a kind that is declared with forkable=False, or one that starts threads when it runs",
+            "preloads=%r of job kind %r start a thread (%s), so each rank imports everything anew; "
+            "expected modules that start threads when they are used",
+            KINDS.declaration(kind).preloads,
             kind,
             ", ".join(names),
         )

@@ -29,7 +29,13 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
     yield from check_float8(spec, context)
 
 
-TRAIN = JobKind(TrainSpec, "service.training.job:run", check, page="api.dashboard:static/kinds/train.js", forkable=True)
+TRAIN = JobKind(
+    TrainSpec,
+    "service.training.job:run",
+    check,
+    page="api.dashboard:static/kinds/train.js",
+    preloads=("service.training.job", "torch._dynamo"),
+)
 
 
 def _check_batch(spec: TrainSpec) -> Iterator[Problem]:

@@ -24,5 +24,9 @@ def check(spec: VerifySpec, context: CheckContext) -> Iterator[Problem]:
 
 
 VERIFY = JobKind(
-    VerifySpec, "service.verification.job:run", check, page="api.dashboard:static/kinds/verify.js", forkable=True
+    VerifySpec,
+    "service.verification.job:run",
+    check,
+    page="api.dashboard:static/kinds/verify.js",
+    preloads=("service.verification.job", "torch.export._trace", "torch.export._unlift"),
 )

@@ -140,8 +140,9 @@ class JobKind:
     ``check(spec, context)`` yields every reason why a job could never run, beside those that hold for any kind.
     ``page`` names a file in a package (``package:path``), an ES module whose function ``sections()`` returns what the
     middle of the job page shows; result and metrics where there is none. ``report`` names the JSON artifact that
-    ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``forkable`` says that importing the runner's
-    module starts no thread and initialises no device: hosts then import it once, and fork the ranks of jobs.
+    ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``preloads`` names modules that ranks import
+    anyway, the runner's own first: hosts import them before there is a job, and fork its ranks. Their import must start
+    no thread and initialise no device.
     """
 
     group: ClassVar[str] = "trivet.kinds"
@@ -152,7 +153,7 @@ class JobKind:
     check: Callable[[Any, CheckContext], Iterable[Problem]] = _no_problems
     page: str | None = None
     report: str | None = None
-    forkable: bool = False
+    preloads: tuple[str, ...] = ()
 
     @property
     def form(self) -> Any:
