@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 AT_A_TIME := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? 3 : n > 8 ? 8 : n)))
 
-.PHONY: demo test tests types style up check format browser constraints clean
+.PHONY: demo test tests types style up check format browser constraints lock clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -52,6 +52,11 @@ browser: $(STAMP)
 
 constraints: $(STAMP)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+# What images are built from: exact versions with their digests. Another index for torch has other digests.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/python docker/lock.py $(TORCH_INDEX)
 
 clean:
 	rm -rf $(VENV) .trivet build *.egg-info

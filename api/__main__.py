@@ -7,29 +7,52 @@ import logging
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 from pydantic import ValidationError
 
-from api.main import create_app
-from api.serving import ApiServer, PrivateSocket, limited
+from api.main import connect, create_app
+from api.serving import ApiServer, limited
+from service.jobs.logs import log_to_stderr
 from service.jobs.private import NotPrivateError, close_to_others
-from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
-from service.jobs.store import Store, StoreUnavailable
-from service.jobs.text import log_to_stderr, visible
+from service.jobs.private_socket import PrivateSocket
+from service.jobs.settings import LOOPBACK, Settings
+from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.store import BrokerRefused, Store, StoreUnavailable
+from service.jobs.text import visible
 
 _SHUTDOWN_S = 5
+
+
+@dataclass(frozen=True)
+class InheritedDescriptors:
+    """Describes what the process that started this one has opened for it. Sockets that it keeps open too lose no
+    connection while this one is restarted: they wait there.
+    """
+
+    listening: int | None
+    private: int | None
+    ready: int | None
+    """A byte is written there once this process answers."""
+
+    def private_socket(self, settings: Settings, url: str) -> PrivateSocket | None:
+        """Return the data folder's socket, bound here where it is not inherited."""
+        if self.private is None:
+            return PrivateSocket.bind(settings.layout, url)
+        return PrivateSocket(socket.socket(fileno=self.private), settings.layout)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until a signal. Returns 2 when it refuses to start, and says why."""
     options = vars(_parser().parse_args(arguments))
-    descriptor: int | None = options.pop("fd")
+    inherited = InheritedDescriptors(options.pop("fd"), options.pop("private_fd"), options.pop("ready_fd"))
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = Settings(**given)
-    except (ValidationError, FileNotFoundError, PermissionError) as error:
+        _ = settings.broker_url  # reads the files that it names
+    except (ValidationError, OSError) as error:
         return _refuse(str(error))
     if reason := _exposure(settings):
         return _refuse(reason)
@@ -37,19 +60,22 @@ def main(arguments: list[str] | None = None) -> int:
         was_open = close_to_others(settings.layout.root)
     except NotPrivateError as error:
         return _refuse(str(error))
-    log_to_stderr(settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    log_to_stderr(settings.log_level, layout, settings.log_format, process="api")
     if was_open:
         logging.getLogger("api").warning("closed %s to other users, who could read it", settings.layout.root)
-    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
+    store = connect(settings)
     try:
         _announce_admin_key(settings, store)
+        _warn_of_forgetting(store)
     except StoreUnavailable as error:
-        return _refuse(f"{error}; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself")
+        remedy = f"; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself"
+        return _refuse(str(error) if isinstance(error, BrokerRefused) else f"{error}{remedy}")
     try:
-        listening = socket.socket(fileno=descriptor) if descriptor is not None else _bound(settings)
+        listening = _bound(settings) if inherited.listening is None else socket.socket(fileno=inherited.listening)
     except OSError as error:
         return _refuse(f"cannot bind {settings.host}:{settings.port}: {error.strerror}")
-    return _serve(settings, store, listening)
+    return _serve(settings, store, listening, inherited)
 
 
 def _bound(settings: Settings) -> socket.socket:
@@ -82,7 +108,15 @@ def _announce_admin_key(settings: Settings, store: Store) -> None:
     print(f"the admin key was written to {path}", file=sys.stderr)
 
 
-def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
+def _warn_of_forgetting(store: Store) -> None:
+    if store.forgets_at_restart():
+        logging.getLogger("api").warning(
+            "the broker keeps nothing on disk: when it restarts, every job and key is lost; "
+            "set 'appendonly yes' and 'appendfsync always' there"
+        )
+
+
+def _serve(settings: Settings, store: Store, listening: socket.socket, inherited: InheritedDescriptors) -> int:
     config = uvicorn.Config(
         create_app(settings, store),
         ssl_certfile=settings.tls_cert,
@@ -100,7 +134,7 @@ def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    server = ApiServer(config, PrivateSocket.bind(settings.layout, url))
+    server = ApiServer(config, inherited.private_socket(settings, url), inherited.ready)
     logging.getLogger("api").info("serving %s", url)
     server.run(sockets=[listening])
     return 0 if server.started else 1
@@ -113,6 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="address to bind")
     parser.add_argument("--port", type=int, help="port to bind; 0 takes a free one")
     parser.add_argument("--fd", type=int, help="an already bound socket to serve instead")
+    parser.add_argument("--private-fd", type=int, help="the data folder's socket, already bound")
+    parser.add_argument("--ready-fd", type=int, help="where to write a byte once requests are answered")
     parser.add_argument("--behind-proxy", action="store_true", default=None, help="a proxy in front ends TLS")
     parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, help="private key, PEM")

@@ -25,8 +25,6 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from api.problems import ProblemError
-from service.jobs.checks.files import files_of
-from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.submission.confined import LENGTH, OUT_OF_MEMORY
@@ -145,7 +143,7 @@ class Checker:
             await asyncio.to_thread(server.stop, self._settings.stop_s)
 
     async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
-        """Return every reason to refuse the job, up to a number of them. Raises as :meth:`answer` does."""
+        """Return every reason to refuse the jobs, up to a number of them. Raises as :meth:`answer` does."""
         return [Problem(**problem) for problem in json.loads(await self.answer(request, owner))]
 
     async def answer(self, request: AnyRequest, owner: str) -> bytes:
@@ -257,9 +255,8 @@ def _over_limit(
         reason = f"ends its process ({name})"
     if ending is not None:
         reason += f"; it used {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
-    named = files_of(spec_adapter.validate_json(request.spec))
-    path = next((path for path, named_file in named if named_file == file_id), "")
-    message = f"{'reading it' if path else 'the job'} {reason}"
+    path = next((path for path, named_file in request.files() if named_file == file_id), "")
+    message = f"{'reading it' if path else 'checking it'} {reason}"
     return Problem(path, message, file_id or None, f"what is checked within {memory} and {processor}")
 
 

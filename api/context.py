@@ -8,7 +8,10 @@ from typing import Annotated, cast
 from fastapi import Depends, FastAPI, Request
 
 from api.checker import Checker
+from api.monitoring import Monitor
+from api.sign_in.provider import OpenIdProvider
 from api.stream import Hub
+from api.webhook_sender import WebhookSender
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 
@@ -19,8 +22,14 @@ class Context:
 
     settings: Settings
     store: Store
+    probe: Store
+    """A second client of the store, for readiness: it does not wait for a broker that is away."""
     hub: Hub
     checker: Checker
+    provider: OpenIdProvider | None
+    """Where people sign in, if the operator has set one."""
+    monitor: Monitor
+    webhooks: WebhookSender
 
 
 def attach(app: FastAPI, context: Context) -> None:

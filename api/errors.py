@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,11 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from api.audit import audit_refusal
 from api.checker import CheckUnavailable
 from api.context import context_of
 from api.error_paths import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
-from service.jobs.records import Conflict, NotFound, Rejected, Superseded
+from service.jobs.records import Conflict, NotFound, OverQuota, Rejected, Superseded
 from service.jobs.store import StoreUnavailable, TooLarge
 
 log = logging.getLogger(__name__)
@@ -41,9 +43,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(NotFound, _not_found)
     app.add_exception_handler(Conflict, _conflict)
     app.add_exception_handler(Superseded, _conflict)
+    app.add_exception_handler(OverQuota, _over_quota)
     app.add_exception_handler(TooLarge, _too_large)
     app.add_exception_handler(StoreUnavailable, _unavailable)
     app.add_exception_handler(CheckUnavailable, _unchecked)
+    app.add_exception_handler(OSError, _system)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -66,6 +70,8 @@ def _body_limit(scope: Scope) -> tuple[int, str]:
 
 def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)
+    if error.status == HTTPStatus.FORBIDDEN:
+        audit_refusal(request, "permission.refuse", reason=error.detail)
     return respond(error.status, error.detail, errors=error.errors, headers=error.headers)
 
 
@@ -103,6 +109,10 @@ def _not_found(request: Request, error: Exception) -> Response:
     return respond(404, str(error) or "there is no such thing")
 
 
+def _over_quota(request: Request, error: Exception) -> Response:
+    return respond(429, str(error))
+
+
 def _conflict(request: Request, error: Exception) -> Response:
     return respond(409, str(error) or "the request contradicts the present state")
 
@@ -113,12 +123,21 @@ def _too_large(request: Request, error: Exception) -> Response:
 
 def _unavailable(request: Request, error: Exception) -> Response:
     log.warning("the broker is out of reach: %s", error)
+    context_of(request.app).monitor.meter.count("trivet_broker_failures_total")
     return respond(503, "the broker is out of reach; try again", headers={"Retry-After": "2"})
 
 
 def _unchecked(request: Request, error: Exception) -> Response:
     log.warning("%s", error)
     return respond(503, "the job could not be checked; try again", headers={"Retry-After": "2"})
+
+
+def _system(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return _unexpected(request, error)
+    log.error("%s %s found the disk full: %s", request.method, request.url.path, error)
+    return respond(507, "the service's disk is full; its operator has to make room")
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
-from service.jobs.event_files import attempt_folders, recorded
+from service.jobs.event_files import attempt_folders, newest_logged, recorded
 from service.jobs.events import event_key
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
@@ -16,20 +17,58 @@ from service.jobs.store.tail import BEGINNING
 _PAGE = 2000
 
 
-def events(store: Store, data: DataLayout, job_id: str, types: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Yield every event of these types: attempt by attempt, each in the order of its record.
+def events(
+    store: Store, data: DataLayout, job_id: str, types: frozenset[str], *, attempt: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield every event of these types: attempt by attempt, each in the order of its record; or those of one attempt.
 
     The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of what this host
     sees of a shared folder, and is all that there is of an attempt without a record.
     """
     folders = attempt_folders(data.job(job_id).attempts)
     streamed = _streamed(store, job_id, types, newest=max(folders, default=1))
-    for attempt in sorted({*folders, *streamed.values()}):
-        if attempt in folders:
-            for event in recorded(folders[attempt], types):
+    for number in sorted({*folders, *streamed.values()}):
+        if attempt not in (None, number):
+            continue
+        if number in folders:
+            for event in recorded(folders[number], types):
                 streamed.pop(event_key(event), None)
                 yield event
-        yield from [orjson.loads(key) for key, during in streamed.items() if during == attempt]
+        yield from [orjson.loads(key) for key, during in streamed.items() if during == number]
+
+
+def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the printed lines of a job, or of one attempt, the newest first; what is further back is read only when it
+    is asked for.
+    """
+    folders = attempt_folders(data.job(job_id).attempts)
+    streamed = _streamed(store, job_id, frozenset({"log"}), newest=max(folders, default=1))
+    for number in sorted({*folders, *streamed.values()}, reverse=True):
+        if attempt not in (None, number):
+            continue
+        only_streamed = [orjson.loads(key) for key, during in reversed(streamed.items()) if during == number]
+        if number in folders:
+            yield from _with_streamed(newest_logged(folders[number]), only_streamed)
+        else:
+            yield from only_streamed
+
+
+def _with_streamed(on_record: Iterator[dict[str, Any]], streamed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield events of the record, and among them those that only the stream has; both newest first.
+
+    Once the record is at a time before that of a streamed event, the record does not have it: it is yielded there.
+    """
+    known: set[bytes] = set()
+    left = deque(streamed)
+    for event in on_record:
+        while left and left[0]["time"] > event["time"]:
+            if event_key(left[0]) not in known:
+                yield left[0]
+            left.popleft()
+        if left:
+            known.add(event_key(event))
+        yield event
+    yield from (event for event in left if event_key(event) not in known)
 
 
 def _streamed(store: Store, job_id: str, types: frozenset[str], newest: int) -> dict[bytes, int]:

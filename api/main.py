@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -15,10 +17,15 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from api import errors
 from api.checker import Checker, CheckerSettings
 from api.context import Context, attach, context_of
-from api.middleware import Hardening, HostNames, known_names
-from api.openapi import document
+from api.middleware import Hardening, HostNames, RequestIds, known_names
+from api.monitoring import V1, Monitor, RequestTimes, Traces
+from api.openapi import document, operation_id
 from api.routes import (
+    accounts,
+    alerts,
     artifacts,
+    audit,
+    batches,
     bounds,
     events,
     files,
@@ -28,17 +35,36 @@ from api.routes import (
     keys,
     kinds,
     logs,
+    me,
     metrics,
+    projects,
+    queue,
     report,
     schedule,
     session,
+    sign_in,
     timeline,
+    webhooks,
 )
 from api.security import authenticated, session_cookie
+from api.sign_in.provider import OpenIdProvider, RelyingParty
 from api.stream import Hub, HubSettings
+from api.webhook_sender import WebhookSender
 from service.jobs.settings import Settings
-from service.jobs.store import Store
+from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.tail import StreamTail
+from service.jobs.tracing import tracing_for
+
+_BROKER_AWAY_S = 2.0
+"""Pause before the broker is asked again."""
+_EXPIRE_EVERY_S = 3600.0
+"""How often uploads are looked through that nobody used for long."""
+
+
+def connect(settings: Settings) -> Store:
+    """Return the store of an API process, whose requests outlast a restart of the broker."""
+    timeouts = BrokerTimeouts(outage_s=settings.broker_wait_s)
+    return Store.connect(settings.broker_url, settings.layout, settings.store_limits, timeouts)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
@@ -49,35 +75,46 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         description="Train, verify and compile-check models: jobs, their events and what came of them.",
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=operation_id,
         lifespan=_lifespan,
         redirect_slashes=False,
     )
-    connected = (
-        store if store is not None else Store.connect(settings.broker_url, settings.layout, settings.store_limits)
-    )
+    connected = store if store is not None else connect(settings)
+    probe = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
     hub = Hub(
-        StreamTail.connect(settings.broker_url),
+        StreamTail.connect(settings.broker_url, outage_s=settings.broker_wait_s),
         connected.keys.ended,
         HubSettings(max_streams=settings.max_streams, max_streams_per_key=settings.max_streams_per_key),
     )
-    attach(app, Context(settings, connected, hub, Checker(settings, CheckerSettings())))
+    tracing = tracing_for("api", os.environ)
+    monitor = Monitor(settings, probe, lambda: hub.open_streams, tracing)
+    checker = Checker(settings, CheckerSettings())
+    sender = WebhookSender(settings, probe)
+    attach(app, Context(settings, connected, probe, hub, checker, _provider(settings), monitor, sender))
     errors.install(app)
     app.include_router(_v1(settings))
     app.include_router(health.router)
     app.include_router(session.router)
-    _mount_dashboard(app)
+    app.include_router(sign_in.router)
+    _mount_dashboard(app, settings)
+    app.webhooks.include_router(webhooks.callbacks)
     document(app)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(HostNames, names=known_names(settings))
     app.add_middleware(Hardening)
+    app.add_middleware(RequestTimes, meter=monitor.meter)
+    app.add_middleware(Traces, tracing=tracing)
+    app.add_middleware(RequestIds)
     return app
 
 
 def _v1(settings: Settings) -> APIRouter:
     """Return the routes that need a key: the dependency sits on the router, so that no route can forget it."""
-    router = APIRouter(prefix="/v1", dependencies=[Security(authenticated)])
+    router = APIRouter(prefix=V1, dependencies=[Security(authenticated)])
     for resource in (
         jobs.router,
+        batches.router,
+        queue.router,
         events.router,
         metrics.router,
         logs.router,
@@ -87,18 +124,38 @@ def _v1(settings: Settings) -> APIRouter:
         timeline.router,
         artifacts.router,
         hosts.router,
+        alerts.router,
         kinds.router,
+        me.router,
         keys.router,
+        accounts.router,
+        audit.router,
+        projects.router,
+        webhooks.router,
         files.build_router(settings.max_file_bytes),
     ):
         router.include_router(resource)
     return router
 
 
-def _mount_dashboard(app: FastAPI) -> None:
+def _provider(settings: Settings) -> OpenIdProvider | None:
+    if settings.oidc_issuer is None or settings.oidc_client_id is None:
+        return None
+    secret = settings.oidc_client_secret
+    return OpenIdProvider(
+        RelyingParty(
+            issuer=settings.oidc_issuer,
+            client_id=settings.oidc_client_id,
+            client_secret=None if secret is None else secret.get_secret_value(),
+            scopes=settings.oidc_scopes,
+        )
+    )
+
+
+def _mount_dashboard(app: FastAPI, settings: Settings) -> None:
     from api.dashboard import mount  # noqa: PLC0415 - the pages are an application's last routes
 
-    mount(app, signed_in=_has_session)
+    mount(app, signed_in=_has_session, provider=settings.oidc_name if settings.oidc_issuer else None)
 
 
 def _has_session(request: Request) -> bool:
@@ -111,25 +168,54 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context = context_of(app)
     context.hub.start()
     context.checker.start()
+    housekeeping = [asyncio.create_task(_adopt(context.probe)), asyncio.create_task(_expire_uploads(context.store))]
+    context.webhooks.start()
+    context.monitor.start()
     with _closing_streams_on_signals(context.hub.close_soon):
         yield
+    for task in housekeeping:
+        task.cancel()
+    await context.webhooks.stop()
     await context.hub.stop()
     await context.checker.stop()
+    await context.monitor.stop()
+    context.probe.close()
+
+
+async def _adopt(store: Store) -> None:
+    """Bring what an older version left in the store up to this one, as soon as the broker answers."""
+    while True:
+        try:
+            return await asyncio.to_thread(store.jobs.adopt)
+        except StoreUnavailable:
+            await asyncio.sleep(_BROKER_AWAY_S)
+
+
+async def _expire_uploads(store: Store) -> None:
+    """Delete uploads that nobody uses any more, now and then."""
+    while True:
+        with suppress(StoreUnavailable, OSError):
+            while await asyncio.to_thread(store.files.expire):
+                pass
+        await asyncio.sleep(_EXPIRE_EVERY_S)
 
 
 @contextmanager
 def _closing_streams_on_signals(close: Callable[[], None]) -> Iterator[None]:
-    """End open streams when the server is told to stop: it would wait for them for ever, as they never end."""
+    """End open streams when the server is told to stop: it would wait for them for ever, as they never end. SIGHUP, of
+    which the server knows nothing, stops it as SIGTERM does: requests that have begun are answered.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def handle(number: int, frame: FrameType | None) -> None:
         close()
-        chained: Any = previous[signal.Signals(number)]
+        ends_as = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
+        chained: Any = previous[ends_as]
         if callable(chained):
-            chained(number, frame)
+            chained(ends_as, frame)
 
     for number in previous:
         signal.signal(number, handle)

@@ -1,4 +1,5 @@
-"""Check the Host header of every request, and set the security headers of every response, whoever wrote it.
+"""Check the Host header of every request, and set the security headers of every response, whoever wrote it,
+and the one that tells of a key's near end.
 
 A page of another site can make its own name lead to this machine (DNS rebinding); the browser then takes the service
 for a part of that site. So a name must be known here. An address needs no check: no site can have another's address as
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 import socket
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,7 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
 from api.errors import plain_detail
-from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
+from api.security import EXPIRY_HEADER
+from service.jobs.logs import set_log_fields
+from service.jobs.settings import LOOPBACK, Settings
+from service.jobs.settings_file import ENV_PREFIX
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -44,6 +49,7 @@ class Hardening:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope.setdefault("state", {})
         replaced: int | None = None
 
         async def send_hardened(message: Message) -> None:
@@ -73,6 +79,8 @@ async def _problem(scope: Scope, receive: Receive, send: Send, status: int, head
 def _harden(scope: Scope, headers: MutableHeaders) -> None:
     for name, value in SECURITY_HEADERS.items():
         headers.setdefault(name, value)
+    if (expires := scope["state"].get("key_expires")) is not None:
+        headers[EXPIRY_HEADER] = expires.isoformat(timespec="seconds")
     if scope["scheme"] == "https":
         headers.setdefault("Strict-Transport-Security", _HSTS)
 
@@ -119,3 +127,31 @@ class HostNames:
                 await problems.respond(421, detail)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+REQUEST_ID_HEADER = "X-Request-ID"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestIds:
+    """Names each request: as its client or a proxy says in ``X-Request-ID``, or anew where that is no plain word of 64
+    characters at most. The answer has the name, and so do what is logged meanwhile and the problem, if it becomes one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        name = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        set_log_fields(request_id=name)
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault(REQUEST_ID_HEADER, name)
+            await send(message)
+
+        await self._app(scope, receive, send_named)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from itertools import groupby
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from api.problems import MEDIA_TYPE, ProblemDetails
 from service.jobs.kinds.registry import KINDS
@@ -22,6 +25,11 @@ _ERRORS = {
 }
 
 
+def operation_id(route: APIRoute) -> str:
+    """Return the name of an operation: that of its function, which generated clients call theirs."""
+    return route.name
+
+
 def document(app: FastAPI) -> None:
     """Let ``app.openapi()`` describe errors as they are."""
 
@@ -34,7 +42,15 @@ def document(app: FastAPI) -> None:
 
 
 def _build(app: FastAPI) -> dict[str, Any]:
-    schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schema = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        webhooks=app.webhooks.routes,
+    )
+    for operation in (each for told in schema["webhooks"].values() for each in told.values()):
+        operation["responses"] = {"200": {"description": "taken; any other 2xx means the same"}}
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     own = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
     components.update(own.pop("$defs", {}))
@@ -44,10 +60,39 @@ def _build(app: FastAPI) -> dict[str, Any]:
             components[name]["properties"]["kind"]["enum"] = list(KINDS.provided)
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
+    for component in components.values():
+        for described in component.get("properties", {}).values():
+            _simplify(described)
     for path, operations in schema["paths"].items():
         for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                _simplify_parameter(parameter["schema"])
             _describe_errors(path, operation)
     return schema
+
+
+def _simplify(described: dict[str, Any]) -> None:
+    """Say the same of a property in words that stock generators of clients know: they drop a whole operation over a
+    default that is an object, or over an enumeration of several types.
+    """
+    default = described.get("default")
+    if isinstance(default, dict):
+        del described["default"]
+        text = f"{described.get('description', '')}\n\nDefault: `{json.dumps(default)}`"
+        described["description"] = text.strip()
+    values = described.get("enum", ())
+    types = [list(same) for _, same in groupby(values, key=type)]
+    if len(types) > 1:
+        del described["enum"]
+        described["anyOf"] = [{"const": same[0]} if len(same) == 1 else {"enum": same} for same in types]
+
+
+def _simplify_parameter(schema: dict[str, Any]) -> None:
+    """Leave out that a parameter may be null: no URL and no header can say so."""
+    forms = [form for form in schema.get("anyOf", ()) if form.get("type") != "null"]
+    if len(forms) == 1:
+        del schema["anyOf"]
+        schema.update(forms[0])
 
 
 def _describe_errors(path: str, operation: dict[str, Any]) -> None:

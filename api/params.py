@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Header, Query, Request
 
 from api.frames import Cursor
 from api.problems import FieldError, echo, invalid
 from service.jobs.events import EVENT_TYPES
+from service.jobs.projects import ProjectName
+from service.jobs.records import Conflict
 from service.jobs.store.tail import BEGINNING, parse_id
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="most items in the answer")]
 PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
 After = Annotated[str | None, Query(max_length=4000, description="only what came after this event id")]
 Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(min_length=1, max_length=200, description="the same key and body again give the same jobs, for a day"),
+]
+
+TargetProject = Annotated[
+    ProjectName | None,
+    Query(description="the project, which a key of none may choose; `default` when absent"),
+]
 
 _EVENT_STREAM = "text/event-stream"
 
@@ -28,6 +40,13 @@ def wants_stream(request: Request) -> bool:
 def refuse(path: str, message: str, got: object, expected: str) -> Exception:
     """Return the 422 of one parameter."""
     return invalid([FieldError(path=path, message=message, got=echo(got), expected=expected)])
+
+
+def refused_key(conflict: Conflict, key: str | None) -> Exception:
+    """Return the answer to a request whose idempotency key was used with another body."""
+    if key is None:
+        return conflict
+    return refuse("Idempotency-Key", str(conflict), key, "a new key, or the body it was first used with")
 
 
 def choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:

@@ -14,16 +14,18 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.error_paths import ErrorPlace, Locator
+from service.jobs.logs import log_field
 from service.jobs.records import LONGEST_TEXT, shortened
 from service.jobs.records import Problem as Refusal
-from service.jobs.spec.base import DISAGREEMENT, ID_EXPECTED, TOO_MANY_ERRORS
+from service.jobs.spec.base import ID_EXPECTED, TOO_MANY_ERRORS
+from service.jobs.spec.strict import DISAGREEMENT
 
 MEDIA_TYPE = "application/problem+json"
 _LONGEST_ECHO = 200
 MOST_ERRORS = 50
 """Fields that one answer names; a body of a megabyte can have hundreds of thousands that are wrong."""
 _MOST_TRANSLATED = 4 * MOST_ERRORS
-"""Of pydantic's errors, several of which may be about one field."""
+"""Errors of pydantic that are translated; several may be about one field."""
 _LONGEST_DETAIL = 4 * LONGEST_TEXT
 
 
@@ -44,6 +46,7 @@ class ProblemDetails(BaseModel):
     status: int
     detail: str
     errors: list[FieldError] | None = Field(None, description="with 422: field by field")
+    request_id: str | None = Field(None, description="the answer's X-Request-ID, under which the log has the request")
 
 
 class ProblemError(Exception):
@@ -76,11 +79,19 @@ def respond(
     """
     title = HTTPStatus(status).phrase
     errors = None if errors is None else _bounded(errors)
-    body = ProblemDetails(title=title, status=status, detail=shortened(detail, _LONGEST_DETAIL), errors=errors)
+    request_id = log_field("request_id")
+    body = ProblemDetails(
+        title=title,
+        status=status,
+        detail=shortened(detail, _LONGEST_DETAIL),
+        errors=errors,
+        request_id=request_id,
+    )
     content = body.model_dump(exclude_none=True)
     if errors is not None:
         content["errors"] = [error.model_dump() for error in errors]
-    return _Answer(content, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+    sent = dict(headers or {}) | ({} if request_id is None else {"X-Request-ID": request_id})
+    return _Answer(content, status_code=status, media_type=MEDIA_TYPE, headers=sent)
 
 
 class _Answer(JSONResponse):

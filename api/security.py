@@ -2,26 +2,35 @@
 
 Every route below ``/v1`` requires an API key as ``Authorization: Bearer``, or a session of the dashboard: its cookie,
 and what proves that a page of this very origin asks.
-Scopes contain each other: ``admin`` includes ``submit``, which includes ``read``. A key with ``submit`` changes only
-its own jobs; ``admin`` changes all.
+Scopes contain each other: ``admin`` includes ``submit``, which includes ``read``. A key speaks in one project: with
+``submit`` it changes only its owner's jobs there, with ``admin`` all jobs there. An admin key of no project is an
+operator's: it changes everything, and only it runs the service.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
+from api.audit import audit_refusal, remember_caller
 from api.context import StoreDep
 from api.problems import ProblemError
-from service.jobs.records import ApiKey, Job, Scope
+from service.jobs.projects import DEFAULT_PROJECT, Scope
+from service.jobs.records import ApiKey
 from service.jobs.store import Credential, Store
 
 SESSION_COOKIE = "trivet_session"
 """HttpOnly and SameSite=Strict; over TLS with the prefix ``__Host-``. Browsers send it to every port of the host."""
+FLOW_COOKIE = "trivet_sign_in"
+"""Ties a sign-in at a provider to the browser that began it."""
 PAGE_HEADER = "X-Trivet-Session"
 """The session's other secret, which only pages of this origin, port included, can know."""
+EXPIRY_HEADER = "X-Trivet-Key-Expires"
+"""Tells when the key of a request expires, once that is near."""
+_WARN_BEFORE = timedelta(days=14)
 _CSRF_HEADER = "X-Trivet"
 """Sent by scripts, since other sites' pages cannot send it."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -40,6 +49,11 @@ class Caller(ApiKey):
 
     credential: Credential
 
+    @property
+    def submits_to(self) -> str:
+        """Return the project of a job or an upload for which no other is named."""
+        return self.project or DEFAULT_PROJECT
+
 
 def granted(key: ApiKey) -> frozenset[Scope]:
     """Return all scopes of a key, with those that they include."""
@@ -55,11 +69,13 @@ def authenticated(
 ) -> Caller:
     """Return the key of this request; 401 without a valid one, 403 when it lacks a scope."""
     if bearer is not None:
-        caller = _by_key(store, bearer.credentials)
+        caller = _by_key(request, store, bearer.credentials)
     elif (session := session_cookie(request)) is not None:
         caller = _by_session(request, store, session)
     else:
         raise _unauthorized("an API key is needed: send 'Authorization: Bearer tvt_…'")
+    remember_caller(request, caller, caller.credential)
+    request.state.key_expires = _near_end(caller)
     missing = [scope for scope in scopes.scopes if scope not in granted(caller)]
     if missing:
         raise ProblemError(
@@ -68,10 +84,19 @@ def authenticated(
     return caller
 
 
-def _by_key(store: Store, secret: str) -> Caller:
+def _near_end(key: ApiKey) -> datetime | None:
+    """Return when a key expires of whose life less than a fifth is left, and less than :data:`_WARN_BEFORE`."""
+    if key.expires_at is None or key.holder == "person":
+        return None
+    warned_from = key.expires_at - min(_WARN_BEFORE, (key.expires_at - key.created_at) / 5)
+    return key.expires_at if datetime.now(UTC) >= warned_from else None
+
+
+def _by_key(request: Request, store: Store, secret: str) -> Caller:
     key = store.keys.verify(secret)
     if key is None:
-        raise _unauthorized("this API key is not valid, or was revoked")
+        audit_refusal(request, "key.refuse")
+        raise _unauthorized("this API key is not valid, has expired, or was revoked")
     return Caller(**key.model_dump(), credential=Credential(key.id))
 
 
@@ -96,6 +121,11 @@ def cookie_name(request: Request) -> str:
     return f"__Host-{SESSION_COOKIE}" if request.url.scheme == "https" else SESSION_COOKIE
 
 
+def flow_cookie_name(request: Request) -> str:
+    """Return the name of the cookie of a browser that signs in at a provider."""
+    return f"__Host-{FLOW_COOKIE}" if request.url.scheme == "https" else FLOW_COOKIE
+
+
 def session_cookie(request: Request) -> str | None:
     return request.cookies.get(cookie_name(request))
 
@@ -117,10 +147,13 @@ def _same_origin(request: Request) -> bool:
     return _CSRF_HEADER in request.headers
 
 
-def require_owner(key: ApiKey, job: Job) -> None:
-    """Refuse a change of a job to all but its owner and admins."""
-    if job.owner != key.name and "admin" not in granted(key):
-        raise ProblemError(403, f"job {job.id} belongs to '{job.owner}'; only its owner or an admin may change it")
+def target_project(key: Caller, named: str | None) -> str:
+    """Return the project of what is submitted: the one that is named, which only an operator may choose, or the
+    key's.
+    """
+    if named in (None, key.submits_to) or key.is_operator:
+        return named or key.submits_to
+    raise ProblemError(403, f"this key submits to project '{key.submits_to}'; only an operator's key may name another")
 
 
 def _unauthorized(detail: str) -> ProblemError:
@@ -129,4 +162,13 @@ def _unauthorized(detail: str) -> ProblemError:
 
 Reader = Annotated[Caller, Security(authenticated, scopes=["read"])]
 Submitter = Annotated[Caller, Security(authenticated, scopes=["submit"])]
-Admin = Annotated[Caller, Security(authenticated, scopes=["admin"])]
+
+
+def _operator(caller: Annotated[Caller, Security(authenticated, scopes=["admin"])]) -> Caller:
+    if not caller.is_operator:
+        detail = f"yours belongs to project '{caller.project}'"
+        raise ProblemError(403, f"this needs a key with scope 'admin' that is of no project; {detail}")
+    return caller
+
+
+Admin = Annotated[Caller, Depends(_operator)]

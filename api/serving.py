@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 import socket
-from dataclasses import dataclass
-from typing import ClassVar, Self
+import sys
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.jobs.layout import DataLayout
-from service.jobs.private import bind_private
-from service.jobs.processes import LockedError, ProcessLock
+from service.jobs.private_socket import PrivateSocket
 
 LONGEST_HEAD = 64 << 10
 """Bytes of a request before its body."""
 LEAST_BODY = 10_000
 """Bytes of a body that a client must send in each interval of the limit on bodies."""
 
-log = logging.getLogger(__name__)
+_KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""The socket's path is its owner's to remove, who may be another process."""
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -106,47 +105,21 @@ def limited(head_s: float, body_s: float) -> type[_LimitedProtocol]:
     return type("LimitedProtocol", (_LimitedProtocol,), {"head_s": head_s, "body_s": body_s})
 
 
-@dataclass
-class PrivateSocket:
-    """Keeps the data folder's socket, for commands of its owner, and the URL beside it that it stands for."""
-
-    bound: socket.socket
-    data: DataLayout
-    lock: ProcessLock
-
-    @classmethod
-    def bind(cls, data: DataLayout, url: str) -> Self | None:
-        """Bind the socket; ``None`` where another process of this folder has it, which commands then reach."""
-        try:
-            lock = ProcessLock(data.api_socket.with_suffix(".lock"))
-        except LockedError:
-            log.warning("another process answers at %s; commands on this machine go there", data.api_socket)
-            return None
-        bound = bind_private(data.api_socket)
-        data.api_address.write_text(url + "\n")
-        return cls(bound, data, lock)
-
-    def close(self) -> None:
-        """Take both away again; may be called twice."""
-        self.bound.close()
-        if self.lock.fileno() >= 0:
-            for path in (self.data.api_socket, self.data.api_address):
-                path.unlink(missing_ok=True)
-        self.lock.close()
-
-
 class ApiServer(uvicorn.Server):
-    """A server that also answers on a private socket, without TLS."""
+    """A server that also answers on a private socket, without TLS. It writes a byte to ``ready`` once it answers."""
 
-    def __init__(self, config: uvicorn.Config, private: PrivateSocket | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, private: PrivateSocket | None = None, ready: int | None = None) -> None:
         super().__init__(config)
         self._private = private
+        self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._private is not None and self.started:
             loop = asyncio.get_running_loop()
-            self.servers.append(await loop.create_unix_server(self._protocol, sock=self._private.bound))
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self._private.bound, **_KEEP_PATH))
+        if self._ready is not None and self.started:
+            os.write(self._ready, b"1")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down, private socket included; the base class then lets the signal that ended it end the process."""

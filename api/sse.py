@@ -41,7 +41,7 @@ class _EventStream:
     composite: bool
     """Whether ids are composite (several jobs) or those of the one job's stream."""
     types: frozenset[str] | None = None
-    """Only these types; all when ``None``."""
+    """The types that are sent; all when ``None``."""
     states: dict[str, JobState | str] = field(default_factory=dict)
     """Last known state of each job."""
 
@@ -157,7 +157,9 @@ def respond(
         raise _too_many(error) from None
 
     async def body() -> AsyncIterator[bytes]:
-        with hub.subscribe(caller.credential, cursor, states, everything=everything) as subscription:
+        with hub.subscribe(
+            caller.credential, cursor, states, project=caller.project, everything=everything
+        ) as subscription:
             stream = _EventStream(hub, subscription, composite=not single, types=types, states=dict(states))
             async for chunk in stream.chunks():
                 yield chunk
@@ -174,12 +176,12 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
     if job.state in TERMINAL:
         return job
     try:
-        with hub.subscribe(caller.credential, Cursor(base=after), [job_id]) as subscription:
+        with hub.subscribe(caller.credential, Cursor(base=after), [job_id], project=caller.project) as subscription:
             stream = _EventStream(hub, subscription, composite=False, states={job_id: job.state})
             async with asyncio.timeout(within_s):
                 await _exhaust(stream.chunks())
             if subscription.revoked:
-                raise ProblemError(401, "this API key was revoked, or the session is over")
+                raise ProblemError(401, "this API key was revoked, the session is over, or the job is no longer shared")
     except TimeoutError:
         pass
     except TooManyStreams as error:

@@ -56,11 +56,13 @@ class Subscription:
     jobs: set[str]
     most_frames: int
     """Frames that may be queued."""
+    project: str | None = None
+    """What it shows are jobs that the members of this project may read; those of all projects when ``None``."""
     everything: bool = False
     """Jobs that appear later are watched too."""
     joined: bool = False
     revoked: bool = False
-    """What it was admitted by no longer admits anybody."""
+    """What it was admitted by no longer admits anybody, or not to a job that it shows."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: deque[FrameBatch] = field(default_factory=deque)
     _queued: int = 0
@@ -152,11 +154,18 @@ class Hub:
 
     @contextlib.contextmanager
     def subscribe(
-        self, credential: Credential, cursor: Cursor, jobs: Iterable[str], *, everything: bool = False
+        self,
+        credential: Credential,
+        cursor: Cursor,
+        jobs: Iterable[str],
+        *,
+        project: str | None,
+        everything: bool = False,
     ) -> Iterator[Subscription]:
-        """Yield an open subscription of one key. Raises :class:`TooManyStreams`."""
+        """Yield an open subscription of one key, which speaks in ``project``. Raises :class:`TooManyStreams`."""
         self.check_room(credential)
-        subscription = Subscription(credential, cursor, set(jobs), self.settings.queue_frames, everything)
+        most = self.settings.queue_frames
+        subscription = Subscription(credential, cursor, set(jobs), most, project=project, everything=everything)
         self._open[credential.key_id] += 1
         self._subscriptions.add(subscription)
         try:
@@ -239,21 +248,39 @@ class Hub:
             if not wanting:
                 continue
             with contextlib.suppress(StoreUnavailable):
-                jobs = set(await self.tail.recent_jobs(self.settings.recent_jobs))
-                for subscription in wanting:
-                    self._watch_exactly(subscription, jobs)
+                for project in {subscription.project for subscription in wanting}:
+                    jobs = set(await self.tail.recent_jobs(self.settings.recent_jobs, project))
+                    for subscription in wanting:
+                        if subscription.project == project:
+                            self._watch_exactly(subscription, jobs)
 
     async def _revoke_forever(self) -> None:
-        """End streams whose key was revoked or whose session is over."""
+        """End streams whose key was revoked, whose session or membership is over, or that show a job which its project
+        may no longer read.
+        """
         while not self.closing.is_set():
             await asyncio.sleep(self.settings.revoke_s)
             credentials = list({subscription.credential for subscription in self._subscriptions})
             with contextlib.suppress(StoreUnavailable):
                 ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()
+                hidden = await self._hidden()
                 for subscription in self._subscriptions:
-                    if subscription.credential in ended:
+                    if subscription.credential in ended or subscription in hidden:
                         subscription.revoked = True
                         subscription.wake.set()
+
+    async def _hidden(self) -> set[Subscription]:
+        """Return the subscriptions to named jobs one of which their project may not read."""
+        named: dict[str, set[Subscription]] = {}
+        for subscription in self._subscriptions:
+            if subscription.project is not None and not subscription.everything:
+                named.setdefault(subscription.project, set()).add(subscription)
+        hidden: set[Subscription] = set()
+        for project, its_own in named.items():
+            jobs = set().union(*(subscription.jobs for subscription in its_own))
+            visible = await self.tail.visible_among(project, jobs)
+            hidden |= {subscription for subscription in its_own if not subscription.jobs <= visible}
+        return hidden
 
     def _watch_exactly(self, subscription: Subscription, jobs: set[str]) -> None:
         if subscription.jobs != jobs:

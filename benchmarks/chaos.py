@@ -54,6 +54,7 @@ def faults(lease_s: float) -> list[Fault]:
     longer, shorter = lease_s + 4, lease_s / 2
     return [
         Fault("up", kill, 1),
+        Fault("up", signal.SIGUSR1, 2),  # every part is restarted in turn
         *(Fault("api", *how) for how in ((kill, 3), (term, 2), (stop, 1, longer))),
         *(Fault("agent", *how) for how in ((kill, 4), (term, 3), (stop, 2, longer))),
         *(Fault("broker", *how) for how in ((kill, 3), (term, 2), (stop, 2, 4.0), (stop, 1, longer))),
@@ -153,7 +154,7 @@ class Chaos:
             timer = threading.Timer(fault.stopped_s, _resume, (target,))
             timer.start()
             self._timers.append(timer)
-        if fault.role == "up":
+        if fault.role == "up" and fault.signal == signal.SIGKILL:
             time.sleep(draw.uniform(0.0, self.options.lease_s / 2))
             self.service.start()
 
@@ -332,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given |= {"gap_s": tuple(given["gap_s"]), "only": tuple(filter(None, given["only"].split(",")))}
     options = Options(**given)
     with tempfile.TemporaryDirectory(prefix="trivet-chaos-") as folder:
-        settings = {"TRIVET_LEASE_S": str(options.lease_s), "TRIVET_CPU_SLOTS": "4"}
+        settings = {"TRIVET_LEASE_S": str(options.lease_s), "TRIVET_CPU_SLOTS": "4", "TRIVET_API_PROCESSES": "2"}
         service = Service(Path(folder).resolve() / "data", settings)
         try:
             service.start()

@@ -38,7 +38,7 @@ from service.verification.bab.decision import Decision, SearchResult, Technique
 from service.verification.bab.driver import SEARCHES, decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 MIB = 2**20
 BLOCK = 16 * MIB

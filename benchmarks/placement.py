@@ -13,16 +13,22 @@ other processes of the machine do not disturb, and the time that the client wait
 * *staircase*: the whole fleet is idle, and each pending job wants a few devices more than the hosts it may spread over
   ever hold: the shapes that are hardest to tell from ones that fit.
 
-    python benchmarks/placement.py [JOBS SHAPES HOSTS DEVICES_PER_HOST] …
+The pending jobs belong to as many projects as ``--projects`` says, one after the other. ``--beside CHECKOUT`` measures
+another checkout of this repository in the same run, each size there first: a ratio of the two says more than either.
+
+    python benchmarks/placement.py [--projects N] [--beside CHECKOUT] [JOBS SHAPES HOSTS DEVICES_PER_HOST] …
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +42,7 @@ from service.jobs.store import HostReport, Store, StoreLimits, stubs
 from service.jobs.store.keyspace import PLACEMENT_IDLE
 
 ROUNDS = 300
-DEFAULT = ("1000 100 2 8", "10000 1000 8 8", "100000 5000 8 8", "100000 5000 512 8")
+DEFAULT = ("1000 100 2 8", "3000 300 512 8", "10000 1000 8 8", "100000 5000 8 8", "100000 5000 512 8")
 NEVER = 10**6
 LIMITS = StoreLimits(lease_s=NEVER, starting_lease_s=NEVER, heartbeat_s=NEVER, max_queue_bypass_s=NEVER)
 DATA = DataLayout(Path("unused"))
@@ -50,6 +56,7 @@ class Size:
     shapes: int
     hosts: int
     devices: int
+    projects: int
 
     def row(self, case: str, placed: int, times: list[Time]) -> str:
         broker = sorted(time.broker_ms for time in times)
@@ -67,11 +74,18 @@ class Time:
     waited_ms: float
 
 
-def main(cases: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--projects", type=int, default=1)
+    parser.add_argument("--beside", type=Path)
+    parser.add_argument("numbers", type=int, nargs="*")
+    given = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     print("| jobs | shapes | hosts × devices | case | placed | broker ms, median | 99 % | most | client ms, median |")
-    print("|--:|--:|--:|---|--:|--:|--:|--:|--:|")
-    for size in _sizes(cases):
+    print("|--:|--:|--:|---|--:|--:|--:|--:|--:|", flush=True)
+    for size in _sizes(given.numbers, given.projects):
+        if given.beside is not None:
+            _measure_there(given.beside.resolve(), size)
         with (
             tempfile.TemporaryDirectory(prefix="trivet-") as folder,
             EmbeddedBroker.start(Path(folder), fsync="everysec") as broker,
@@ -81,22 +95,33 @@ def main(cases: list[str]) -> int:
     return 0
 
 
-def _sizes(words: list[str]) -> Iterator[Size]:
-    numbers = [int(word) for word in (words or " ".join(DEFAULT).split())]
+def _sizes(numbers: list[int], projects: int) -> Iterator[Size]:
+    numbers = numbers or [int(word) for word in " ".join(DEFAULT).split()]
     for index in range(0, len(numbers), 4):
-        yield Size(*numbers[index : index + 4])
+        yield Size(*numbers[index : index + 4], projects)
+
+
+def _measure_there(checkout: Path, size: Size) -> None:
+    """Print the rows of another checkout, by this very program."""
+    numbers = (size.jobs, size.shapes, size.hosts, size.devices)
+    command = [sys.executable, __file__, "--projects", str(size.projects), *map(str, numbers)]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    said = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True).stdout
+    for row in said.splitlines()[3:]:
+        print(f"{row} there", flush=True)
 
 
 def _measure(url: str, size: Size) -> None:
     store = _fleet(url, size.hosts, size.devices)
     draw = random.Random(0)
+    project = itertools.cycle(f"project-{number}" if number else "default" for number in range(size.projects))
     for index in range(size.hosts * size.devices):
-        _submit(store, 1 + index % size.devices, 1, 0)
+        _submit(store, 1 + index % size.devices, 1, 0, next(project))
     running = _place_all(store)
     large, small = _shapes(size.shapes, draw)
     for index in range(size.jobs):
         ranks, spread = draw.choice(large if index < size.jobs // 2 else small)
-        _submit(store, ranks, spread, draw.choice([-1] + 9 * [0]))
+        _submit(store, ranks, spread, draw.choice([-1] + 9 * [0]), next(project))
     overdue = Store.connect(url, DATA, replace(LIMITS, max_queue_bypass_s=0.001))
     for name, placer, release in (("full", store, False), ("churn", store, True), ("overdue", overdue, True)):
         times, placed = _rounds(placer, running, release)
@@ -108,10 +133,11 @@ def _measure(url: str, size: Size) -> None:
 def _measure_staircase(url: str, size: Size) -> None:
     """Needs an empty broker."""
     store = _fleet(url, size.hosts, size.devices)
+    project = itertools.cycle(f"project-{number}" if number else "default" for number in range(size.projects))
     for index in range(size.jobs):
         shape = index % size.shapes
         spread, excess = shape % size.hosts + 1, shape // size.hosts + 1
-        _submit(store, size.devices * spread + excess, spread, 0)
+        _submit(store, size.devices * spread + excess, spread, 0, next(project))
     times = []
     for _ in range(ROUNDS):
         store.client.call("DEL", PLACEMENT_IDLE())
@@ -138,23 +164,16 @@ def _shapes(count: int, draw: random.Random) -> tuple[list[tuple[int, int]], lis
     return large, small
 
 
-def _submit(store: Store, ranks: int, spread: int, priority: int) -> str:
+def _submit(store: Store, ranks: int, spread: int, priority: int, project: str) -> str:
     record = {
-        "kind": "train", "name": "train", "labels": "{}", "owner": "benchmark", "priority": str(priority),
-        "retries": "0", "shape": f"cpu:{ranks}:{spread}", "after": "[]", "indexes": "[]", "spec": "{}",
+        "kind": "train", "name": "train", "labels": "{}", "owner": "benchmark", "project": project,
+        "priority": str(priority), "retries": "0", "shape": f"cpu:{ranks}:{spread}", "after": "[]",
+        "indexes": "[]", "spec": "{}",
     }  # fmt: skip
     suffix = f"{random.getrandbits(55):011x}"[:11]
-    outcome = stubs.submit(
-        store.client,
-        limits=LIMITS.script_argument,
-        idem="",
-        body_hash="",
-        suffix=suffix,
-        record=json.dumps(record),
-        indexes="[]",
-        after="[]",
-    )
-    return outcome[1]
+    entry = {"idem": "", "body_hash": "", "suffix": suffix, "record": record, "indexes": [], "after": [], "files": []}
+    outcomes = stubs.submit(store.client, limits=LIMITS.script_argument, entries=json.dumps([entry]))
+    return outcomes[0][1]
 
 
 def _place_all(store: Store) -> list[str]:
@@ -191,4 +210,4 @@ def _broker_ms(store: Store) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

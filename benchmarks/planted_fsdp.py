@@ -23,12 +23,11 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "compi
 from programs.sharded import Sharded, blocks, sequential
 
 from service.compilation.ladder import Result, climb
-from service.compilation.program import Phase
 from service.compilation.ranks.group import slowest
 from service.compilation.run.run_rung import plan_run
 from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
-from service.jobs.spec.compile import Tolerance
+from service.jobs.spec.compile import Phase, Tolerance
 from service.parallel import distributed
 from service.parallel.distributed import read_launch
 

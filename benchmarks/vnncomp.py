@@ -32,7 +32,7 @@ from service.formats.vnnlib import parse
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 ANSWERS = {Verdict.VERIFIED: "unsat", Verdict.FALSIFIED: "sat", Verdict.UNKNOWN: "unknown"}
 QUICK = 60.0

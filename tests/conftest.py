@@ -18,7 +18,7 @@ from hypothesis import settings
 from launching import fresh_torchrun, torchrun
 
 from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.layout import DataLayout, JobPaths
 
 __all__ = ["broker", "data", "fresh_torchrun", "redis", "torchrun"]
 
@@ -63,6 +63,15 @@ def redis(broker: str) -> Iterator[redis_py.Redis]:
 @pytest.fixture
 def data(tmp_path: Path) -> DataLayout:
     return DataLayout(tmp_path / "data")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> JobPaths:
+    """The folders of a job and of its first attempt."""
+    paths = JobPaths(tmp_path / "job")
+    for folder in (paths.artifacts, paths.attempt(1)):
+        folder.mkdir(parents=True)
+    return paths
 
 
 @pytest.fixture(scope="session")

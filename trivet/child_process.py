@@ -18,16 +18,16 @@ class ServiceTimes:
     """Bounds how long the parts of this machine's service may take, in seconds."""
 
     ready_within_s: float = 60.0
-    """For a part to answer after its start."""
+    """Seconds for a part to answer after its start."""
     ends_within_s: float = 15.0
-    """For a part to end when it is asked to; then it is killed."""
+    """Seconds for a part to end when it is asked to; then it is killed."""
     report_within_s: float = 10.0
-    """For a supervisor to report its attempt's end, beyond the grace of its ranks."""
+    """Seconds for a supervisor to report its attempt's end, beyond the grace of its ranks."""
     settled_s: float = 10.0
     """What ends sooner than this after its start would go on to do so."""
     first_pause_s: float = 1.0
     longest_pause_s: float = 30.0
-    """Before what keeps ending soon after its start is started again; pauses double between these two."""
+    """Seconds before what keeps ending soon after its start is started again; pauses double between these two."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Restarts:
     times: ServiceTimes = ServiceTimes()
     started_at: float = -inf
     due_at: float | None = None
-    """None while it runs."""
+    """When it is started again; None while it runs."""
     pause_s: float = 0.0
 
     def ended(self, now: float) -> bool:

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from urllib.parse import quote
 
 import httpx2
 from pydantic import TypeAdapter
 
-from service.jobs.records import ApiKey, Artifact, Host, Job, JobPage, Scope, StoredFile
+from service.jobs.monitoring.shown import ShownAlert
+from service.jobs.records import (
+    Artifact,
+    Host,
+    Job,
+    JobCounts,
+    JobOrder,
+    JobPage,
+    ProjectShare,
+    QueuePage,
+    StoredFile,
+    Upload,
+)
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Unreachable
+from trivet.filters import JobFilters
 from trivet.follow import follow
+from trivet.projects import ProjectsResource
+from trivet.resources import AccountsResource, AuditResource, KeysResource, lines_of
+from trivet.webhooks import WebhooksResource
 
 if TYPE_CHECKING:
     from service.jobs.kinds.listing import Kinds
     from service.jobs.plan import Plan
 
 _LONGEST_WAIT_S = 20.0
+_LONGEST_NAME = 200
 _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
 
@@ -34,16 +51,34 @@ class Client:
     """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
     service of the data folder, by the socket there (``unix:///folder/api.sock``).
 
-    Methods raise :class:`trivet.Refused` with the service's problem, or :class:`trivet.Unreachable`.
+    Methods raise :class:`trivet.Refused` with the service's problem, or :class:`trivet.Unreachable`. In an outage what
+    bears repetition is repeated, for ``outage_s`` seconds at most (by default the setting): reads, submissions,
+    uploads, cancellations, draining. A request that never reached the service is repeated in any case.
     """
 
-    def __init__(self, url: str | None = None, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._connection = Connection(url, key, timeout_s=timeout_s)
-        self.keys = _KeysResource(self._connection)
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        outage_s: float | None = None,
+    ) -> None:
+        self._connection = Connection(url, key, timeout_s=timeout_s, outage_s=outage_s)
+        self.keys = KeysResource(self._connection)
+        self.accounts = AccountsResource(self._connection)
+        self.audit = AuditResource(self._connection)
+        self.projects = ProjectsResource(self._connection)
+        self.webhooks = WebhooksResource(self._connection)
 
     @property
     def url(self) -> str:
         return self._connection.url
+
+    @property
+    def key_expires(self) -> str | None:
+        """Return when the key expires, as an ISO 8601 time, once the service says that this is near."""
+        return self._connection.key_expires
 
     def close(self) -> None:
         self._connection.close()
@@ -56,20 +91,45 @@ class Client:
     ) -> None:
         self.close()
 
-    def submit(self, spec: CommonSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
-        """Submit a job. A lost answer is asked for again under one idempotency key, so one call is one job."""
-        body = dict(spec) if isinstance(spec, Mapping) else spec.model_dump(mode="json", by_alias=True)
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        try:
-            answer = self._connection.json("POST", "/v1/jobs", json=body, headers=headers, timeout=_CHECKING)
-        except Unreachable:
-            answer = self._connection.json("POST", "/v1/jobs", json=body, headers=headers, timeout=_CHECKING)
-        return Job.model_validate(answer)
+    def submit(
+        self,
+        spec: CommonSpec | Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        project: str | None = None,
+    ) -> Job:
+        """Submit a job. A lost answer is asked for again under one idempotency key, so one call is one job. Only an
+        operator's key may name a project other than its own.
+        """
+        return Job.model_validate(self._submit("/v1/jobs", _body(spec), idempotency_key, project))
+
+    def submit_many(
+        self,
+        specs: Iterable[CommonSpec | Mapping[str, Any]],
+        *,
+        idempotency_key: str | None = None,
+        project: str | None = None,
+    ) -> list[str]:
+        """Submit up to 1,000 jobs, all or none; return their ids in the order of the specs. Lost answers and projects
+        are as with :meth:`submit`.
+        """
+        body = {"jobs": [_body(spec) for spec in specs]}
+        answer = self._submit("/v1/jobs:batch", body, idempotency_key, project)
+        return [item["id"] for item in answer["items"]]
+
+    def _submit(self, path: str, body: dict[str, Any], idempotency_key: str | None, project: str | None) -> Any:
+        request: dict[str, Any] = {
+            "json": body,
+            "headers": {"Idempotency-Key": idempotency_key or str(uuid.uuid4())},
+            "params": {"project": project},
+            "timeout": _CHECKING,
+        }
+        return self._connection.json("POST", path, bears_repetition=True, **request)
 
     def job(self, job_id: str, *, wait_s: float | None = None) -> Job:
         """Return one job; with ``wait_s`` (60 at most), once it is over or the time is."""
         timeout = None if wait_s is None else wait_s + TIMEOUT_S
-        options = {} if timeout is None else {"timeout": timeout}
+        options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         return Job.model_validate(self._connection.json("GET", _job(job_id), params={"wait_s": wait_s}, **options))
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
@@ -86,36 +146,62 @@ class Client:
     def jobs(
         self,
         *,
-        kind: str | None = None,
-        state: JobState | None = None,
-        label: str | None = None,
-        owner: str | None = None,
-        q: str | None = None,
+        state: JobState | Sequence[JobState] | None = None,
+        order: JobOrder | None = None,
         include: Literal["spec"] | None = None,
         limit: int | None = None,
         cursor: str | None = None,
+        **filters: Unpack[JobFilters],
     ) -> JobPage:
-        """Return a page of jobs, newest first; with their specs where ``include`` says so."""
-        params = {
-            "kind": kind,
-            "state": state,
-            "label": label,
-            "owner": owner,
-            "q": q,
-            "include": include,
-            "limit": limit,
-            "cursor": cursor,
-        }
+        """Return a page of jobs, newest first; with ``order="active"`` those that run, then the queue in its order,
+        then those that are over. They come with their specs where ``include`` says so.
+        """
+        params = {**filters, "state": state, "order": order, "include": include, "limit": limit, "cursor": cursor}
         return JobPage.model_validate(self._connection.json("GET", "/v1/jobs", params=params))
 
+    def job_counts(self, **filters: Unpack[JobFilters]) -> JobCounts:
+        """Count jobs by state; where counting was cut off, the counts are not ``exact``."""
+        return JobCounts.model_validate(self._connection.json("GET", "/v1/jobs:counts", params=filters))
+
     def cancel(self, job_id: str) -> Job:
-        return Job.model_validate(self._connection.json("POST", f"{_job(job_id)}/cancel"))
+        return Job.model_validate(self._connection.json("POST", f"{_job(job_id)}/cancel", bears_repetition=True))
 
     def retry(self, job_id: str) -> Job:
         return Job.model_validate(self._connection.json("POST", f"{_job(job_id)}/retry"))
 
     def delete(self, job_id: str) -> None:
         self._connection.json("DELETE", _job(job_id))
+
+    def share(self, job_id: str, project: str) -> Job:
+        """Let the members of another project read a job and what it produces."""
+        return Job.model_validate(self._connection.json("POST", f"{_job(job_id)}/share", json={"project": project}))
+
+    def stop_sharing(self, job_id: str, project: str) -> Job:
+        """Undo :meth:`share`."""
+        return Job.model_validate(self._connection.json("DELETE", f"{_job(job_id)}/share/{quote(project, safe='')}"))
+
+    def queue(
+        self,
+        *,
+        job: str | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> QueuePage:
+        """Return a page of waiting jobs, each with its place, why it waits, and when it may start."""
+        params = {"job": job, "owner": owner, "project": project, "limit": limit, "cursor": cursor}
+        return QueuePage.model_validate(self._connection.json("GET", "/v1/queue", params=params))
+
+    def shares(self) -> list[ProjectShare]:
+        """Return what projects have used and hold, the one whose jobs are next at equal priority first."""
+        answer = self._connection.json("GET", "/v1/shares")
+        return [ProjectShare.model_validate(share) for share in answer["items"]]
+
+    def weigh(self, project: str, weight: float) -> ProjectShare:
+        """Give a project a weight (needs an admin key): one of weight 2 may use twice as much as one of weight 1."""
+        path = f"/v1/shares/{quote(project, safe='')}"
+        return ProjectShare.model_validate(self._connection.json("PUT", path, json={"weight": weight}))
 
     def follow(
         self, job_id: str, *, after: str | None = None, types: Sequence[str] | None = None
@@ -147,12 +233,29 @@ class Client:
         return series
 
     def logs(
-        self, job_id: str, *, rank: int | None = None, tail: int | None = None, jsonl: bool = False
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        stream: Literal["stdout", "stderr", "service"] | None = None,
+        attempt: int | None = None,
+        q: str | None = None,
+        tail: int | None = None,
+        jsonl: bool = False,
     ) -> Iterator[str]:
-        """Log lines with time and rank, as text or as JSON."""
-        params = {"rank": rank, "tail": tail, "format": "jsonl" if jsonl else "text"}
-        with self._connection.stream(f"{_job(job_id)}/logs", params=params) as response:
-            yield from _lines(response)
+        """Yield what the ranks printed, oldest first, with time and rank, as text or as JSON: all of it, or the lines
+        of one rank, stream or attempt, those that hold the text ``q`` in any case, or the last ``tail`` of them.
+        """
+        params = {
+            "rank": rank,
+            "stream": stream,
+            "attempt": attempt,
+            "q": q,
+            "tail": tail,
+            "format": "jsonl" if jsonl else "text",
+        }
+        with self._connection.opened(f"{_job(job_id)}/logs", params=params) as response:
+            yield from lines_of(response)
 
     def bounds(self, job_id: str) -> Iterator[dict[str, Any]]:
         """Yield every row of a verification job."""
@@ -189,18 +292,47 @@ class Client:
         """Write an artifact to ``target``, which appears only when it is complete. Returns its size in bytes."""
         return self._save(f"{_job(job_id)}/artifacts/{quote(name)}", target)
 
-    def upload(self, path: str | PathLike[str], media_type: str = "application/octet-stream") -> StoredFile:
-        """Upload a file; the same bytes give the same id."""
-        with Path(path).open("rb") as file:
-            answer = self._connection.json("POST", "/v1/files", content=file, headers={"Content-Type": media_type})
-        return StoredFile.model_validate(answer)
+    def upload(
+        self,
+        path: str | PathLike[str],
+        media_type: str = "application/octet-stream",
+        *,
+        project: str | None = None,
+    ) -> StoredFile:
+        """Upload a file; the same bytes give the same id. Only an operator's key may name another project."""
+        params = {"name": Path(path).name[:_LONGEST_NAME]} | ({} if project is None else {"project": project})
+
+        def send() -> httpx2.Response:
+            headers = {"Content-Type": media_type}
+            with Path(path).open("rb") as file:
+                return self._connection.send("POST", "/v1/files", content=file, params=params, headers=headers)
+
+        answer = self._connection.patience.outlast(send, bears_repetition=True)
+        return StoredFile.model_validate(answer.json())
+
+    def uploads(self, *, project: str | None = None) -> Iterator[Upload]:
+        """Yield a project's uploads, the newest first: their names and sizes, their use, and when they expire."""
+        cursor: str | None = None
+        while True:
+            params = {"project": project, "limit": 1000, "cursor": cursor}
+            page = self._connection.json("GET", "/v1/files", params=params)
+            yield from map(Upload.model_validate, page["items"])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def delete_upload(self, file_id: str, *, project: str | None = None) -> None:
+        """Delete a project's upload, which no unfinished job of it may need."""
+        self._connection.json("DELETE", f"/v1/files/{quote(file_id, safe='')}", params={"project": project})
 
     def download_file(self, file_id: str, target: str | PathLike[str]) -> int:
         """Write an uploaded file to ``target``, which appears only when it is complete. Returns its size in bytes."""
         return self._save(f"/v1/files/{quote(file_id, safe='')}", target)
 
     def _save(self, url: str, where: str | PathLike[str]) -> int:
-        target = Path(where)
+        return self._connection.patience.outlast(lambda: self._save_once(url, Path(where)), bears_repetition=True)
+
+    def _save_once(self, url: str, target: Path) -> int:
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
         try:
             with self._connection.stream(url) as response, partial.open("wb") as file:
@@ -214,10 +346,21 @@ class Client:
         return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]
 
     def drain(self, host: str) -> Host:
-        return Host.model_validate(self._connection.json("POST", f"/v1/hosts/{quote(host, safe='')}/drain"))
+        return self._host(host, "drain")
 
     def resume(self, host: str) -> Host:
-        return Host.model_validate(self._connection.json("POST", f"/v1/hosts/{quote(host, safe='')}/resume"))
+        return self._host(host, "resume")
+
+    def _host(self, host: str, change: str) -> Host:
+        path = f"/v1/hosts/{quote(host, safe='')}/{change}"
+        return Host.model_validate(self._connection.json("POST", path, bears_repetition=True))
+
+    def alerts(self, *, everything: bool = False) -> list[ShownAlert]:
+        """Return what is wrong with the service, those alerts that fire first; with ``everything`` all alerts. Needs an
+        admin key.
+        """
+        answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
+        return [ShownAlert.model_validate(item) for item in answer["items"]]
 
     def kinds(self) -> Kinds:
         """List the kinds of jobs, and the families, sources, objectives and programs that they can name."""
@@ -231,7 +374,7 @@ class Client:
         return schema
 
     def is_ready(self) -> bool:
-        """Return whether the service answers and reaches its broker."""
+        """Return whether the service answers and reaches its broker, now."""
         try:
             return self._connection.send("GET", "/readyz").status_code == 200
         except Exception as error:
@@ -240,32 +383,8 @@ class Client:
             raise
 
 
-class _KeysResource:
-    """API keys; needs an admin key."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def create(self, name: str, scopes: Sequence[Scope] = ("read",)) -> tuple[ApiKey, str]:
-        """Create a key; return it and its secret, which is shown this once."""
-        answer = self._connection.json("POST", "/v1/keys", json={"name": name, "scopes": list(scopes)})
-        return ApiKey.model_validate(answer), answer["secret"]
-
-    def list(self) -> list[ApiKey]:
-        return [ApiKey.model_validate(item) for item in self._connection.json("GET", "/v1/keys")["items"]]
-
-    def revoke(self, key_id: str) -> None:
-        self._connection.json("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
-
-
-def _lines(response: httpx2.Response) -> Iterator[str]:
-    """Yield the lines of a text, each ended by a line feed and by nothing else that some call a line's end."""
-    held = ""
-    for chunk in response.iter_text():
-        *complete, held = (held + chunk).split("\n")
-        yield from complete
-    if held:
-        yield held
+def _body(spec: CommonSpec | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(spec) if isinstance(spec, Mapping) else spec.model_dump(mode="json", by_alias=True)
 
 
 def _job(job_id: str) -> str:

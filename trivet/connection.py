@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 import httpx2
 
 from service.jobs.private import socket_address
-from service.jobs.settings import LOOPBACK
+from service.jobs.settings import LOOPBACK, Settings
 from trivet.endpoint import Endpoint, resolve
 from trivet.errors import Refused, TrivetError, Unreachable
+from trivet.outages import Patience
 
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
@@ -23,25 +24,45 @@ CONNECT_S = 5.0
 class Connection:
     """One service and one key. Safe to share between threads.
 
-    Redirects are not followed, so the key goes nowhere else; certificates are always verified.
+    Redirects are not followed, so the key goes nowhere else; certificates are always verified. Calls outlast an outage
+    of ``outage_s`` seconds (by default the setting) as far as they bear repetition: see :class:`Patience`.
     """
 
-    def __init__(self, url: str | None = None, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        outage_s: float | None = None,
+    ) -> None:
         endpoint = resolve(url, key)
+        self.patience = Patience(Settings().outage_s if outage_s is None else outage_s)
         self.url = endpoint.url.rstrip("/")
         self._advice = endpoint.advice
         self._held = ExitStack()
         headers = {} if endpoint.key is None else {"Authorization": f"Bearer {endpoint.key}"}
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
-        self._http = httpx2.Client(headers=headers, timeout=timeout, **_transport(endpoint, self._held))
+        self.key_expires: str | None = None
+        """When the key expires, once the service says that this is near."""
+        self._http = httpx2.Client(
+            headers=headers,
+            timeout=timeout,
+            event_hooks={"response": [self._note_expiry]},
+            **_transport(endpoint, self._held),
+        )
 
     def close(self) -> None:
         self._http.close()
         self._held.close()
 
-    def json(self, method: str, path: str, **options: Any) -> Any:
-        """Return the JSON of an answer; ``None`` of an empty one. Raises :class:`Refused` and :class:`Unreachable`."""
-        response = self.send(method, path, **options)
+    def json(self, method: str, path: str, *, bears_repetition: bool = False, **options: Any) -> Any:
+        """Return the JSON of an answer; ``None`` of an empty one. In an outage reads, and what else bears repetition,
+        are repeated. Raises :class:`Refused` and :class:`Unreachable`.
+        """
+        response = self.patience.outlast(
+            lambda: self.send(method, path, **options), bears_repetition=bears_repetition or method == "GET"
+        )
         try:
             return response.json() if response.content else None
         except ValueError:
@@ -50,6 +71,7 @@ class Connection:
     def send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> httpx2.Response:
+        """Send one request, once."""
         with self._reaching():
             response = self._http.request(method, path, params=_given(params), **options)
         self._raise_for_problem(response)
@@ -59,12 +81,25 @@ class Connection:
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> Iterator[httpx2.Response]:
-        """Yield the answer to a GET whose body is read piece by piece."""
+        """Yield the answer to a GET, asked once, whose body is read piece by piece."""
         with self._reaching(), self._http.stream("GET", path, params=_given(params), **options) as response:
             if response.status_code >= 300:
                 response.read()
                 self._raise_for_problem(response)
             yield response
+
+    @contextmanager
+    def opened(
+        self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
+    ) -> Iterator[httpx2.Response]:
+        """Yield what :meth:`stream` does; an outage before the answer began is outlasted."""
+        with ExitStack() as held:
+            yield self.patience.outlast(
+                lambda: held.enter_context(self.stream(path, params=params, **options)), bears_repetition=True
+            )
+
+    def _note_expiry(self, response: httpx2.Response) -> None:
+        self.key_expires = response.headers.get("x-trivet-key-expires", self.key_expires)
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
         """Raise for a refusal, with what to do about the key where that is what is wrong and the caller did not choose
@@ -90,7 +125,9 @@ class Connection:
         try:
             yield
         except httpx2.TransportError as error:
-            raise Unreachable(self.url, str(error) or type(error).__name__) from error
+            sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+            reason = str(error) or type(error).__name__
+            raise Unreachable(self.url, reason, sent=sent, passes="CERTIFICATE" not in reason) from error
 
 
 def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:

@@ -17,14 +17,13 @@ from service.jobs.records import Host, Job
 from service.jobs.settings import Settings
 from trivet.cli import progress
 from trivet.cli.context import table
+from trivet.cli.first_spec import EXAMPLES
 from trivet.cli.results import rung_title
 from trivet.client import Client
-from trivet.errors import TrivetError
 from trivet.local import LocalService
 from trivet.terminal import Terminal, paragraph
 from trivet.up import interruptible
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 _CPU_SLOTS = 4
 _NEXT = (
     "\nThe demo's service and its jobs are gone. Next: `make up` starts one that stays, and in another terminal\n"
@@ -34,8 +33,6 @@ _NEXT = (
 
 def run(console: Terminal) -> int:
     """Run the demo: 0 if all three jobs succeeded, 1 if not, 130 if interrupted. Leaves nothing behind."""
-    if not EXAMPLES.is_dir():
-        raise TrivetError(f"the demo reads its specs from {EXAMPLES}, which is not there; run it from a checkout")
     with interruptible(), tempfile.TemporaryDirectory(prefix="trivet-demo-") as folder:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         settings = Settings(

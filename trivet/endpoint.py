@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from service.jobs.layout import DataLayout
 from service.jobs.private import NotPrivateError, check_owned, read_private
-from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings, in_file, sources
+from service.jobs.settings import LOOPBACK, Settings, sources
+from service.jobs.settings_file import ENV_PREFIX, in_file
 from trivet.errors import TrivetError
 
 _KEY = re.compile(r"[!-~]+")
@@ -44,7 +45,7 @@ class _ChosenSetting:
     value: str
     source: str
     found: bool
-    """In a file that lay in the working folder."""
+    """Whether it stood in a file in the working folder."""
 
 
 def resolve(url: str | None, key: str | None) -> Endpoint:

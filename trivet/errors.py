@@ -11,12 +11,20 @@ class TrivetError(Exception):
 
 
 class Unreachable(TrivetError):  # noqa: N818 - reads as the finding it is
-    """Nothing answers at the service's address."""
+    """Nothing answers at the service's address. ``sent`` says whether the request may have reached the service, and
+    ``passes`` whether it may be otherwise the next time.
+    """
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, *, sent: bool = True, passes: bool = True) -> None:
         super().__init__(f"no Trivet service answers at {url} ({reason})")
         self.url = url
         self.reason = reason
+        self.sent = sent
+        self.passes = passes
+
+    def after(self, seconds: float) -> Unreachable:
+        """Return the same error, which says that it was tried for so long."""
+        return Unreachable(self.url, f"{self.reason}; tried for {seconds:.0f} s", sent=self.sent)
 
 
 class Refused(TrivetError):  # noqa: N818
@@ -28,3 +36,7 @@ class Refused(TrivetError):  # noqa: N818
         self.title = title
         self.detail = detail
         self.errors = list(errors)
+
+    def after(self, seconds: float) -> Refused:
+        """Return the same refusal, which says that it was asked for so long."""
+        return Refused(self.status, self.title, f"{self.detail}; tried for {seconds:.0f} s", self.errors)

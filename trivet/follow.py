@@ -22,14 +22,15 @@ def follow(
     path: str,
     params: Mapping[str, Any],
     *,
-    give_up_after_s: float = 60.0,
+    give_up_after_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[str, Any]]:
     """Yield events until the stream's end. A gap appears as ``{"type": "gap", …}``.
 
     A lost connection is taken up again where it broke. Raises :class:`Unreachable` when the service stays away for
-    ``give_up_after_s`` seconds, and :class:`Refused` when it refuses.
+    ``give_up_after_s`` seconds (by default those of the connection), and :class:`Refused` when it refuses.
     """
+    most_s = connection.patience.outage_s if give_up_after_s is None else give_up_after_s
     last_id, failures = "", 0
     lost_since: float | None = None
     while True:
@@ -44,11 +45,11 @@ def follow(
                 if event.data:
                     yield {"type": event.event, **_object(event)}
         except (Unreachable, Refused) as error:
-            if isinstance(error, Refused) and error.status not in (429, 503):
+            if isinstance(error, Refused) and error.status not in (429, 502, 503, 504):
                 raise
             lost_since = time.monotonic() if lost_since is None else lost_since
-            if time.monotonic() - lost_since > give_up_after_s:
-                raise
+            if (away_s := time.monotonic() - lost_since) > most_s:
+                raise error.after(away_s) from error
         sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
         failures += 1
 

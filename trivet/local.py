@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,19 +19,18 @@ from pydantic import SecretStr
 from service.jobs.embedded import BrokerError, EmbeddedBroker, end_leftover
 from service.jobs.private import NotPrivateError, close_to_others, read_private
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
-from service.jobs.settings import ENV_PREFIX, Settings
+from service.jobs.settings import Settings
+from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.supervisor_registry import SupervisorRegistry
+from trivet.api_processes import ApiProcesses, StartError
 from trivet.child_process import ChildProcess, Restarts, ServiceTimes, how, lock_of
 from trivet.client import Client
-from trivet.errors import TrivetError
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Nothing that lies where the service is started takes the place of a module of the same name."""
 _POLL_S = 0.1
-
-
-class StartError(TrivetError):
-    """The service cannot start."""
+_PROBE_S = 5.0
+"""For an answer at a socket that is open before anybody answers there."""
 
 
 @dataclass
@@ -48,7 +46,7 @@ class LocalService:
     broker: EmbeddedBroker | None = None
     parts: dict[str, ChildProcess] = field(default_factory=dict)
     restarts: dict[str, Restarts] = field(default_factory=lambda: defaultdict(Restarts))
-    listening: socket.socket | None = None
+    api: ApiProcesses | None = None
     lock: ProcessLock | None = None
     leftovers: list[str] = field(default_factory=list)
     """Names of the parts of a killed service that were ended at the start."""
@@ -68,12 +66,13 @@ class LocalService:
         had_key = self.settings.admin_key_file.exists()
         try:
             self.lock = self._lock_data_folder()
-            self._end_leftover("API")  # it may hold the port
-            self.listening = _listener(self.settings)
-            self._end_leftover("worker")
+            for log in ApiProcesses.logs(self.settings.layout):  # they may hold the port
+                self._end_leftover("API", log)
+            self.api = ApiProcesses(self.settings, self.times)
+            self._end_leftover("worker", self._log("worker"))
             if end_leftover(self.settings.layout.broker):
                 self.leftovers.append("broker")
-            self._start(self.listening)
+            self._start(self.api)
             self._wait_until_ready()
         except BaseException:
             self.stop()
@@ -123,15 +122,34 @@ class LocalService:
         assert self.broker is not None
         self.broker.restart()
 
+    def roll(self) -> list[str]:
+        """Restart every part, one after the other, while jobs run on; return what to say of it.
+
+        No request is lost: API processes answer what they have begun before they end, requests wait for the next one at
+        the socket, and for the broker within ``broker_wait_s``.
+        """
+        assert self.api is not None
+        said = self.api.roll()
+        for name, part in self.parts.items():
+            if part not in self.api.processes:
+                part.end()
+                part.start()
+                said.append(f"the {name} was restarted")
+        if self.broker is not None:
+            self.broker.end_server()
+            self._restart_broker()
+            said.append("the broker was restarted")
+        return said
+
     def stop(self) -> None:
         """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
         worker = self.parts.pop("worker", None)
         if worker is not None:  # without a worker of its own, what runs on this host belongs to another service
             self._end_jobs(worker)
-        if (api := self.parts.pop("API", None)) is not None:
-            api.end()
-        if self.listening is not None:
-            self.listening.close()
+        if self.api is not None:
+            self.api.end()
+            self.parts.clear()
+            self.api = None
         if self.broker is not None:
             self.broker.stop()
             self.broker = None
@@ -147,8 +165,8 @@ class LocalService:
                 f"another 'trivet up' already runs on {root}; stop it, or set {ENV_PREFIX}DATA to another folder"
             ) from None
 
-    def _end_leftover(self, name: str) -> None:
-        if found := holders(lock_of(self._log(name))):
+    def _end_leftover(self, name: str, log: Path) -> None:
+        if found := holders(lock_of(log)):
             end_processes(found, self.times.ends_within_s)
             self.leftovers.append(name)
 
@@ -160,14 +178,13 @@ class LocalService:
         worker.end()
         _end_supervisors(self.settings, launched, self.times.report_within_s)
 
-    def _start(self, listening: socket.socket) -> None:
-        host, port = listening.getsockname()[:2]
-        scheme = "https" if self.settings.tls_cert else "http"
-        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    def _start(self, api: ApiProcesses) -> None:
+        self.url = api.url
         environment = self._environment()
-        descriptor = listening.fileno()
-        self._spawn("API", ["-m", "api", "--fd", str(descriptor)], environment, (descriptor,))
-        self._spawn("worker", ["-m", "workers"], environment)
+        self.parts |= api.start(environment)
+        self.parts["worker"] = ChildProcess(
+            "worker", ["-m", "workers"], environment, self._log("worker"), times=self.times
+        )
 
     def _environment(self) -> dict[str, str]:
         if self.settings.redis_url is None:
@@ -187,15 +204,14 @@ class LocalService:
         own = {f"{ENV_PREFIX}DATA": str(self.settings.layout.root), f"{ENV_PREFIX}REDIS_URL": url}
         return {**os.environ, **chosen, **own, **SAFE_PATH, "PYTHONUNBUFFERED": "1"}
 
-    def _spawn(
-        self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
-    ) -> None:
-        self.parts[name] = ChildProcess(name, arguments, environment, self._log(name), descriptors, self.times)
-
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_file
         within_s = self.times.ready_within_s
-        _until(lambda: self._alive() and Client(self.url, "none").is_ready(), within_s, "the API does not answer")
+        _until(
+            lambda: self._alive() and Client(self.url, "none", timeout_s=_PROBE_S).is_ready(),
+            within_s,
+            "the API does not answer",
+        )
         secret = self.settings.key.get_secret_value() if self.settings.key else read_private(key_file)
         if secret is None:
             raise StartError(f"there is no key in {key_file}; set TRIVET_KEY to an admin key of this service")
@@ -245,22 +261,6 @@ def _children(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children()
     except psutil.NoSuchProcess:
         return []
-
-
-def _listener(settings: Settings) -> socket.socket:
-    """Bind the API's socket before anything starts; the child inherits it, so the port cannot be lost between."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((settings.host, settings.port))
-    except OSError as error:
-        listening.close()
-        raise StartError(
-            f"cannot bind {settings.host}:{settings.port} ({error.strerror}); is 'trivet up' running already? "
-            f"For a second service set {ENV_PREFIX}PORT and {ENV_PREFIX}DATA"
-        ) from None
-    return listening
 
 
 def _until(holds: Callable[[], bool], within_s: float, otherwise: str) -> None:

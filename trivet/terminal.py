@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from service.jobs.text import visible, visible_json
+from service.jobs.text import visible, visible_in_json, visible_json
 
 _UNCUT = 10_000
 
@@ -53,6 +53,10 @@ class Terminal(Console):
         self.file.write(f"{visible(text)}\n")
         if at_once:
             self.file.flush()
+
+    def write_json_text(self, text: str) -> None:
+        """Print one line that is JSON already, such that it reads back as the same value."""
+        self.file.write(f"{visible_in_json(text)}\n")
 
     def write_json(self, value: Any) -> None:
         """Print one JSON document."""

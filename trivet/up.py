@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +22,9 @@ _POLL_S = 0.2
 def run(settings: Settings, console: Terminal) -> int:
     """Run until a signal, and return 0. Raises :class:`trivet.local.StartError` when the service cannot start."""
     try:
-        with interruptible(), LocalService(settings) as service:
+        with interruptible(), restart_requests() as asked, LocalService(settings) as service:
             _announce(service, console)
-            return _watch(service, console)
+            return _watch(service, console, asked)
     except KeyboardInterrupt:
         return 0
 
@@ -45,15 +46,31 @@ def _announce(service: LocalService, console: Terminal) -> None:
     console.print(f"Data in {folder}. Ctrl-C stops everything; running jobs resume at the next start.")
 
 
-def _watch(service: LocalService, console: Terminal) -> int:
+def _watch(service: LocalService, console: Terminal, asked: threading.Event) -> int:
     try:
         while True:
+            if asked.is_set():
+                asked.clear()
+                for line in service.roll():
+                    console.print(line, style="yellow")
+                console.print("every part was restarted")
             for line in service.revive():
                 console.print(line, style="yellow")
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         console.print("stopping …")
         return 0
+
+
+@contextmanager
+def restart_requests() -> Iterator[threading.Event]:
+    """Yield an event that SIGUSR1 sets: an operator asks for every part to be restarted in turn."""
+    asked = threading.Event()
+    previous = signal.signal(signal.SIGUSR1, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 import orjson
 
-from service.jobs.events import ErrorEvent, Event, LogEvent, MalformedEvent, parse_event, parse_object
+from service.jobs.events import ErrorEvent, LogEvent, MalformedEvent, parse_event, parse_object
 from service.jobs.reporting import Channel
 
 
@@ -62,7 +62,7 @@ class Greeting:
     rank: int
     channel: Channel
     secret: str
-    """That of the group, which :class:`workers.supervisor.admission.Admission` checks."""
+    """The secret of the group, which :class:`workers.supervisor.admission.Admission` checks."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ def parse_last_word(line: TextLine, rank: int) -> ErrorEvent | Done | Terminated
     raise MalformedEvent("a rank's last word is done, terminated or error", line.text)
 
 
-def log_event(line: str, stream: Literal["stdout", "stderr", "service"] = "service", rank: int | None = None) -> Event:
+def log_event(
+    line: str, stream: Literal["stdout", "stderr", "service"] = "service", rank: int | None = None
+) -> LogEvent:
     return LogEvent(type="log", time=time.time(), rank=rank, stream=stream, line=line)
 
 

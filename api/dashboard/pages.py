@@ -59,6 +59,8 @@ PAGES = (
     ),
     Page("/hosts", "Hosts", "hosts.html", "hosts.js", ("hosts.css",), nav="Hosts"),
     Page("/login", "Sign in", "login.html", "login.js", ("login.css",), public=True),
+    Page("/login/callback", "Sign in", "login.html", "login.js", ("login.css",), public=True),
+    Page("/docs", "API reference", "docs.html", "docs.js", ("swagger/swagger-ui.css", "docs.css"), "API", public=True),
 )
 
 
@@ -71,11 +73,12 @@ class _RevalidatedFiles(StaticFiles):
         return response
 
 
-def mount(app: FastAPI, signed_in: SignedIn | None = None) -> None:
+def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None = None) -> None:
     """Add the pages and their static files to ``app``.
 
     The API's own routes (``/v1/…``, ``POST /login``, ``POST /logout``) stay as they are. Without ``signed_in`` every
-    shell is served to anybody, and its module goes to the sign-in page when the API answers 401.
+    shell is served to anybody, and its module goes to the sign-in page when the API answers 401. ``provider`` is what
+    the sign-in page calls the OpenID Connect provider, where there is one.
     """
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
@@ -83,13 +86,16 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None) -> None:
     for page in PAGES:
         app.add_api_route(
             page.path,
-            _endpoint(page, environment, signed_in),
+            _endpoint(page, environment, signed_in, provider),
             methods=["GET"],
             response_class=HTMLResponse,
             include_in_schema=False,
             name=f"dashboard:{page.module}",
         )
     app.add_api_route("/static/kinds/{kind}.js", _kind_module, include_in_schema=False, name="dashboard:kind")
+    app.mount(
+        "/static/swagger", _RevalidatedFiles(packages=[("fastapi_swagger", "resources")]), name="dashboard:swagger"
+    )
     app.mount("/static", _RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
 
 
@@ -101,19 +107,23 @@ def _kind_module(kind: str) -> Response:
     return FileResponse(file, media_type="text/javascript", headers=_REVALIDATED)
 
 
-def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) -> Callable[[Request], Response]:
+def _endpoint(
+    page: Page, environment: Environment, signed_in: SignedIn | None, provider: str | None
+) -> Callable[[Request], Response]:
     template = environment.get_template(page.template)
-    navigation = () if page.public else tuple(entry for entry in PAGES if entry.nav)
+    navigation = tuple(entry for entry in PAGES if entry.nav) if page.nav or page.parent else ()
 
     def show(request: Request) -> Response:
-        if signed_in is not None and not page.public and not signed_in(request):
+        known = signed_in is None or signed_in(request)
+        if not known and not page.public:
             return RedirectResponse(
                 f"/login?next={quote(_here(request), safe='')}", status_code=303, headers=_REVALIDATED
             )
         text = template.render(
             page=page,
-            navigation=navigation,
+            navigation=navigation if known else (),
             sheets=_COMMON_SHEETS + page.sheets,
+            provider=provider,
             kinds=tuple(KINDS.provided),
             kinds_with_page=[name for name, kind in KINDS.provided.items() if kind.declaration.page],
             **request.path_params,

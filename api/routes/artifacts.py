@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
+from api.access import ReadableJob
 from api.context import StoreDep
-from api.security import Reader
 from service.jobs.records import Artifact
 from service.jobs.store.artifacts import FOLDER
 
@@ -36,18 +36,17 @@ class Artifacts(BaseModel):
 
 
 @router.get("/jobs/{job_id}/artifacts")
-def list_artifacts(job_id: str, key: Reader, store: StoreDep) -> Artifacts:
+def list_artifacts(job: ReadableJob, store: StoreDep) -> Artifacts:
     """List all artifacts by name, with size and hash."""
-    store.jobs.get(job_id)
-    return Artifacts(items=sorted(store.artifacts.list(job_id), key=lambda artifact: artifact.name))
+    return Artifacts(items=sorted(store.artifacts.list(job.id), key=lambda artifact: artifact.name))
 
 
 @router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
-def get_artifact(job_id: str, name: str, request: Request, key: Reader, store: StoreDep) -> Response:
+def get_artifact(job: ReadableJob, name: str, request: Request, store: StoreDep) -> Response:
     """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar
     archive.
     """
-    artifact, path = store.artifacts.get(job_id, name)
+    artifact, path = store.artifacts.get(job.id, name)
     if artifact.media_type == FOLDER:
         return _archive(path)
     return download(request, path, name.rpartition("/")[2], artifact.media_type, artifact.sha256)

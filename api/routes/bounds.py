@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, TypeAdapter
 
 from api import history
+from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
 from api.params import Limit, refuse
-from api.security import Reader
 from service.jobs.bounds_row import BoundsRow
 
 router = APIRouter(tags=["bounds"])
@@ -25,23 +25,21 @@ class BoundsPage(BaseModel):
 
 
 @router.get("/jobs/{job_id}/bounds")
-def job_bounds(
+def get_job_bounds(
     *,
-    job_id: str,
-    key: Reader,
+    job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
     limit: Limit = 100,
     cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before")] = None,
 ) -> BoundsPage:
     """Return a row per instance, by instance; of an instance that was bounded again, the latest."""
-    job = store.jobs.get(job_id)
     if job.kind != "verify":
-        raise refuse("job_id", f"a {job.kind} job has no bounds", job_id, "the id of a verify job")
+        raise refuse("job_id", f"a {job.kind} job has no bounds", job.id, "the id of a verify job")
     first = _instance(cursor)
     rows = {
         event["instance"]: event
-        for event in history.events(store, settings.layout, job_id, frozenset({"bound"}))
+        for event in history.events(store, settings.layout, job.id, frozenset({"bound"}))
         if event["instance"] >= first
     }
     chosen = sorted(rows)[: limit + 1]

@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 
 from api import sse
+from api.access import ReadableJob, visible_job
 from api.context import HubDep, StoreDep
 from api.frames import Cursor
 from api.params import After, Limit, Types, composite_cursor, event_types, refuse, resume_point, stream_id, wants_stream
-from api.security import Reader
+from api.security import Caller, Reader
 from service.jobs.events import EventType
 from service.jobs.states import JobState
 from service.jobs.store import Store
@@ -43,9 +44,9 @@ class EventItems(BaseModel):
 
 
 @router.get("/jobs/{job_id}/events", response_model=EventItems, responses=sse.RESPONSES)
-async def job_events(
+async def get_job_events(
     *,
-    job_id: str,
+    job: ReadableJob,
     request: Request,
     key: Reader,
     store: StoreDep,
@@ -58,12 +59,11 @@ async def job_events(
     over.
     """
     wanted = event_types(types)
-    job = await run_in_threadpool(store.jobs.get, job_id)
     if not wants_stream(request):
-        return await run_in_threadpool(_page, store, job_id, stream_id("after", after), wanted, limit)
+        return await run_in_threadpool(_page, store, job.id, stream_id("after", after), wanted, limit)
     point = resume_point(request, after)
     cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-    return sse.respond(hub, key, cursor, {job_id: job.state}, types=wanted, single=True)
+    return sse.respond(hub, key, cursor, {job.id: job.state}, types=wanted, single=True)
 
 
 def _page(store: Store, job_id: str, after: str, types: frozenset[str] | None, limit: int) -> EventItems:
@@ -73,7 +73,7 @@ def _page(store: Store, job_id: str, after: str, types: frozenset[str] | None, l
 
 
 @router.get("/events", response_class=Response, responses=sse.RESPONSES)
-async def all_events(
+async def follow_events(
     *,
     request: Request,
     key: Reader,
@@ -87,7 +87,7 @@ async def all_events(
 ) -> Response:
     """Stream live events of several jobs: of those named from their beginning, or of all from now on."""
     wanted = event_types(types)
-    states = {} if jobs is None else await run_in_threadpool(_states, store, jobs)
+    states = {} if jobs is None else await run_in_threadpool(_states, key, store, jobs)
     point = resume_point(request, after)
     if point is not None:
         cursor = composite_cursor(*point)
@@ -98,8 +98,8 @@ async def all_events(
     return sse.respond(hub, key, cursor, states, types=wanted, everything=jobs is None)
 
 
-def _states(store: Store, jobs: str) -> dict[str, JobState]:
+def _states(caller: Caller, store: Store, jobs: str) -> dict[str, JobState]:
     ids = list(dict.fromkeys(name.strip() for name in jobs.split(",") if name.strip()))
     if not 1 <= len(ids) <= _MAX_JOBS:
         raise refuse("jobs", f"{len(ids)} jobs are named", jobs, f"1 to {_MAX_JOBS} ids, or no 'jobs' for all")
-    return {job_id: store.jobs.get(job_id).state for job_id in ids}
+    return {job_id: visible_job(caller, store, job_id).state for job_id in ids}

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response, status
+from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.responses import FileResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
+from api.audit import audit
 from api.context import StoreDep
-from api.params import refuse
+from api.params import Limit, TargetProject, refuse
 from api.problems import ProblemError
 from api.routes.artifacts import BYTES, download
-from api.security import Reader, Submitter
-from service.jobs.records import StoredFile
-from service.jobs.store import Store
+from api.security import Reader, Submitter, target_project
+from service.jobs.records import StoredFile, Upload
+from service.jobs.store import Store, UploadedBy
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FORM = {
@@ -30,6 +32,7 @@ _BODY = {
 }
 
 
+_LONGEST_NAME = 200
 _FORM_BYTES = 1 << 16
 """What a multipart form may take beside the file in it; the file itself is measured as it is written."""
 
@@ -46,50 +49,102 @@ def build_router(max_file_bytes: int) -> APIRouter:
         openapi_extra=_BODY,
         max_body_size=max_file_bytes + _FORM_BYTES,
     )
+    router.add_api_route("/files", list_files, response_model=Uploads)
     router.add_api_route("/files/{file_id}", get_file, response_class=FileResponse, responses=BYTES)
+    router.add_api_route("/files/{file_id}", delete_file, methods=["DELETE"], status_code=status.HTTP_204_NO_CONTENT)
     return router
 
 
-async def upload_file(request: Request, response: Response, key: Submitter, store: StoreDep) -> StoredFile:
-    """Store a file: the raw body, or the field ``file`` of a multipart form. The same bytes give the same id."""
+async def upload_file(
+    *,
+    request: Request,
+    response: Response,
+    key: Submitter,
+    store: StoreDep,
+    name: Annotated[str, Query(max_length=_LONGEST_NAME, description="what lists show; a form's file has one")] = "",
+    project: TargetProject = None,
+) -> StoredFile:
+    """Store a file for a project: the raw body, or the field ``file`` of a multipart form. The same bytes give the same
+    id.
+    """
+    uploader = UploadedBy(target_project(key, project), key.name)
     media_type = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
-        stored = await _from_form(request, store)
+        stored = await _from_form(request, store, uploader, name)
     elif media_type == "application/x-www-form-urlencoded":
         raise ProblemError(415, "send the raw bytes, or a multipart form with the field 'file'")
     else:
-        stored = await _from_body(request, store, media_type or "application/octet-stream")
+        stored = await _from_body(request, store, uploader, name, media_type or "application/octet-stream")
+    await run_in_threadpool(audit, request, "file.upload", subject=stored.id, bytes=str(stored.bytes))
     response.headers["Location"] = str(request.app.url_path_for("get_file", file_id=stored.id))
     return stored
 
 
-async def _from_body(request: Request, store: Store, media_type: str) -> StoredFile:
+async def _from_body(request: Request, store: Store, uploader: UploadedBy, name: str, media_type: str) -> StoredFile:
     """Store the body straight from the connection; an upload that breaks off leaves nothing."""
     empty = True
-    with await run_in_threadpool(store.files.writer) as writer:
+    with await run_in_threadpool(store.files.writer, uploader) as writer:
         async for chunk in request.stream():
             empty = empty and not chunk
             await run_in_threadpool(writer.write, chunk)
         if empty:
             raise _empty()
-        return await run_in_threadpool(writer.commit, media_type)
+        return await run_in_threadpool(writer.commit, media_type, name)
 
 
-async def _from_form(request: Request, store: Store) -> StoredFile:
+async def _from_form(request: Request, store: Store, uploader: UploadedBy, name: str) -> StoredFile:
     async with request.form(max_files=1, max_fields=0) as form:
         upload = form.get("file")
         if not isinstance(upload, UploadFile):
             raise refuse("file", "the form has no file of this name", sorted(form), "one file in the field 'file'")
         if not upload.size:
             raise _empty()
-        return await run_in_threadpool(store.files.add, upload.file, upload.content_type or "application/octet-stream")
+        media_type, given = upload.content_type or "application/octet-stream", (upload.filename or "")[:_LONGEST_NAME]
+        return await run_in_threadpool(store.files.add, upload.file, media_type, name=name or given, uploader=uploader)
 
 
 def _empty() -> Exception:
     return refuse("", "the file is empty", "", "at least one byte")
 
 
+class Uploads(BaseModel):
+    """A page of a project's uploads, the newest first."""
+
+    items: list[Upload]
+    total: int
+    next_cursor: str | None
+
+
+def list_files(
+    *,
+    key: Reader,
+    store: StoreDep,
+    project: TargetProject = None,
+    limit: Limit = 50,
+    cursor: Annotated[
+        str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the page before")
+    ] = None,
+) -> Uploads:
+    """List a project's uploads: who sent them, which jobs use them, and when they expire."""
+    start = int(cursor or 0)
+    items, total = store.files.list(target_project(key, project), limit, start)
+    following = start + limit
+    return Uploads(items=items, total=total, next_cursor=str(following) if following < total else None)
+
+
 def get_file(file_id: str, request: Request, key: Reader, store: StoreDep) -> Any:
     """Return the bytes of an uploaded file."""
-    stored, path = store.files.get(file_id)
+    holders = [key.submits_to] if key.project else [*store.files.projects_of(file_id), key.submits_to]
+    stored, path = store.files.get(file_id, holders[0])
     return download(request, path, stored.id, stored.media_type, stored.sha256)
+
+
+def delete_file(file_id: str, request: Request, key: Submitter, store: StoreDep, project: TargetProject = None) -> None:
+    """Delete a project's upload, which no unfinished job of it may need. What other projects uploaded stays."""
+    chosen = target_project(key, project)
+    stored, _ = store.files.get(file_id, chosen)
+    if not key.is_operator and key.role != "maintainer" and stored.owner != key.name:
+        detail = f"{file_id} was uploaded by '{stored.owner or 'an older version'}'"
+        raise ProblemError(403, f"{detail}; only its owner, a maintainer of the project or an admin may delete it")
+    store.files.delete(file_id, chosen)
+    audit(request, "file.delete", subject=file_id, project=chosen)

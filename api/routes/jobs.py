@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from api import sse
+from api import sse, sweeps
+from api.access import ChangeableJob, ReadableJob, as_seen
+from api.audit import audit
 from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
-from api.params import Limit, PageCursor, refuse
-from api.security import Reader, Submitter, require_owner
+from api.params import IdempotencyKey, Limit, PageCursor, TargetProject, refused_key
+from api.problems import invalid
+from api.security import Reader, Submitter, target_project
 from service.jobs.kinds.registry import JobSpec, KindName
-from service.jobs.plugins import CommonSpec
-from service.jobs.records import Conflict, Job, JobPage, Rejected
+from service.jobs.projects import ProjectName
+from service.jobs.records import Conflict, Job, JobCounts, JobOrder, JobPage, Rejected
 from service.jobs.states import JobState
-from service.jobs.store import JobFilter, Store
+from service.jobs.store import JobFilter, Store, Submission
 
 router = APIRouter(tags=["jobs"])
-
-_IdempotencyKey = Annotated[
-    str | None,
-    Header(min_length=1, max_length=200, description="the same key and body again give the same job, for a day"),
-]
 
 
 @router.post(
@@ -40,36 +39,70 @@ async def submit_job(
     key: Submitter,
     store: StoreDep,
     checker: CheckerDep,
-    idempotency_key: _IdempotencyKey = None,
+    idempotency_key: IdempotencyKey = None,
+    project: TargetProject = None,
 ) -> Job:
-    """Submit a job. When the answer is 201 the job survives any crash."""
+    """Submit a job, or with `sweep` a job for each combination of values: then the answer is their parent. When it is
+    201 they survive any crash.
+    """
+    chosen = target_project(key, project)
+    submission = await run_in_threadpool(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
+    submit = _submit if body.sweep is None else _submit_sweep
     try:
-        job, created = await _submit(body, key.name, idempotency_key, store=store, checker=checker, request=request)
+        job, created = await submit(submission, store=store, checker=checker, request=request)
     except Conflict as conflict:
-        if idempotency_key is None:
-            raise
-        raise refuse(
-            "Idempotency-Key", str(conflict), idempotency_key, "a new key, or the body it was first used with"
-        ) from conflict
+        raise refused_key(conflict, idempotency_key) from conflict
     response.headers["Location"] = str(request.app.url_path_for("get_job", job_id=job.id))
-    if not created:
+    if created:
+        await run_in_threadpool(audit, request, "job.submit", job=job.id, project=job.project, name=job.name)
+    else:
         response.status_code = status.HTTP_200_OK
     return job
 
 
-async def _submit(
-    spec: CommonSpec, owner: str, idempotency_key: str | None, *, store: Store, checker: Checker, request: Request
-) -> tuple[Job, bool]:
+async def _submit(submission: Submission, *, store: Store, checker: Checker, request: Request) -> tuple[Job, bool]:
     """Submit a spec; return the job, and whether it is new. No thread waits while the spec is checked, and a client
     that leaves ends the check.
     """
-    submission = await run_in_threadpool(store.jobs.submission, spec, owner, idempotency_key)
     if (known := await run_in_threadpool(store.jobs.known, submission)) is not None:
         return known, False
-    asked = await run_in_threadpool(store.jobs.check_request, spec)
-    if problems := await while_connected(request, checker.problems(asked, owner)):
+    asked = await run_in_threadpool(store.jobs.check_request, [submission])
+    if problems := await while_connected(request, checker.problems(asked, submission.owner)):
         raise Rejected(problems)
     return await run_in_threadpool(store.jobs.accept, submission)
+
+
+async def _submit_sweep(
+    submission: Submission, *, store: Store, checker: Checker, request: Request
+) -> tuple[Job, bool]:
+    """Submit a sweep; return its parent, and whether it is new."""
+    if (known := await run_in_threadpool(store.jobs.known, submission)) is not None:
+        return known, False
+    children = await run_in_threadpool(sweeps.children_of, submission.spec)
+    specs = {str(index): spec for index, (_, spec) in enumerate(children)}
+    asked = await run_in_threadpool(store.jobs.check_specs, specs, {submission.project})
+    if problems := await while_connected(request, checker.problems(asked, submission.owner)):
+        raise invalid(sweeps.refusals(submission.spec, children, problems))
+    return await run_in_threadpool(store.sweeps.accept, submission, children)
+
+
+def _filter(
+    *,
+    key: Reader,
+    kind: KindName | None = None,
+    label: Annotated[str | None, Query(max_length=200, description="`key=value`, or `key` with any value")] = None,
+    owner: Annotated[str | None, Query(max_length=200)] = None,
+    project: Annotated[ProjectName | None, Query(description="jobs of this project")] = None,
+    sweep: Annotated[
+        str | None, Query(max_length=200, description="jobs of the sweep with this id; `none`: those of no sweep")
+    ] = None,
+    q: Annotated[str | None, Query(max_length=200, description="part of a name or of an id")] = None,
+) -> JobFilter:
+    """Return what the caller asks for, among the jobs that the caller may see."""
+    return JobFilter(kind=kind, label=label, owner=owner, q=q, project=project, visible_to=key.project, sweep=sweep)
+
+
+Filter = Annotated[JobFilter, Depends(_filter)]
 
 
 @router.get("/jobs")
@@ -77,11 +110,11 @@ def list_jobs(
     *,
     key: Reader,
     store: StoreDep,
-    kind: KindName | None = None,
-    state: JobState | None = None,
-    label: Annotated[str | None, Query(max_length=200, description="`key=value`, or `key` with any value")] = None,
-    owner: Annotated[str | None, Query(max_length=200)] = None,
-    q: Annotated[str | None, Query(max_length=200, description="part of a name or of an id")] = None,
+    wanted: Filter,
+    state: Annotated[list[JobState] | None, Query(description="jobs in any of these states")] = None,
+    order: Annotated[
+        JobOrder, Query(description="`active`: what runs, then the queue in its order, then what is over")
+    ] = "newest",
     include: Annotated[Literal["spec"] | None, Query(description="`spec`: with the spec of every job")] = None,
     limit: Limit = 50,
     cursor: PageCursor = None,
@@ -89,14 +122,24 @@ def list_jobs(
     """List jobs, newest first, without their specs unless they are asked for. A page of long records has fewer than
     ``limit`` jobs.
     """
-    wanted = JobFilter(kind=kind, state=state, label=label, owner=owner, q=q)
-    return store.jobs.list(wanted, limit=limit, cursor=cursor, specs=include == "spec")
+    chosen, specs = replace(wanted, states=tuple(state or ())), include == "spec"
+    if order == "active":
+        page = store.listing.active(chosen, limit, cursor, specs=specs, queue=store.queue)
+    else:
+        page = store.listing.newest(chosen, limit, cursor, specs=specs)
+    return page.model_copy(update={"items": tuple(as_seen(key, job) for job in page.items)})
+
+
+@router.get("/jobs:counts")
+def count_jobs(store: StoreDep, wanted: Filter) -> JobCounts:
+    """Count jobs by state, with the filters of the list. Counting is bounded; the answer says when it was cut off."""
+    return store.listing.counts(wanted)
 
 
 @router.get("/jobs/{job_id}")
 async def get_job(
     *,
-    job_id: str,
+    job: ReadableJob,
     key: Reader,
     store: StoreDep,
     hub: HubDep,
@@ -104,26 +147,28 @@ async def get_job(
 ) -> Job:
     """Return one job; with ``wait_s``, once it is over or the time is."""
     if wait_s == 0:
-        return await run_in_threadpool(store.jobs.get, job_id)
-    return await sse.wait_terminal(hub, store, job_id, min(wait_s, 60.0), key)
+        return job
+    return as_seen(key, await sse.wait_terminal(hub, store, job.id, min(wait_s, 60.0), key))
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=status.HTTP_202_ACCEPTED)
-def cancel_job(job_id: str, key: Submitter, store: StoreDep) -> Job:
+def cancel_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
     """Cancel: at once while it is queued; a running job is asked to end, then ended."""
-    require_owner(key, store.jobs.get(job_id))
-    return store.jobs.cancel(job_id)
+    cancelled = store.jobs.cancel(job.id)
+    audit(request, "job.cancel", job=job.id, owner=job.owner)
+    return cancelled
 
 
 @router.post("/jobs/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED)
-def retry_job(job_id: str, key: Submitter, store: StoreDep) -> Job:
+def retry_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
     """Queue a failed or cancelled job again, as a new attempt that resumes from the last checkpoint."""
-    require_owner(key, store.jobs.get(job_id))
-    return store.jobs.retry(job_id)
+    queued = store.jobs.retry(job.id)
+    audit(request, "job.retry", job=job.id, owner=job.owner)
+    return queued
 
 
 @router.delete("/jobs/{job_id}", status_code=status.HTTP_204_NO_CONTENT)
-def delete_job(job_id: str, key: Submitter, store: StoreDep) -> None:
+def delete_job(job: ChangeableJob, request: Request, store: StoreDep) -> None:
     """Delete a job that is over, its events and its artifacts."""
-    require_owner(key, store.jobs.get(job_id))
-    store.jobs.delete(job_id)
+    store.jobs.delete(job.id)
+    audit(request, "job.delete", job=job.id, owner=job.owner, name=job.name)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, status
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from fastapi import APIRouter, Request, status
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
+from api.audit import audit
 from api.context import StoreDep
 from api.problems import ProblemError
 from api.security import Admin
-from service.jobs.records import ApiKey, Scope
+from service.jobs.projects import ProjectName, Scope
+from service.jobs.records import ApiKey
 
 router = APIRouter(tags=["keys"])
 
-_KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$")]
+_LONGEST_GRACE_S = 30 * 86_400.0
+KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$")]
 
 
 class NewKey(BaseModel):
@@ -22,8 +25,28 @@ class NewKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: _KeyName
+    name: KeyName
     scopes: list[Scope] = Field(default=["read"], min_length=1, max_length=3)
+    project: ProjectName | None = Field(
+        None, description="where the key speaks; `default` when absent, or everywhere for a key with the scope `admin`"
+    )
+
+    expires_at: AwareDatetime | None = Field(
+        None, description="when the key stops working; when absent, as late as the service allows"
+    )
+
+
+class Rotation(BaseModel):
+    """How a key gives way to its successor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grace_s: float = Field(
+        86_400.0, ge=0, le=_LONGEST_GRACE_S, description="seconds for which the old secret still works"
+    )
+    expires_at: AwareDatetime | None = Field(
+        None, description="when the new key expires; after as long a life as the old one's when absent"
+    )
 
 
 class CreatedKey(ApiKey):
@@ -37,9 +60,19 @@ class Keys(BaseModel):
 
 
 @router.post("/keys", status_code=status.HTTP_201_CREATED)
-def create_key(body: NewKey, key: Admin, store: StoreDep) -> CreatedKey:
+def create_key(body: NewKey, request: Request, key: Admin, store: StoreDep) -> CreatedKey:
     """Create a key. The secret is in this answer and nowhere else."""
-    created, secret = store.keys.create(body.name, tuple(dict.fromkeys(body.scopes)))
+    created, secret = store.keys.create(
+        body.name, tuple(dict.fromkeys(body.scopes)), body.project, expires_at=body.expires_at
+    )
+    audit(
+        request,
+        "key.create",
+        subject=created.id,
+        name=created.name,
+        project=created.project or "",
+        scopes=",".join(created.scopes),
+    )
     return CreatedKey(**created.model_dump(), secret=secret)
 
 
@@ -49,9 +82,21 @@ def list_keys(key: Admin, store: StoreDep) -> Keys:
     return Keys(items=list(store.keys.list()))
 
 
+@router.post("/keys/{key_id}/rotate", status_code=status.HTTP_201_CREATED)
+def rotate_key(key_id: str, request: Request, key: Admin, store: StoreDep, body: Rotation | None = None) -> CreatedKey:
+    """Create a key that takes another's place, which works for a while longer. The secret is in this answer and nowhere
+    else.
+    """
+    asked = body or Rotation()
+    created, secret = store.keys.rotate(key_id, grace_s=asked.grace_s, expires_at=asked.expires_at)
+    audit(request, "key.rotate", subject=key_id, successor=created.id, name=created.name, grace_s=str(asked.grace_s))
+    return CreatedKey(**created.model_dump(), secret=secret)
+
+
 @router.delete("/keys/{key_id}", status_code=status.HTTP_204_NO_CONTENT)
-def revoke_key(key_id: str, key: Admin, store: StoreDep) -> None:
+def revoke_key(key_id: str, request: Request, key: Admin, store: StoreDep) -> None:
     """Revoke a key, at once. A key cannot revoke itself, so the last admin stays."""
     if key_id == key.id:
         raise ProblemError(409, "a key cannot revoke itself; use another admin key")
     store.keys.revoke(key_id)
+    audit(request, "key.revoke", subject=key_id)

@@ -23,7 +23,7 @@ def list_kinds(key: Reader) -> Kinds:
 
 
 @router.get("/kinds/{kind}/schema")
-def kind_schema(kind: str, key: Reader) -> dict[str, Any]:
+def get_kind_schema(kind: str, key: Reader) -> dict[str, Any]:
     """Return the JSON Schema of a kind's spec."""
     if kind not in KINDS.provided:
         raise NotFound(f"there is no kind {kind!r}; there are {', '.join(KINDS.provided)}")

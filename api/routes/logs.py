@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -13,11 +15,11 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from api import history, sse
+from api.access import ReadableJob
 from api.context import HubDep, SettingsDep, StoreDep
 from api.frames import Cursor
 from api.params import After, resume_point, stream_id, wants_stream
 from api.security import Reader
-from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
 
@@ -59,41 +61,78 @@ class LogLine(BaseModel):
         }
     },
 )
-async def job_logs(
+async def get_job_logs(
     *,
-    job_id: str,
+    job: ReadableJob,
     request: Request,
     key: Reader,
     store: StoreDep,
     settings: SettingsDep,
     hub: HubDep,
     rank: Annotated[int | None, Query(ge=0, description="only this rank")] = None,
+    stream: Annotated[
+        Literal["stdout", "stderr", "service"] | None, Query(description="only what was printed there")
+    ] = None,
+    attempt: Annotated[int | None, Query(ge=1, description="only this attempt")] = None,
+    q: Annotated[str | None, Query(max_length=200, description="only lines with this text, in any case")] = None,
     tail: Annotated[int | None, Query(ge=0, le=_WHOLE_LOG, description="only the last lines")] = None,
     after: After = None,
     format: Literal["text", "jsonl"] = "text",  # noqa: A002
 ) -> Any:
     """Log lines, oldest first; a live stream follows with every rank's lines."""
-    job = await run_in_threadpool(store.jobs.get, job_id)
     if wants_stream(request):
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-        return sse.respond(hub, key, cursor, {job_id: job.state}, types=_LOGS, single=True)
+        return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
+    wanted = _Wanted(rank, stream, None if q is None else q.casefold())
     start = stream_id("after", after)
-    found = _from_start(store, settings.layout, job_id) if start == BEGINNING else _since(store, job_id, start)
-    lines = await run_in_threadpool(_chosen, found, rank, tail)
+    if start != BEGINNING:
+        lines = await run_in_threadpool(_last, _since(store, job.id, start), wanted, tail)
+    elif tail is not None:
+        newest = history.newest_logs(store, settings.layout, job.id, attempt=attempt)
+        lines = await run_in_threadpool(_newest, newest, wanted, tail)
+    else:
+        found = history.events(store, settings.layout, job.id, _LOGS, attempt=attempt)
+        lines = filter(wanted, map(_as_line, _kept(found)))
     if format == "jsonl":
         return StreamingResponse((f"{line.model_dump_json()}\n" for line in lines), media_type="application/x-ndjson")
     return StreamingResponse((line.text for line in lines), media_type="text/plain; charset=utf-8")
 
 
-def _chosen(lines: Iterator[LogLine], rank: int | None, tail: int | None) -> Iterable[LogLine]:
-    found = (line for line in lines if rank is None or line.rank == rank)
-    return found if tail is None else deque(found, maxlen=tail)
+@dataclass(frozen=True)
+class _Wanted:
+    """Tells lines that were asked for from others. ``text`` is case-folded."""
+
+    rank: int | None
+    stream: str | None
+    text: str | None
+
+    def __call__(self, line: LogLine) -> bool:
+        return (
+            (self.rank is None or line.rank == self.rank)
+            and (self.stream is None or line.stream == self.stream)
+            and (self.text is None or self.text in line.line.casefold())
+        )
 
 
-def _from_start(store: Store, data: DataLayout, job_id: str) -> Iterator[LogLine]:
-    for event in history.events(store, data, job_id, _LOGS):
-        yield LogLine.model_validate({"id": None, **event})
+def _kept(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Leave out what only tells followers of lines that they did not get."""
+    return (event for event in events if not event.get("live"))
+
+
+def _as_line(event: dict[str, Any]) -> LogLine:
+    return LogLine.model_validate({"id": None, **event})
+
+
+def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:
+    """Return the last lines that were asked for, without reading what is before them."""
+    found = filter(wanted, map(_as_line, _kept(newest_first)))
+    return list(islice(found, count))[::-1]
+
+
+def _last(lines: Iterator[LogLine], wanted: _Wanted, count: int | None) -> Iterable[LogLine]:
+    found = filter(wanted, lines)
+    return found if count is None else deque(found, maxlen=count)
 
 
 def _since(store: Store, job_id: str, after: str) -> Iterator[LogLine]:

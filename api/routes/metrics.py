@@ -12,13 +12,13 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from api import history
+from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
-from api.security import Reader
 
 router = APIRouter(tags=["metrics"])
 
 
-class Series(BaseModel):
+class MetricSeries(BaseModel):
     """One metric; the three lists are parallel. ``time`` is in Unix seconds."""
 
     step: list[int]
@@ -27,7 +27,7 @@ class Series(BaseModel):
 
 
 class SeriesByName(BaseModel):
-    series: dict[str, Series]
+    series: dict[str, MetricSeries]
     after: str | None
     """Follow the job's events from here to see what comes next."""
 
@@ -37,10 +37,9 @@ class SeriesByName(BaseModel):
     response_model=SeriesByName,
     responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
-def job_metrics(
+def get_job_metrics(
     *,
-    job_id: str,
-    key: Reader,
+    job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
     names: Annotated[str | None, Query(max_length=2000, description="separated by commas; all when absent")] = None,
@@ -48,10 +47,9 @@ def job_metrics(
     format: Literal["json", "csv"] = "json",  # noqa: A002
 ) -> Any:
     """Return every metric that the job reported, by name."""
-    store.jobs.get(job_id)
-    after = store.events.latest_id(job_id)
+    after = store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
-    found = collect(history.events(store, settings.layout, job_id, frozenset({"metric"})), wanted)
+    found = collect(history.events(store, settings.layout, job.id, frozenset({"metric"})), wanted)
     thinned = {name: _thin(series, max_points) for name, series in sorted(found.items())}
     if format == "csv":
         return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
@@ -71,13 +69,13 @@ def collect(events: Iterable[Mapping[str, Any]], wanted: frozenset[str] | None) 
     return found
 
 
-def _thin(points: Points, max_points: int) -> Series:
+def _thin(points: Points, max_points: int) -> MetricSeries:
     steps = sorted(points)
     kept = [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
-    return Series(step=kept, time=[points[step][0] for step in kept], value=[points[step][1] for step in kept])
+    return MetricSeries(step=kept, time=[points[step][0] for step in kept], value=[points[step][1] for step in kept])
 
 
-def _csv(series: Mapping[str, Series]) -> str:
+def _csv(series: Mapping[str, MetricSeries]) -> str:
     """Return a row per point: spreadsheets and data frames pivot as they like."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

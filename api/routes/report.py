@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from api.access import ReadableJob
 from api.context import StoreDep
 from api.problems import ProblemError
-from api.security import Reader
 from service.jobs.kinds.registry import KINDS
 from service.jobs.records import Job, NotFound
 from service.jobs.store import Store
@@ -18,11 +18,10 @@ router = APIRouter(tags=["report"])
 
 
 @router.get("/jobs/{job_id}/report")
-def job_report(job_id: str, key: Reader, store: StoreDep) -> dict[str, Any]:
+def get_job_report(job: ReadableJob, store: StoreDep) -> dict[str, Any]:
     """Return a job's report: every rung and the gate of a compile job, the result of a train or verify job."""
-    job = store.jobs.get(job_id)
     artifact = KINDS.declaration(job.kind).report if job.kind in KINDS.provided else None
-    found = job.result if artifact is None else _published(store, job_id, artifact)
+    found = job.result if artifact is None else _published(store, job.id, artifact)
     if found is None:
         raise ProblemError(404, _why_none(job))
     return found

@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
+from api.access import ReadableJob
 from api.checker import while_connected
-from api.context import CheckerDep, StoreDep
+from api.context import CheckerDep
 from api.problems import ProblemError
 from api.security import Reader
 from service.jobs.kinds.registry import spec_adapter
@@ -20,9 +21,8 @@ from service.jobs.submission.request import PlanRequest
 router = APIRouter(tags=["schedule"])
 
 
-def _plan_request(job_id: str, store: StoreDep) -> PlanRequest:
+def _plan_request(job: ReadableJob) -> PlanRequest:
     """Return the request about a job that has a pipeline; refuse any other job."""
-    job = store.jobs.get(job_id)
     try:
         spec = spec_adapter.validate_python(job.spec)
     except ValidationError as error:  # a package that it needs may be gone since it was submitted
@@ -33,8 +33,7 @@ def _plan_request(job_id: str, store: StoreDep) -> PlanRequest:
 
 
 @router.get("/jobs/{job_id}/schedule", response_model=Plan)
-async def job_schedule(
-    job_id: str,
+async def get_job_schedule(
     plan_request: Annotated[PlanRequest, Depends(_plan_request)],
     key: Reader,
     checker: CheckerDep,

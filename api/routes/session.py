@@ -8,9 +8,12 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from api.context import StoreDep
+from api.audit import audit, audit_refusal, remember_caller
+from api.context import StoreDep, context_of
 from api.problems import ProblemError
 from api.security import Reader, cookie_name, refuse_cross_site, session_cookie
+from service.jobs.records import ApiKey
+from service.jobs.store import Credential, Store
 
 router = APIRouter(tags=["session"], include_in_schema=False)
 
@@ -30,18 +33,42 @@ def login(
     request: Request, response: Response, store: StoreDep, key: Annotated[str, Form(min_length=1, max_length=200)]
 ) -> SignedIn:
     """Begin a session of ``key``. A wrong key: 401; after many of them from one address, 429."""
-    refuse_cross_site(request)
-    address = request.client.host if request.client else "unknown"
-    if wait_s := store.sign_ins.wait_s(address):
-        detail = f"too many refused sign-ins from this address; try again in {wait_s} s"
-        raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
+    check_may_sign_in(request, store)
     found = store.keys.verify(key.strip())
     if found is None:
-        store.sign_ins.refused(address)
-        raise ProblemError(401, "this API key is not valid, or was revoked")
-    if (former := session_cookie(request)) is not None:
-        store.sessions.end(former)
+        note_refusal(request, store, reason="not a valid key")
+        raise ProblemError(401, "this API key is not valid, has expired, or was revoked")
+    if found.holder == "account":
+        remember_caller(request, found, Credential(found.id))
+        raise ProblemError(403, f"the key is one of the service account '{found.name}', which begins no session")
+    return begin_session(request, response, store, found)
+
+
+def check_may_sign_in(request: Request, store: Store) -> None:
+    """Refuse other sites' pages, and addresses that were refused too often."""
+    refuse_cross_site(request)
+    if wait_s := store.sign_ins.wait_s(_address(request)):
+        detail = f"too many refused sign-ins from this address; try again in {wait_s} s"
+        raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
+
+
+def note_refusal(request: Request, store: Store, *, reason: str) -> None:
+    """Count a refused sign-in of this address, and record it."""
+    store.sign_ins.refused(_address(request))
+    context_of(request.app).monitor.meter.count("trivet_sign_ins_refused_total")
+    audit_refusal(request, "sign_in.refuse", reason=reason)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
+
+
+def begin_session(request: Request, response: Response, store: Store, found: ApiKey) -> SignedIn:
+    """Begin a session of a key, in place of the browser's former one; set its cookie and return its other secret."""
+    _end_session(request, store)
     made = store.sessions.begin(found)
+    remember_caller(request, found, store.sessions.credential(found, made.cookie))
+    audit(request, "session.begin")
     response.set_cookie(
         cookie_name(request),
         made.cookie,
@@ -57,8 +84,7 @@ def login(
 def logout(request: Request, store: StoreDep) -> Response:
     """End the session: its cookie admits nobody from now on, and its open streams end."""
     refuse_cross_site(request)
-    if (session := session_cookie(request)) is not None:
-        store.sessions.end(session)
+    _end_session(request, store)
     response = (
         RedirectResponse("/login", status_code=303)
         if "text/html" in request.headers.get("accept", "")
@@ -66,6 +92,14 @@ def logout(request: Request, store: StoreDep) -> Response:
     )
     response.delete_cookie(cookie_name(request), httponly=True, samesite="strict", secure=request.url.scheme == "https")
     return response
+
+
+def _end_session(request: Request, store: Store) -> None:
+    """End the browser's session, if it has one."""
+    cookie = session_cookie(request)
+    if cookie is not None and (key := store.sessions.end(cookie)) is not None:
+        remember_caller(request, key, store.sessions.credential(key, cookie))
+        audit(request, "session.end")
 
 
 @router.post("/tickets")

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from api import history
+from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
 from api.problems import ProblemError
-from api.security import Reader
 
 router = APIRouter(tags=["timeline"])
 
@@ -44,21 +44,19 @@ class StepTimeline(BaseModel):
 
 
 @router.get("/jobs/{job_id}/timeline")
-def job_timeline(
+def get_job_timeline(
     *,
-    job_id: str,
-    key: Reader,
+    job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
     step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
     """Return what each rank did in one step, as it measured it."""
-    store.jobs.get(job_id)
-    events = list(history.events(store, settings.layout, job_id, frozenset({"span"})))
+    events = list(history.events(store, settings.layout, job.id, frozenset({"span"})))
     found = _by_step(events)
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"
-        raise ProblemError(404, f"there are no spans of step {step} of job {job_id}; {known}")
+        raise ProblemError(404, f"there are no spans of step {step} of job {job.id}; {known}")
     chosen = newest(found) if step is None else step
     spans = [span for rank in found.get(chosen, {}).values() for span in rank] if chosen is not None else []
     order = sorted(_rows(spans), key=lambda span: (-1 if span.rank is None else span.rank, span.start))

@@ -89,7 +89,8 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=like.dtype, device=like.device)
     shapes = {"x": {0: Dim("batch")}, "state": dict.fromkeys(state)}
     table = default_decompositions()
-    for overload in [overload for overload in table if _is_bounded_whole(str(overload))]:
+    bounded_whole = {name for name, operator in OPERATORS.items() if operator.composite}
+    for overload in [overload for overload in table if str(overload) in bounded_whole]:
         del table[overload]
     for composed, written in DECOMPOSITIONS.items():
         table[composed] = written
@@ -105,7 +106,3 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
             f"with a batch of any size: {first_line}"
         ) from error
     return program
-
-
-def _is_bounded_whole(overload: str) -> bool:
-    return overload in OPERATORS and OPERATORS[overload].composite

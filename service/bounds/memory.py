@@ -24,7 +24,7 @@ T = TypeVar("T")
 GIB = 2**30
 
 
-class Meter(Protocol):
+class MemoryMeter(Protocol):
     """Tells of the memory of a device, in bytes."""
 
     def used(self, device: torch.device) -> int:
@@ -34,7 +34,7 @@ class Meter(Protocol):
         """Return what this process could take beside that."""
 
 
-class SystemMeter(Meter):
+class SystemMeter(MemoryMeter):
     """Asks the driver for a CUDA device, and the system for the host's memory."""
 
     def used(self, device: torch.device) -> int:
@@ -64,7 +64,7 @@ class MemoryBudget:
     """
 
     limit: int | None = None
-    meter: Meter = SYSTEM
+    meter: MemoryMeter = SYSTEM
 
     def free(self, device: torch.device) -> int:
         """Return the bytes that may be taken now."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from service.bounds.buffers import overwrite, own_copy
 from service.bounds.fused import Adam
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
@@ -177,7 +178,7 @@ class RowOptimiser(SlopeOptimiser):
 
     def __init__(self, families: Families, start: str, rows: InitialRows, ascent: Ascent) -> None:
         super().__init__(families, start, ascent)
-        self.rows = _own_copy(rows)
+        self.rows = own_copy(rows)
         self.best: Tensor | None = None
         device = families.backward.device
         # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
@@ -186,7 +187,7 @@ class RowOptimiser(SlopeOptimiser):
 
     def best_bounds(self, rows: InitialRows) -> Tensor:
         """Return the largest lower bounds ``(batch, rows)`` met on the way."""
-        _copy(rows, self.rows)
+        overwrite(rows, self.rows)
         if self.best is not None:
             # Also where nothing was to be chosen: bounds of the part before are none of these rows.
             self.best.fill_(-torch.inf)
@@ -239,14 +240,3 @@ def _before(network: Network, start: str) -> list[str]:
 
 def _repeated(start: Tensor, rows: int) -> Tensor:
     return start.unsqueeze(1).repeat(1, rows, *(1 for _ in start.shape[1:]))
-
-
-def _own_copy(rows: InitialRows) -> InitialRows:
-    return IdentityRows(rows.index.clone(), rows.mirrored) if isinstance(rows, IdentityRows) else rows.clone()
-
-
-def _copy(new: InitialRows, into: InitialRows) -> None:
-    if isinstance(new, IdentityRows) and isinstance(into, IdentityRows):
-        into.index.copy_(new.index)
-    elif isinstance(new, Tensor) and isinstance(into, Tensor):
-        into.copy_(new)

@@ -1,4 +1,4 @@
-"""Which values of a graph are replicated over the tensor-parallel group and which are a rank's own."""
+"""Decides which values of a graph are replicated over the tensor-parallel group and which are a rank's own."""
 
 from __future__ import annotations
 

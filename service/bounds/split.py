@@ -200,14 +200,9 @@ def constrained(
             if preactivation.reader == name
         }
         extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
-        result[name] = Constrained(
-            relaxed[name], extra, _sum_of([bias[preactivation] for preactivation in own.values()])
-        )
+        first, *others = (bias[preactivation] for preactivation in own.values())
+        result[name] = Constrained(relaxed[name], extra, sum(others, start=first))
     return result
-
-
-def _sum_of(values: list[Tensor]) -> Tensor:
-    return sum(values[1:], start=values[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from service.compilation.detectors import judge
-from service.compilation.program import Phase, Program
+from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
 from service.compilation.ranks.local_trial import local_trial
@@ -18,6 +18,7 @@ from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, r
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.torch_internals.toolchain import start_toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
+from service.jobs.spec.compile import Phase
 
 log = logging.getLogger(__name__)
 GRADIENT = "gradient"

@@ -96,7 +96,7 @@ DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, Runt
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """A regular file in an archive. ``name`` is without folders."""
 
     path: PurePosixPath
@@ -166,7 +166,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _checkpoint(archive: Path) -> Iterator[dict[str, Member]]:
+def _checkpoint(archive: Path) -> Iterator[dict[str, ArchiveMember]]:
     """Return the members that count by name: those beside the ``config.json`` that is nearest to the top."""
     with opened(archive, f"{CONFIG} and safetensors files") as members:
         configs = [member for member in members if member.name == CONFIG]
@@ -180,7 +180,7 @@ def _counts(name: str) -> bool:
     return name in (CONFIG, INDEX) or name.endswith(".safetensors")
 
 
-def _read(member: Member) -> bytes:
+def _read(member: ArchiveMember) -> bytes:
     if member.size > LARGEST_CONFIG:
         raise ArchiveError(f"{member.name} has {member.size} bytes; at most {LARGEST_CONFIG} are expected")
     with member.open() as content:
@@ -195,7 +195,7 @@ def is_archive(path: Path) -> bool:
 
 
 @contextmanager
-def opened(archive: Path, of: str) -> Iterator[list[Member]]:
+def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
     """Return all regular files; ``of`` says which are expected, for a message.
 
     What a broken archive raises, while it is open, is an :class:`ArchiveError`.
@@ -229,7 +229,7 @@ def damage() -> Iterator[None]:
         raise ArchiveError(f"the archive is damaged: {error}") from error
 
 
-def _of_zip(opened: zipfile.ZipFile, size: int) -> list[Member]:
+def _of_zip(opened: zipfile.ZipFile, size: int) -> list[ArchiveMember]:
     _check_count(len(opened.infolist()))
     entries = [entry for entry in opened.infolist() if not entry.is_dir()]
     unpacked = sum(entry.file_size for entry in entries)
@@ -238,11 +238,11 @@ def _of_zip(opened: zipfile.ZipFile, size: int) -> list[Member]:
     return [_zip_member(opened, entry) for entry in entries]
 
 
-def _zip_member(opened: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
-    return Member(PurePosixPath(entry.filename), entry.file_size, lambda: opened.open(entry))
+def _zip_member(opened: zipfile.ZipFile, entry: zipfile.ZipInfo) -> ArchiveMember:
+    return ArchiveMember(PurePosixPath(entry.filename), entry.file_size, lambda: opened.open(entry))
 
 
-def _of_tar(tar: tarfile.TarFile) -> list[Member]:
+def _of_tar(tar: tarfile.TarFile) -> list[ArchiveMember]:
     members = []
     for count, entry in enumerate(tar, 1):
         _check_count(count)
@@ -256,11 +256,11 @@ def _check_count(members: int) -> None:
         raise ArchiveError(f"the archive has more than {MOST_MEMBERS} members")
 
 
-def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Member:
+def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> ArchiveMember:
     def extract() -> IO[bytes]:
         content = tar.extractfile(entry)
         if content is None:
             raise ArchiveError(f"{entry.name} is not a regular file")
         return content
 
-    return Member(PurePosixPath(entry.name), entry.size, extract)
+    return ArchiveMember(PurePosixPath(entry.name), entry.size, extract)

@@ -36,25 +36,25 @@ Relu Reshape Resize ReverseSequence Round Selu Shrink Sigmoid Sin Sinh Slice Sof
 Split Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze Upsample Where
 """
 OPERATORS = frozenset(_OPERATORS.split())
-"""Those of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
+"""Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
 _MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
 """Operators whose attributes may be: no limit, or what is below every value."""
 SHAPE_ONLY = {"Shape", "Size"}
 """Operators whose result does not depend on their input's values."""
 MOST_ENTRIES = 2**24
-"""Of a model's input, and of an output, at a batch of one."""
+"""Entries of a model's input, and of an output, at a batch of one."""
 LARGEST, LARGEST_READ = 2**31, 2**28
 """Bytes of a model, which are those that protobuf can hold; and of one that is read to check a spec: only ranks read
 larger ones.
 """
 MOST_FIELDS = 2**20
-"""Of a model's protobuf message and all those within it; numbers of a tensor are one field together."""
+"""Fields of a model's protobuf message and of all those within it; numbers of a tensor are one field together."""
 _BITS: Mapping[int, int] = {
     **{kind: 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize for kind in _NUMBERS},
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
 }
-"""Of an entry, by its type."""
+"""The bits of an entry, by its type."""
 
 
 class OnnxError(ValueError):

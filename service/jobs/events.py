@@ -65,8 +65,11 @@ class SpanEvent(Event):
 
 
 class LogEvent(Event):
+    """A printed line. ``live``: it tells those who follow of lines that they do not get, and is not part of the log."""
+
     stream: Literal["stdout", "stderr", "service"]
     line: str
+    live: NotRequired[bool]
 
 
 class ArtifactEvent(Event):

@@ -68,10 +68,20 @@ class DataLayout:
         """Uploaded files by content hash."""
         return self.root / "files"
 
+    @property
+    def uploads_lock(self) -> Path:
+        """Return the file whose lock is held while the content of an upload comes or goes."""
+        return self.root / "uploads.lock"
+
     def file(self, file_id: str) -> Path:
         """Return the path of an uploaded file's content; its id ends with the content's SHA-256."""
         digest = file_id.removeprefix("file_")
         return self.files / digest[:2] / digest
+
+    @property
+    def audit(self) -> Path:
+        """Return the folder of the older part of the audit log."""
+        return self.root / "audit"
 
     @property
     def cache(self) -> Path:

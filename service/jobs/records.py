@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope
+from service.jobs.queue.forecast import Basis
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import JobState
 
@@ -47,6 +49,27 @@ class JobError(FrozenModel):
     traceback_artifact: str | None = None
 
 
+class BestJob(FrozenModel):
+    """Names the job of a sweep whose result has the best value of the metric that the sweep asks for."""
+
+    job: str
+    value: float
+
+
+class SweepJobs(FrozenModel):
+    """Counts the jobs of a sweep by state."""
+
+    total: int
+    queued: int = 0
+    starting: int = 0
+    running: int = 0
+    cancelling: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    best: BestJob | None = None
+
+
 class ListedJob(FrozenModel):
     """A job as a list shows it: with its spec only where that was asked for."""
 
@@ -55,6 +78,9 @@ class ListedJob(FrozenModel):
     name: str
     labels: dict[str, str]
     owner: str
+    project: str = DEFAULT_PROJECT
+    shared_with: tuple[str, ...] = ()
+    """Other projects whose members may read the job; to those members, only their own."""
     state: JobState
     attempt: int
     priority: int
@@ -70,6 +96,16 @@ class ListedJob(FrozenModel):
     spec: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     error: JobError | None = None
+    sweep: str | None = None
+    """The parent of a job that is one of a sweep."""
+    parameters: dict[str, Any] | None = None
+    """The swept fields of such a job, by dotted path."""
+    children: SweepJobs | None = None
+    """Set for a parent, which holds no devices itself: its state follows from those of its jobs."""
+
+    def is_visible_to(self, project: str) -> bool:
+        """Return whether the members of a project may read the job."""
+        return project == self.project or project in self.shared_with
 
 
 class Job(ListedJob):
@@ -78,16 +114,80 @@ class Job(ListedJob):
     spec: dict[str, Any]
 
 
+class Accepted(FrozenModel):
+    """Names a job that was submitted; ``created`` is false where its idempotency key had submitted it before."""
+
+    id: str
+    created: bool
+
+
 class JobPage(FrozenModel):
     items: tuple[ListedJob, ...]
     next_cursor: str | None = None
 
 
-class Holding(FrozenModel):
-    """Devices of a host that an attempt holds. ``lost``: the service gave the attempt up, and the host has yet to
-    confirm that its processes are gone."""
+JobOrder = Literal["newest", "active"]
+
+
+class JobCounts(FrozenModel):
+    """Counts jobs by state. Where it is not ``exact``, a count may be larger than it says: counting is bounded."""
+
+    states: dict[JobState, int]
+    exact: bool = True
+
+
+class StartEstimate(FrozenModel):
+    """Estimates when a waiting job may start, should the queue stay as it is. ``rests_on`` says how the ends of the
+    jobs before it are known: by their own ``progress``, by the ``durations`` of earlier jobs of their kind, by their
+    time ``limits``, which they may end long before. It is empty where nothing has to end first.
+    """
+
+    at: datetime
+    rests_on: tuple[Basis, ...]
+
+
+class ProjectShare(FrozenModel):
+    """Tells what fair share compares a project by: the device-seconds that it used, decayed, and what it holds."""
+
+    project: str
+    weight: float
+    used_s: float
+    devices: int
+    share: float
+    """The project with the smallest share is next, among those that have jobs of equal priority."""
+
+
+class QueueLine(FrozenModel):
+    """Tells of one waiting job."""
 
     job: str
+    kind: str
+    name: str
+    owner: str
+    project: str
+    priority: int
+    place: int | None
+    """Its position in the order of placement, among all jobs that wait for devices; 1 is next. ``None`` while it waits
+    for other jobs."""
+    reason: str | None
+    start: StartEstimate | None
+    """``None`` where nothing tells when the jobs before it end."""
+
+
+class QueuePage(FrozenModel):
+    """``pending`` counts all jobs that wait for devices, ``dependent`` those that wait for other jobs."""
+
+    items: tuple[QueueLine, ...]
+    pending: int
+    dependent: int
+    next_cursor: str | None = None
+
+
+class Holding(FrozenModel):
+    """Devices of a host that an attempt holds. ``lost``: the service gave the attempt up, and the host has yet to
+    confirm that its processes are gone. ``job`` is ``None`` to those who may not read that job."""
+
+    job: str | None
     attempt: int
     pool: Literal["cuda", "cpu"]
     devices: tuple[int, ...]
@@ -131,6 +231,8 @@ class Host(FrozenModel):
     failing: FailingHost | None = None
     """Set while parts that are placed here do not start; :meth:`HostStore.resume` clears it, and so does a start."""
     seen_at: datetime
+    clock_skew_s: float = 0.0
+    """Seconds by which its clock was ahead of the broker's when it last reported itself."""
     versions: dict[str, str]
     isolation: tuple[str, ...] = ()
     """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.records.ISOLATION_PARTS`."""
@@ -145,23 +247,71 @@ class Artifact(FrozenModel):
 
 
 class StoredFile(FrozenModel):
+    """An upload as the project has it that uploaded it first."""
+
     id: str
     sha256: str
     bytes: int
     media_type: str
+    name: str = ""
+    project: str = DEFAULT_PROJECT
+    owner: str = ""
+    created_at: datetime | None = None
+    """``None`` of one that an older version took."""
 
 
-Scope = Literal["read", "submit", "admin"]
+class Upload(StoredFile):
+    """An upload with its use. ``jobs`` are the newest of the ``job_count`` jobs that name it."""
+
+    last_used_at: datetime | None
+    expires_at: datetime | None
+    """``None`` where uploads are kept, and while an unfinished job needs it (``in_use``)."""
+    in_use: bool
+    job_count: int
+    jobs: tuple[str, ...]
 
 
 class ApiKey(FrozenModel):
-    """A key without its secret. ``admin`` includes ``submit``, which includes ``read``."""
+    """A key without its secret. ``admin`` includes ``submit``, which includes ``read``.
+
+    A key speaks for its owner, whose name it has, in one project. Only an admin key may be of none: an operator's.
+    """
 
     id: str
     name: str
     scopes: tuple[Scope, ...]
+    project: str | None = DEFAULT_PROJECT
     created_at: datetime
     last_used_at: datetime | None = None
+    expires_at: datetime | None = None
+    """When it stops working, and its sessions and streams end."""
+    holder: Literal["key", "person", "account"] = "key"
+    """Who speaks by it: whoever was given the secret; a person who signs in through the OpenID Connect provider, for
+    which there is no secret; a service account, of the key's name.
+    """
+    successor: str | None = None
+    """Id of the key that took its place when it was rotated."""
+
+    @property
+    def is_operator(self) -> bool:
+        """Return whether the key may do everything in every project, and run the service."""
+        return self.project is None
+
+    @property
+    def role(self) -> Role:
+        """Return what the key may do in its project, by the greatest of its scopes."""
+        return ROLES[max(map(SCOPES.index, self.scopes))]
+
+
+class ServiceAccount(FrozenModel):
+    """A program that owns jobs: its keys do what the account may, stop together, and begin no session."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    project: str | None = DEFAULT_PROJECT
+    created_at: datetime
+    disabled: bool = False
+    keys: tuple[ApiKey, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -263,6 +413,10 @@ class NotFound(Exception):  # noqa: N818
 
 class Conflict(Exception):  # noqa: N818
     """The request contradicts the present state (an idempotency key reused, a running job deleted)."""
+
+
+class OverQuota(Exception):  # noqa: N818
+    """The project has as much as it may of something; the text says of what, how much, and by whom."""
 
 
 class UnknownSpec(Exception):  # noqa: N818

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
@@ -22,54 +22,62 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from service.jobs.broker_url import BrokerIdentity, broker_url
 from service.jobs.layout import DataLayout
-from service.jobs.private import user
+from service.jobs.logs import LogFormat
+from service.jobs.settings_file import ENV_PREFIX, config_file, in_file
+from service.jobs.sign_in import parse_rules
 from service.jobs.store_limits import StoreLimits
 
-ENV_PREFIX = "TRIVET_"
 _DAY_S = 86_400.0
+MAX_LOG_BYTES = 256 << 20
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-def config_file() -> Path | None:
-    """Return the TOML file in use. A file that ``TRIVET_CONFIG`` names must exist; the default one need not."""
-    named = os.environ.get(f"{ENV_PREFIX}CONFIG")
-    if named is not None:
-        path = Path(named)
-        if not path.is_file():
-            raise FileNotFoundError(f"TRIVET_CONFIG={named}: there is no such file")
-        return path
-    default = Path("trivet.toml")
-    if not default.is_file():
-        return None
-    _check_trusted(default)
-    return default
-
-
-def _check_trusted(path: Path) -> None:
-    """Refuse a file that somebody else put into the working folder, or could have."""
-    strangers = {status.st_uid for status in (path.lstat(), path.stat())} - {os.geteuid(), 0}
-    if strangers or path.stat().st_mode & 0o002:
-        reason = f"belongs to {user(strangers.pop())}" if strangers else "may be written by every user"
-        raise PermissionError(
-            f"{path.resolve()} {reason}, so its settings are not used; if they are meant, set {ENV_PREFIX}CONFIG={path}"
-        )
 
 
 class Settings(BaseSettings):
     """Lets an operator choose; each field is a setting with its default, its bounds and its description."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,  # what is refused may hold a password
+    )
 
     data: Path = Field(Path(".trivet"), description="folder of jobs, files and the embedded broker")
-    redis_url: SecretStr | None = Field(None, description="Redis or Valkey to use; the embedded one when absent")
+    redis_url: SecretStr | None = Field(
+        None, description="Redis or Valkey to use, redis:// or, with TLS, rediss://; the embedded one when absent"
+    )
+    broker_user: str | None = Field(None, min_length=1, description="user at `redis_url`; that in the URL when absent")
+    broker_password: SecretStr | None = Field(
+        None, description="password at `redis_url`, as it is; that in the URL when absent"
+    )
+    broker_password_file: Path | None = Field(
+        None, description="file that holds the password at `redis_url`, in place of `broker_password`"
+    )
+    broker_ca_cert: Path | None = Field(
+        None,
+        description="certificate, PEM, that a rediss:// broker must have or be signed by, besides the system's "
+        "authorities",
+    )
+    broker_tls_cert: Path | None = Field(None, description="certificate chain, PEM, to show to a rediss:// broker")
+    broker_tls_key: Path | None = Field(None, description="private key, PEM, of `broker_tls_cert`")
 
-    broker_fsync: Literal["always", "everysec"] = Field(
+    broker_fsync: Literal["always", "everysec", "no"] = Field(
         "always",
-        description="when the embedded broker syncs to disk; under everysec a loss of power takes a second of answers",
+        description="when the embedded broker syncs to disk: before it answers, every second, or when the system does",
+    )
+
+    broker_wait_s: float = Field(
+        10.0,
+        ge=0,
+        le=300,
+        description="requests wait for a broker that restarts until so long after it went, in seconds",
     )
 
     host: str = Field("127.0.0.1", description="address that the API binds")
+    api_processes: int = Field(1, ge=1, le=64, description="API processes of `trivet up`, which share its port")
     port: int = Field(8437, ge=0, le=65535, description="port that the API binds; 0 takes a free one")
     behind_proxy: bool = Field(False, description="a proxy in front of the API ends TLS")
     trusted_proxies: str = Field(
@@ -97,6 +105,26 @@ class Settings(BaseSettings):
     max_streams: int = Field(1000, ge=1, description="event streams open at once, per API process")
     max_streams_per_key: int = Field(100, ge=1, description="event streams open at once, per API key")
 
+    max_key_days: float | None = Field(
+        None,
+        gt=0,
+        le=36_500,
+        description="API keys are made for so many days at most, and for so many when they name no end; the first "
+        "admin key, and keys made before, are not limited",
+    )
+
+    webhook_allow: str = Field(
+        "",
+        description="addresses or networks, by comma, that webhooks may be sent to though they are not public, and "
+        "without TLS",
+    )
+    webhook_retry_hours: float = Field(
+        72.0, gt=0, le=24 * 30, description="for so long a delivery of a webhook is tried again, in hours"
+    )
+    webhook_disable_days: float = Field(
+        5.0, gt=0, description="a webhook all of whose deliveries fail for so many days is disabled"
+    )
+
     session_idle_s: float = Field(
         StoreLimits.session_idle_s,
         gt=0,
@@ -104,6 +132,33 @@ class Settings(BaseSettings):
     )
     session_s: float = Field(
         StoreLimits.session_s, gt=0, description="a session of the dashboard ends after so long in any case, in seconds"
+    )
+
+    oidc_issuer: str | None = Field(
+        None,
+        description="OpenID Connect provider that people may sign in to the dashboard with, such as https://host/x",
+    )
+    oidc_client_id: str | None = Field(None, description="what the provider knows this service by")
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="secret that the provider has given this service; a public client has none"
+    )
+    oidc_roles: str = Field(
+        "",
+        description="what groups may do, the first match counts: GROUP=PROJECT:ROLE; GROUP=operator; *=PROJECT:ROLE, "
+        "where * is everybody who signs in",
+    )
+    oidc_owner_claim: str = Field(
+        "email", min_length=1, description="claim that names the owner of a person's jobs; nobody may change their own"
+    )
+    oidc_groups_claim: str = Field("groups", min_length=1, description="claim that lists a person's groups")
+    oidc_scopes: str = Field(
+        "openid email profile", pattern=r"(^| )openid( |$)", description="scopes that the provider is asked for"
+    )
+    oidc_name: str = Field(
+        "OpenID Connect",
+        min_length=1,
+        max_length=60,
+        description="what the button on the sign-in page calls the provider",
     )
 
     worker_name: str = Field(
@@ -171,6 +226,33 @@ class Settings(BaseSettings):
         description="a job that has waited for longer is never overtaken, in seconds",
     )
 
+    quota_window_h: int = Field(
+        StoreLimits.quota_window_h,
+        ge=1,
+        le=744,
+        description="Quotas of device-hours count those of so many hours, the current one included.",
+    )
+    fair_share_half_life_s: float = Field(
+        StoreLimits.fair_share_half_life_s,
+        ge=1,
+        le=365 * _DAY_S,
+        description="what a project has used counts half as much after so long, against other projects, in seconds",
+    )
+    fair_share_bound_s: float | None = Field(
+        None,
+        ge=0,
+        le=365 * _DAY_S,
+        description="a job that has waited for longer is no longer overtaken by projects that used less, in seconds; "
+        "max_queue_bypass_s when absent",
+    )
+
+    preemption_min_run_s: float = Field(
+        StoreLimits.preemption_min_run_s,
+        ge=0,
+        le=365 * _DAY_S,
+        description="a preemptible job has run for so long before it may be asked to make room, in seconds",
+    )
+
     max_lost_attempts: int = Field(
         StoreLimits.max_lost_attempts,
         ge=0,
@@ -182,6 +264,23 @@ class Settings(BaseSettings):
         None, gt=0, description="ended jobs are deleted with their files after so many days; kept when absent"
     )
 
+    max_audit_bytes: int = Field(
+        StoreLimits.max_audit_bytes,
+        ge=16 << 20,
+        description="the files of the audit log may have so many bytes; the oldest entries are deleted beyond",
+    )
+
+    keep_uploads_days: float | None = Field(
+        StoreLimits.keep_uploads_days,
+        ge=0,
+        description="an upload is deleted when no job was submitted with it for so many days; 0 keeps all",
+    )
+
+    max_log_bytes: int = Field(
+        MAX_LOG_BYTES,
+        ge=1 << 16,
+        description="bytes kept of what a rank prints in an attempt: the first quarter, and the newest of the rest",
+    )
     max_cache_bytes: int = Field(
         20 << 30, ge=0, description="what jobs make of uploaded files is deleted beyond this, the longest unused first"
     )
@@ -192,8 +291,18 @@ class Settings(BaseSettings):
         None, description="certificate, PEM, that `url` must have or be signed by, in place of the system's authorities"
     )
 
+    outage_s: float = Field(
+        60.0,
+        ge=0,
+        le=_DAY_S,
+        description="commands outlast an outage of the service of so many seconds",
+    )
+
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages that are logged"
+    )
+    log_format: LogFormat = Field(
+        "text", description="how API and workers log: text for people, or json with one object a line"
     )
 
     @model_validator(mode="after")
@@ -202,7 +311,17 @@ class Settings(BaseSettings):
             raise ValueError("tls_cert and tls_key come together: give both, or neither")
         return self
 
-    @field_validator("trusted_proxies")
+    @model_validator(mode="after")
+    def _broker_can_be_addressed(self) -> Settings:
+        if (self.broker_tls_cert is None) != (self.broker_tls_key is None):
+            raise ValueError("broker_tls_cert and broker_tls_key come together: give both, or neither")
+        if self.broker_password is not None and self.broker_password_file is not None:
+            raise ValueError("broker_password and broker_password_file exclude each other: give one")
+        if self.redis_url is not None:
+            broker_url(self.redis_url.get_secret_value(), self._broker_identity(None))
+        return self
+
+    @field_validator("trusted_proxies", "webhook_allow")
     @classmethod
     def _are_addresses(cls, text: str) -> str:
         for entry in _entries(text):
@@ -212,10 +331,36 @@ class Settings(BaseSettings):
                 raise ValueError(f"{entry!r} is neither an address nor a network: {error}") from None
         return text
 
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _is_secure(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        on_this_host = parts.scheme == "http" and parts.hostname in LOOPBACK
+        if url is not None and not (parts.hostname and (parts.scheme == "https" or on_this_host)):
+            raise ValueError(f"{url!r} is not the address of an issuer: https://…, or http:// on this host only")
+        return url
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _are_rules(cls, text: str) -> str:
+        parse_rules(text)
+        return text
+
+    @model_validator(mode="after")
+    def _oidc_is_complete(self) -> Settings:
+        if self.oidc_issuer is not None and not (self.oidc_client_id and self.oidc_roles):
+            raise ValueError("oidc_issuer needs oidc_client_id, and oidc_roles, without which nobody may sign in")
+        return self
+
     @property
     def proxies(self) -> list[str]:
         """Return the addresses and networks of ``trusted_proxies``."""
         return _entries(self.trusted_proxies)
+
+    @property
+    def webhook_networks(self) -> list[str]:
+        """Return the addresses and networks of ``webhook_allow``."""
+        return _entries(self.webhook_allow)
 
     @property
     def allowed_host_names(self) -> list[str]:
@@ -234,10 +379,17 @@ class Settings(BaseSettings):
             starting_lease_s=self.starting_lease_s,
             heartbeat_s=self.heartbeat_s,
             max_queue_bypass_s=self.max_queue_bypass_s,
+            fair_share_half_life_s=self.fair_share_half_life_s,
+            quota_window_h=self.quota_window_h,
+            fair_share_bound_s=self.fair_share_bound_s,
+            preemption_min_run_s=self.preemption_min_run_s,
             max_lost_attempts=self.max_lost_attempts,
             max_file_bytes=self.max_file_bytes,
+            keep_uploads_days=self.keep_uploads_days or None,
+            max_key_s=None if self.max_key_days is None else self.max_key_days * _DAY_S,
             session_idle_s=self.session_idle_s,
             session_s=self.session_s,
+            max_audit_bytes=self.max_audit_bytes,
         )
 
     @property
@@ -247,10 +399,24 @@ class Settings(BaseSettings):
 
     @property
     def broker_url(self) -> str:
-        """Return the broker to connect to: ``redis_url``, else the embedded one's socket in the data folder."""
-        if self.redis_url is not None:
-            return self.redis_url.get_secret_value()
-        return f"unix://{self.layout.broker / 'broker.sock'}"
+        """Return the broker to connect to: ``redis_url`` with user, password and certificates in it, else the embedded
+        one's socket in the data folder. Raises ``OSError`` for a file of the password, or of a certificate, that cannot
+        be read.
+        """
+        if self.redis_url is None:
+            return f"unix://{self.layout.broker / 'broker.sock'}"
+        for name in ("broker_ca_cert", "broker_tls_cert", "broker_tls_key"):
+            path: Path | None = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise FileNotFoundError(f"{ENV_PREFIX}{name.upper()}={path}: there is no such file")
+        given = None if self.broker_password is None else self.broker_password.get_secret_value()
+        password = given if self.broker_password_file is None else self.broker_password_file.read_text().strip()
+        return broker_url(self.redis_url.get_secret_value(), self._broker_identity(password))
+
+    def _broker_identity(self, password: str | None) -> BrokerIdentity:
+        return BrokerIdentity(
+            self.broker_user, password, self.broker_ca_cert, self.broker_tls_cert, self.broker_tls_key
+        )
 
     @classmethod
     def settings_customise_sources(
@@ -276,12 +442,6 @@ class _SettingLine:
     default: str
     source: str
     description: str
-
-
-def in_file() -> dict[str, Any]:
-    """Return the settings that the TOML file gives, whether or not the environment overrides them."""
-    path = config_file()
-    return {} if path is None else tomllib.loads(path.read_text())
 
 
 def sources() -> dict[str, str]:

@@ -29,6 +29,17 @@ class StoreLimits:
     """An idempotency key is remembered for this long."""
     max_queue_bypass_s: float = 600.0
     """A job that has waited for longer is never overtaken by backfill."""
+    fair_share_half_life_s: float = 86_400.0
+    """What a project has used counts half as much after this long, when its share is compared with others'."""
+    fair_share_bound_s: float | None = None
+    """A job that has waited for longer goes before those of equal priority that were queued later, whatever their
+    projects' shares; ``max_queue_bypass_s`` when absent."""
+    quota_window_h: int = 168
+    """Quotas of device-hours count those of so many hours, the current one included."""
+    preemption_min_run_s: float = 300.0
+    """A preemptible job has run for this long before it may be asked to make room."""
+    made_room_s: float = 120.0
+    """While jobs make room for another one, nothing behind that takes their devices, for this long at most."""
     max_lost_attempts: int = 5
     """Attempts of a job that may end by no fault of its own (the supervisor, host or broker was lost, nobody claimed
     it) without using a retry; one more fails it."""
@@ -36,6 +47,8 @@ class StoreLimits:
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_file_bytes: int = 1 << 30
     """The largest uploaded file."""
+    keep_uploads_days: float | None = 30.0
+    """An upload expires when nobody used it for so many days; ``None`` keeps all."""
     list_page_bytes: int = 2**21
     """Bytes of records after which a page of jobs takes no more of them."""
     list_scan: int = 1_000
@@ -47,11 +60,30 @@ class StoreLimits:
     session_s: float = 43_200.0
     """A session is over after this long, however much it is used."""
 
+    max_key_s: float | None = None
+    """No API key but the first admin key is made to last longer."""
+    max_audit_bytes: int = 1 << 30
+    """Bytes of files of the audit log; beyond them the oldest are deleted."""
+
+    @property
+    def longest_overtaken_s(self) -> float:
+        """Return after how long a job of equal priority is no longer overtaken by fair share."""
+        return self.max_queue_bypass_s if self.fair_share_bound_s is None else self.fair_share_bound_s
+
     @cached_property
     def script_argument(self) -> str:
         """Return the limits as the scripts read them: JSON, times in integer milliseconds."""
-        times = ("lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
+        times = (
+            "lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host",
+            "fair_share_half_life", "made_room",
+        )  # fmt: skip
         milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
+        milliseconds["fair_share_bound_ms"] = max(1, round(self.longest_overtaken_s * 1000))
         return orjson.dumps(
-            {**milliseconds, "stream_cap": self.stream_cap, "max_lost_attempts": self.max_lost_attempts}
+            {
+                **milliseconds,
+                "stream_cap": self.stream_cap,
+                "max_lost_attempts": self.max_lost_attempts,
+                "quota_window_h": self.quota_window_h,
+            }
         ).decode()

@@ -36,7 +36,11 @@ def first_control(text: str) -> str | None:
 
 def visible_json(value: Any, *, indent: int | None = None) -> str:
     """Return ``value`` as JSON in which no character acts on a terminal; it reads back as the same value."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return visible_in_json(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def visible_in_json(text: str) -> str:
+    """Return JSON, written by anybody, in which no character acts on a terminal; it reads back as the same value."""
     return _ESCAPED_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -46,13 +50,6 @@ class SafeFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         first, *rest = visible(super().format(record), lines=True).split("\n")
         return "\n".join([first, *(f"  {line}" for line in rest)])
-
-
-def log_to_stderr(level: str, layout: str) -> None:
-    """Send the process's log to standard error, a record formatted by ``layout`` through :class:`SafeFormatter`."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(SafeFormatter(layout))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _escape(character: str) -> str:

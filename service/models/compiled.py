@@ -33,7 +33,7 @@ COMPILE_MODES: Mapping[str, CompileMode] = MappingProxyType(
         _REDUCE_OVERHEAD: CompileMode("inductor", _REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
-"""By the names that gates and specs use, from the least to the most that is compiled."""
+"""Compile modes by the names that gates and specs use, from the least to the most that is compiled."""
 
 
 COMPILE_CACHE = "compile_cache"

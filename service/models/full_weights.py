@@ -38,7 +38,7 @@ class Weight(Protocol):
 
 
 Weights = Mapping[str, Weight]
-"""By the name of the parameter."""
+"""Weights by the names of the parameters."""
 
 
 class WeightsError(RefusedError, ValueError):

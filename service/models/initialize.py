@@ -42,7 +42,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Between ``-bound`` and ``bound``."""
+    """Draws between ``-bound`` and ``bound``."""
 
     bound: float
 

@@ -37,7 +37,7 @@ class Model(Protocol):
 
 
 Builder = Callable[[Any, Axis], nn.Module]
-"""From a family's configuration to a :class:`Model`, planned on the meta device, divided over the ``tp`` axis."""
+"""Builds a :class:`Model` of a family's configuration, planned on the meta device, divided over the ``tp`` axis."""
 
 
 def family_builder(family: str) -> Builder:

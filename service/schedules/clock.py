@@ -1,4 +1,4 @@
-"""When each computation of a pipeline runs if stages are equal and transfers take no time."""
+"""Tells when each computation of a pipeline runs if stages are equal and transfers take no time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ComputationSpan:
 
 
 class ScheduleClock:
-    """When each rank's computations run, in their order; raises :class:`ScheduleError` where one is never ready."""
+    """Tells when each rank's computations run, in order; raises :class:`ScheduleError` where one is never ready."""
 
     def __init__(self, stages: int, orders: Sequence[Sequence[Instruction]]) -> None:
         self.stages, self.orders = stages, orders

@@ -1,4 +1,4 @@
-"""What a schedule is made of: a name, an order of computations for each rank, and how many stages a rank has."""
+"""Says what a schedule is made of: a name, an order of computations for each rank, and how many stages a rank has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.schedules.lowering import lower
 from service.schedules.schedule import Instruction, Schedule, check_sizes, loop
 
 Orders = Callable[[int, int, int], list[list[Instruction]]]
-"""From ``(pp, virtual_stages, micro_batches)`` the computations of each rank, in order."""
+"""Maps ``(pp, virtual_stages, micro_batches)`` to the computations of each rank, in order."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import CompileChoice, TrainSpec
@@ -21,7 +22,6 @@ from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, co
 from service.models.fingerprint import Fingerprint, difference, fingerprint
 from service.models.parallelize import ModelRecipe
 
-Phase = Literal["train", "inference"]
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
 """What a job may compile in, from the least to the most that is compiled."""
 
@@ -152,12 +152,9 @@ def _check_order(gate: Mapping[str, Any], stages: int, job: str) -> None:
 def _mode(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
     rung = gate.get(phase)
     if rung not in MODES:
+        why = f" ({gate['closed']})" if gate.get("closed") else ""
         raise GateError(
-            f"compile.{phase}: the gate of {job} allows {rung or 'nothing'} for this phase{_why(gate)}; "
+            f"compile.{phase}: the gate of {job} allows {rung or 'nothing'} for this phase{why}; "
             f"expected {' or '.join(MODES)}"
         )
     return str(rung)
-
-
-def _why(gate: Mapping[str, Any]) -> str:
-    return f" ({gate['closed']})" if gate.get("closed") else ""

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.compiler import set_stance
 
+from service.jobs.spec.compile import Phase
 from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.training.evaluation import evaluate
-from service.training.gate import Phase
 from service.training.gradients import clip_, present, squared_norm
 from service.training.history import History
 from service.training.metrics import Timing, peak_memory_gib, step_metrics
@@ -29,7 +29,7 @@ from service.training.timeline import NO_LOAD
 SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
 _TIMELINES_FIRST = 4
-"""Of these steps every computation of a pipeline is reported."""
+"""The first steps, of which every computation of a pipeline is reported."""
 
 
 class Loop:

@@ -28,7 +28,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
     the share of a pipeline's run in which devices computed nothing (on CUDA that of the step before).
     """
     seconds = timing.seconds
-    samples, tokens = training.spec.batch.global_, _tokens_per_sample(training)
+    samples, tokens = training.spec.batch.global_, training.dataset.train.sequence
     flop = training.config.flop_per_sample(training.parameters, tokens or 1) * samples
     flops = flop / seconds / training.spec.parallel.world_size
     metrics = {
@@ -47,11 +47,6 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
         peak = peak_flops(torch.cuda.get_device_name(training.device))
         metrics |= {"mfu": flops / peak} if peak else {}
     return metrics
-
-
-def _tokens_per_sample(training: Training) -> int | None:
-    """Return the length of a sequence; None where samples aren't sequences."""
-    return training.dataset.train.sequence
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
+from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.train import TrainSpec
 from service.models import Model, Weights, build, data, load_into
@@ -26,7 +27,7 @@ from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine, plan_pipeline
 from service.training.export import check_export
 from service.training.flops import count_parameters
-from service.training.gate import Phase, allowed_modes, gate_fingerprints, load_compile_caches, lowest
+from service.training.gate import allowed_modes, gate_fingerprints, load_compile_caches, lowest
 from service.training.objective import Objective, ObjectiveContext, objective_for
 
 _AUDIT_EVERY = 500

@@ -1,8 +1,8 @@
 """Verdicts of instances from one batch of bounds.
 
 :func:`certify` evaluates the witnesses (:mod:`.counterexamples`), bounds a batch by one method and compares the margins
-with what rounding may explain. An instance that it leaves unknown may go to a search (:mod:`.search_runner`), whose
-bounds allow for rounding by the same two constants.
+with what rounding may explain (:mod:`.verdict`). An instance that it leaves unknown may go to a search
+(:mod:`.search_runner`), which allows for rounding by the same two constants.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import prod
 
 import torch
@@ -18,20 +17,11 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder, BoundOptions
-from service.bounds.network import Network
 from service.verification.counterexamples import CounterexampleChecker
+from service.verification.engine.base import BoundingEngine
 from service.verification.progress import PhaseTimes
 from service.verification.properties import InstanceBatch
-
-# A property of the dtypes, shared by everything that closes a subproblem in plain arithmetic; see _proved.
-RELATIVE_MARGIN = {torch.float32: 2e-5, torch.float64: 1e-10}
-ABSOLUTE_MARGIN = {torch.float32: 1e-5, torch.float64: 1e-12}
-
-
-class Verdict(Enum):
-    VERIFIED = "verified"
-    FALSIFIED = "falsified"
-    UNKNOWN = "unknown"
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +43,7 @@ class Outcome:
 
 @torch.no_grad()
 def certify(
-    network: Network,
+    engine: BoundingEngine,
     checker: CounterexampleChecker,
     method: Bounder,
     options: BoundOptions,
@@ -61,18 +51,21 @@ def certify(
     *,
     clock: PhaseTimes | None = None,
 ) -> Outcome:
-    """Bound the outputs and the property's rows; look at the witnesses first. ``clock`` is told of the phases."""
+    """Look at the witnesses, then bound the outputs and the property's rows by ``method``, a bounder of the engine.
+
+    ``clock`` is told of the phases.
+    """
     start, clock = time.monotonic(), clock or PhaseTimes()
     with clock.phase("witnesses"):
         violated = checker.violated(batch)
     with clock.phase("layers"):
-        analysis = method(network, batch.box, options)
+        analysis = method(engine.network, batch.box, options)
     with clock.phase("outputs"):
         output = _output_bounds(analysis, batch.rows.shape[2:], batch.rows)
         margin = torch.full_like(output.lower[:, 0], torch.inf)
         if batch.rows.shape[1]:
             margin = (analysis.lower_bounds(batch.rows) - batch.thresholds).amin(dim=1)
-    tp_group = network.tp_group
+    tp_group = engine.network.tp_group
     output = Interval(tp_group.agree(output.lower), tp_group.agree(output.upper))
     margin = tp_group.agree(margin)
     proved = _proved(margin, output, batch)
@@ -91,10 +84,7 @@ def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> In
 def _proved(margin: Tensor, output: Interval, batch: InstanceBatch) -> Tensor:
     """Return which margins are positive beyond what rounding may explain.
 
-    Bounds are computed in the model's own floating-point type with rounding to nearest, so a computed lower bound can
-    lie above the exact one. Against float64 the error stays below 2e-5 of the bounds' size in float32 on networks of
-    practical depth; that much of the largest output bound, times the row's 1-norm, is subtracted. It is an
-    estimate, not a proof about rounding. A property without rows proves nothing.
+    The relative margin is of the largest output bound, times the row's 1-norm. A property without rows proves nothing.
     """
     if batch.rows.shape[1] == 0:
         return torch.zeros_like(margin, dtype=torch.bool)

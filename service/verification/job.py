@@ -227,7 +227,7 @@ class _InstanceRunner:
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
     ) -> list[DecidedRow]:
         batch, options = task.asked.batch(instances, task.like), self._metered(task, len(instances))
-        outcome = certify(task.engine.network, checker, method, options, batch, clock=self.clock)
+        outcome = certify(task.engine, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
         rows = [_shown(row, task, checker) for row in found]

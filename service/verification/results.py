@@ -19,10 +19,11 @@ from service.jobs.atomic import atomic_draft
 from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
 from service.parallel.collectives import reduce_from_group
 from service.parallel.mesh import Mesh
-from service.verification.certify import Outcome, Verdict
+from service.verification.certify import Outcome
 from service.verification.counterexamples import CounterexampleOutputs
 from service.verification.properties import Property
 from service.verification.resume_log import DecidedRow
+from service.verification.verdict import Verdict
 
 _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
 
@@ -115,7 +116,7 @@ class LayerSums(NamedTuple):
     :func:`layer_sums`."""
 
     width: float
-    """Of their bounds."""
+    """The sum of the widths of their bounds."""
     unstable: float
     """Entries that a tighter relaxation would gain from."""
     entries: float
@@ -135,7 +136,8 @@ def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
         bounds = outcome.inputs[node.name]
         undecided = network.operator_of(node).unstable_on(node, bounds)
         for each, open_ in zip(bounds, undecided, strict=True):
-            sums[:, index] += torch.stack([_per_instance(each.width), _per_instance(open_), _count(each.width)], dim=1)
+            count = sums.new_full((batch,), each.lower[0].numel())
+            sums[:, index] += torch.stack([_per_instance(each.width), _per_instance(open_), count], dim=1)
     divided = torch.tensor([network.is_own(node.inputs[0]) for node in nodes], dtype=torch.bool, device=sums.device)
     if nodes and mesh.tp.size > 1:
         sums = torch.where(divided[:, None], reduce_from_group(sums, mesh.tp.group), sums)
@@ -144,10 +146,6 @@ def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
 
 def _per_instance(entries: Tensor) -> Tensor:
     return entries.flatten(1).double().sum(dim=1)
-
-
-def _count(entries: Tensor) -> Tensor:
-    return torch.full_like(entries.flatten(1)[:, 0], entries[0].numel(), dtype=torch.float64)
 
 
 def layer_means(layers: Sequence[NonlinearLayer], entries: Sequence[DecidedRow]) -> list[dict[str, Any]]:

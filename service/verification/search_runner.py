@@ -16,11 +16,11 @@ from service.jobs.runtime import RunContext
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.certify import Verdict
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
 from service.verification.properties.queried import Queried
 from service.verification.task import Task, method_of
+from service.verification.verdict import Verdict
 
 EVERY_S = 0.5
 """The time between two reports of one search."""

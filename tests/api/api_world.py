@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,13 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from waiting import eventually
 
+from api.main import create_app
 from service.jobs.events import Event
-from service.jobs.records import AttemptRef, Job, JobError, PartOutcome, Scope
+from service.jobs.projects import Scope
+from service.jobs.records import AttemptRef, Conflict, Job, JobError, PartOutcome
+from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
 
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
@@ -38,6 +43,12 @@ class Keys:
 
     def named(self, name: str, *scopes: Scope) -> str:
         return self.store.keys.create(name, scopes)[1]
+
+    def of(self, project: str, scope: Scope, name: str = "ann") -> str:
+        """A secret in a project, which is made where it is missing."""
+        with suppress(Conflict):
+            self.store.projects.create(project)
+        return self.store.keys.create(name, [scope], project)[1]
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -92,6 +103,23 @@ class Server:
     url: str
     uvicorn: uvicorn.Server
     app: FastAPI
+
+
+@contextmanager
+def serving(settings: Settings, store: Store) -> Iterator[Server]:
+    """The application on a socket of its own, until the block ends."""
+    app = create_app(settings, store)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
+    thread.start()
+    eventually(lambda: server.started)
+    yield Server(f"http://127.0.0.1:{socket.getsockname()[1]}", server, app)
+    app.state.context.hub.close_soon()
+    server.should_exit = True
+    thread.join(300)
+    assert not thread.is_alive()
 
 
 @contextmanager

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 import redis as redis_py
-import uvicorn
-from api_world import Keys, Server, Worker, bearer
+from api_world import Keys, Server, Worker, bearer, serving
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from own_broker import own_broker
 from pydantic import SecretStr
-from waiting import eventually
 
 from api.main import create_app
 from service.jobs.settings import Settings
 from service.jobs.store import Store
+
+__all__ = ["own_broker"]
 
 
 @pytest.fixture(scope="session")
@@ -82,15 +82,5 @@ def worker(store: Store) -> Worker:
 
 @pytest.fixture
 def server(settings: Settings, store: Store) -> Iterator[Server]:
-    app = create_app(settings, store)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
-    serving = uvicorn.Server(config)
-    listening = config.bind_socket()
-    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
-    thread.start()
-    eventually(lambda: serving.started)
-    yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
-    app.state.context.hub.close_soon()
-    serving.should_exit = True
-    thread.join(300)
-    assert not thread.is_alive()
+    with serving(settings, store) as server:
+        yield server

@@ -22,6 +22,8 @@ PROMISED = {
     "/v1/jobs/{job_id}/retry": {"post"},
     "/v1/jobs/{job_id}/events": {"get"},
     "/v1/events": {"get"},
+    "/v1/jobs:batch": {"post"},
+    "/v1/jobs:counts": {"get"},
     "/v1/jobs/{job_id}/metrics": {"get"},
     "/v1/jobs/{job_id}/logs": {"get"},
     "/v1/jobs/{job_id}/bounds": {"get"},
@@ -30,15 +32,35 @@ PROMISED = {
     "/v1/jobs/{job_id}/timeline": {"get"},
     "/v1/jobs/{job_id}/artifacts": {"get"},
     "/v1/jobs/{job_id}/artifacts/{name}": {"get"},
-    "/v1/files": {"post"},
-    "/v1/files/{file_id}": {"get"},
+    "/v1/jobs/{job_id}/share": {"post"},
+    "/v1/jobs/{job_id}/share/{project}": {"delete"},
+    "/v1/projects": {"post", "get"},
+    "/v1/projects/{name}": {"get", "patch", "delete"},
+    "/v1/projects/{name}/members/{owner}": {"put", "delete"},
+    "/v1/files": {"post", "get"},
+    "/v1/files/{file_id}": {"get", "delete"},
     "/v1/hosts": {"get"},
     "/v1/hosts/{name}/drain": {"post"},
     "/v1/hosts/{name}/resume": {"post"},
+    "/v1/queue": {"get"},
+    "/v1/alerts": {"get"},
+    "/v1/shares": {"get"},
+    "/v1/shares/{project}": {"put"},
     "/v1/kinds": {"get"},
+    "/v1/me": {"get"},
     "/v1/kinds/{kind}/schema": {"get"},
     "/v1/keys": {"post", "get"},
     "/v1/keys/{key_id}": {"delete"},
+    "/v1/keys/{key_id}/rotate": {"post"},
+    "/v1/accounts": {"post", "get"},
+    "/v1/accounts/{name}": {"delete"},
+    "/v1/accounts/{name}/keys": {"post"},
+    "/v1/accounts/{name}/disable": {"post"},
+    "/v1/accounts/{name}/enable": {"post"},
+    "/v1/audit": {"get"},
+    "/v1/webhooks": {"post", "get"},
+    "/v1/webhooks/{webhook_id}": {"delete"},
+    "/v1/webhooks/{webhook_id}/deliveries": {"get"},
     "/healthz": {"get"},
     "/readyz": {"get"},
     "/metrics": {"get"},
@@ -84,10 +106,10 @@ def test_promised_parameters_exist(document: dict[str, Any]) -> None:
     def parameters(path: str, method: str = "get") -> set[str]:
         return {parameter["name"] for parameter in document["paths"][path][method]["parameters"]}
 
-    assert {"kind", "state", "label", "owner", "q", "limit", "cursor"} <= parameters("/v1/jobs")
+    assert {"kind", "state", "label", "owner", "q", "order", "limit", "cursor"} <= parameters("/v1/jobs")
     assert {"after", "types", "limit"} <= parameters("/v1/jobs/{job_id}/events")
     assert {"names", "max_points", "format"} <= parameters("/v1/jobs/{job_id}/metrics")
-    assert {"rank", "tail", "after"} <= parameters("/v1/jobs/{job_id}/logs")
+    assert {"rank", "tail", "after", "stream", "attempt", "q"} <= parameters("/v1/jobs/{job_id}/logs")
     assert "wait_s" in parameters("/v1/jobs/{job_id}")
     assert "jobs" in parameters("/v1/events")
     assert "idempotency-key" in parameters("/v1/jobs", "post")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.jobs.kinds.registry import KINDS
 from service.jobs.settings import Settings
-from service.jobs.store import HostReport, Store
+from service.jobs.store import FileWriter, HostReport, Store
 
 
 def test_an_uploaded_file_is_addressed_by_its_content(client: TestClient) -> None:
@@ -20,8 +22,10 @@ def test_an_uploaded_file_is_addressed_by_its_content(client: TestClient) -> Non
     digest = hashlib.sha256(content).hexdigest()
     raw = client.post("/v1/files", content=content, headers={"Content-Type": "application/onnx"})
     assert raw.status_code == 201
-    assert raw.json() == {
+    told = {name: raw.json()[name] for name in ("id", "sha256", "bytes", "media_type", "project", "owner")}
+    assert told == {
         "id": f"file_{digest}", "sha256": digest, "bytes": 5000, "media_type": "application/onnx",
+        "project": "default", "owner": "admin",
     }  # fmt: skip
     form = client.post("/v1/files", files={"file": ("m.onnx", content)})
     chunked = client.post("/v1/files", content=iter([content[:3], content[3:]]))
@@ -47,6 +51,22 @@ def test_a_file_beyond_the_limit_leaves_nothing(client: TestClient, settings: Se
             "the limit of this service (TRIVET_MAX_FILE_BYTES)"
         )
     assert sorted(path for path in settings.layout.files.rglob("*") if path.is_file()) == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_leaves_nothing(
+    client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(FileWriter, "write", write)
+    before = sorted(settings.layout.files.rglob("*"))
+    answer = client.post("/v1/files", content=b"more than there is room for")
+    assert answer.status_code == 507
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "disk is full" in answer.json()["detail"]
+    assert sorted(settings.layout.files.rglob("*")) == before
 
 
 def test_a_file_as_large_as_the_limit_is_taken_raw_and_in_a_form(client: TestClient, settings: Settings) -> None:

@@ -236,7 +236,7 @@ def test_an_unexpected_error_tells_the_client_nothing_of_the_code(
     def explode(*_: object, **__: object) -> None:
         raise KeyError("a secret detail")
 
-    monkeypatch.setattr(type(app.state.context.store.jobs), "list", explode)
+    monkeypatch.setattr(type(app.state.context.store.listing), "newest", explode)
     answer = client.get("/v1/jobs")
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"

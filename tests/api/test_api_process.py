@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -18,6 +19,8 @@ import redis as redis_py
 from api_world import TRAIN, bearer
 from waiting import eventually
 
+from service.jobs.embedded import EmbeddedBroker
+
 API = ("-m", "api")
 PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN_S = 3600; sys.exit(api.main())")
 """The API, which gives open requests an hour to end before it ends itself."""
@@ -25,9 +28,10 @@ PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN
 
 @contextmanager
 def process(
-    broker: str, data: Path, *arguments: str, program: tuple[str, ...] = API
+    broker: str, data: Path, *arguments: str, program: tuple[str, ...] = API, wait_s: str = "10"
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_REDIS_URL": broker, "TRIVET_PORT": "0"}
+    environment["TRIVET_BROKER_WAIT_S"] = wait_s
     log = data.with_suffix(".log")
     with log.open("w") as output:
         started = subprocess.Popen(
@@ -66,7 +70,10 @@ def test_the_first_start_writes_the_admin_key_for_its_owner_only(
         assert key_file.read_text().strip() == secret
 
 
-def test_sigterm_ends_open_streams_and_the_process_at_once(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_open_streams_and_the_process_at_once(
+    redis: redis_py.Redis, broker: str, tmp_path: Path, number: signal.Signals
+) -> None:
     with process(broker, tmp_path / "data", program=PATIENT_API) as (running, log):
         url = address(log)
         headers = bearer((tmp_path / "data" / "admin.key").read_text().strip())
@@ -75,9 +82,32 @@ def test_sigterm_ends_open_streams_and_the_process_at_once(redis: redis_py.Redis
         with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=300.0) as response:
             events = iter(httpx2.EventSource(response))
             assert next(event for event in events if event.event == "state")
-            running.send_signal(signal.SIGTERM)
+            running.send_signal(number)
             assert [event.event for event in events][-1] == "bye"
         assert running.wait(300) in (0, -signal.SIGTERM), "an open stream must not hold up the end"
+
+
+def test_a_broker_that_keeps_nothing_on_disk_is_warned_of(tmp_path: Path) -> None:
+    with EmbeddedBroker.start(tmp_path / "broker") as server:
+        with redis_py.Redis.from_url(server.url) as client:
+            client.config_set("appendonly", "no")
+        with process(server.url, tmp_path / "data") as (_, log):
+            address(log)
+            assert "WARNING api: the broker keeps nothing on disk" in log.read_text()
+
+
+def test_requests_wait_for_a_broker_that_restarts_and_readiness_does_not(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    with ExitStack() as api, ThreadPoolExecutor() as pool:
+        with EmbeddedBroker.start(folder) as server:
+            _, log = api.enter_context(process(server.url, tmp_path / "data", wait_s="300"))
+            url = address(log)
+        headers = bearer((tmp_path / "data" / "admin.key").read_text().strip())
+        assert httpx2.get(f"{url}/readyz", timeout=300).status_code == 503
+        waiting = [pool.submit(httpx2.get, f"{url}/v1/jobs", headers=headers, timeout=300) for _ in range(4)]
+        waiting.append(pool.submit(httpx2.post, f"{url}/v1/jobs", json=TRAIN, headers=headers, timeout=300))
+        with EmbeddedBroker.start(folder):
+            assert [each.result().status_code for each in waiting] == [200] * 4 + [201]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])

@@ -21,12 +21,16 @@ from service.jobs.store.sessions import ALLOWED, WINDOW_S
 
 OPEN = {
     "/static/kinds/{kind}.js",
-    "/healthz", "/readyz", "/metrics", "/openapi.json", "/login", "/logout", "/static",
+    "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/login", "/logout", "/static", "/static/swagger",
+    "/login/oidc", "/login/oidc/callback", "/login/callback",
     "/", "/jobs/{job_id}", "/hosts", "/compare",
 }  # fmt: skip
 """Routes without a key: health, the contract, signing in, and the dashboard's shells, which hold no data."""
 ADMIN_ONLY = [
     ("POST", "/v1/keys"), ("GET", "/v1/keys"), ("DELETE", "/v1/keys/x"),
+    ("POST", "/v1/keys/x/rotate"), ("GET", "/v1/audit"),
+    ("POST", "/v1/accounts"), ("GET", "/v1/accounts"), ("DELETE", "/v1/accounts/x"), ("POST", "/v1/accounts/x/keys"),
+    ("POST", "/v1/accounts/x/disable"), ("POST", "/v1/accounts/x/enable"),
     ("POST", "/v1/hosts/x/drain"), ("POST", "/v1/hosts/x/resume"),
 ]  # fmt: skip
 SUBMIT_ONLY = [

@@ -10,6 +10,7 @@ import pytest
 from dashboard_service import Complaints, Service
 from ensure_chromium import find_chromium
 from fleet import Fleet
+from own_broker import own_broker
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from redis import Redis
 
@@ -17,6 +18,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreLimits
 
+__all__ = ["own_broker"]
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

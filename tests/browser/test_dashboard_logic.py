@@ -248,3 +248,61 @@ def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
 )
 def test_a_noisy_race_is_called_neither_won_nor_lost(run: Any, worth: dict[str, Any], shown: str) -> None:
     assert run("report", "payoff", worth) == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (None, ""),
+        ({"place": None, "start": None}, ""),
+        ({"place": 1, "start": {"at": "1970-01-01T00:00:00Z", "rests_on": []}}, "next in the queue; it fits now"),
+        (
+            {"place": 7, "start": {"at": "1970-01-01T00:10:00Z", "rests_on": ["progress", "limits"]}},
+            "number 7 in the queue; may start in 10 min 00 s, by the progress of running jobs and time limits",
+        ),
+    ],
+)
+def test_a_waiting_jobs_turn(run: Any, line: dict[str, Any] | None, shown: str) -> None:
+    assert run("queue", "turn", line, 0) == shown
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ({"state": "failed", "error": {"type": "ValueError", "message": "no"}}, "ValueError: no"),
+        ({"state": "queued", "reason": "waits for devices"}, "waits for devices"),
+        ({"state": "succeeded", "result": {"loss": 0.25}}, "loss 0.2500"),
+        ({"state": "succeeded", "result": {"loss": 1, "eval_accuracy": 0.5}}, "accuracy 50.0 %"),
+        ({"state": "succeeded", "result": {"verdicts": {"verified": 3, "unknown": 2}, "instances": 5}},
+         "verified 3 of 5, 2 unknown"),
+        ({"state": "succeeded", "result": {"gate": {"train": "inductor"}}}, "allows inductor (train)"),
+        ({"state": "succeeded", "result": {"gate": {"train": None}}}, "allows no compilation"),
+        ({"state": "succeeded", "result": None}, ""),
+        ({"state": "running", "children": {"total": 9, "succeeded": 4, "failed": 1, "best": {"value": 0.5}}},
+         "4 of 9 succeeded, 1 failed, best 0.5000"),
+    ],
+)  # fmt: skip
+def test_the_headline_of_a_job(run: Any, job: dict[str, Any], told: str) -> None:
+    assert run("headline", "headline", job).replace("\u202f", " ") == told
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("", "/v1/jobs?sweep=none&order=active&limit=5"),
+        (
+            "q=a+b&state=failed&state=queued&x=1",
+            "/v1/jobs?q=a+b&sweep=none&state=failed&state=queued&order=active&limit=5",
+        ),
+        ("sweep=all&order=newest&cursor=c", "/v1/jobs?order=newest&limit=5&cursor=c"),
+    ],
+)
+def test_the_address_says_what_is_listed(run: Any, address: str, path: str) -> None:
+    assert run("filters", "listPath", address, 5) == path
+
+
+def test_states_are_chosen_one_by_one(run: Any) -> None:
+    assert run("filters", "toggled", "q=a&cursor=c", "failed") == "q=a&state=failed"
+    assert run("filters", "toggled", "state=failed", "queued") == "state=failed&state=queued"
+    assert run("filters", "toggled", "state=failed&state=queued", "failed") == "state=queued"
+    assert run("filters", "toggled", "state=failed&q=a", "") == "q=a"

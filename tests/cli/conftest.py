@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 from cli_world import Cli, Worker, serving, settings_for
+from own_broker import own_broker
 
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 from trivet.client import Client
+
+__all__ = ["own_broker"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,8 @@ from cli_world import TRAIN, Cli, Worker
 from waiting import eventually
 
 from service.jobs.records import Artifact, AttemptRef
-from service.jobs.store import Store
+from service.jobs.store import HostReport, Store
+from service.jobs.store.keyspace import HOST
 from trivet.client import Client
 
 METRICS = [{"type": "metric", "step": step, "values": {"loss": 1.0 / step}} for step in (1, 2, 3)]
@@ -41,6 +42,64 @@ def test_submit_reads_yaml_from_standard_input_and_sets_values(trivet: Cli, stor
     spec = job["spec"]
     assert (spec["steps"], spec["model"]["hidden"], spec["labels"]) == (7, [8, 32], {"team": "a"})
     assert (spec["optimizer"]["lr"], spec["name"], spec["batch"]["global"]) == (0.01, "null me", 32)
+
+
+def test_several_specs_are_submitted_all_or_none(trivet: Cli, store: Store) -> None:
+    other = trivet.folder / "other.yaml"
+    other.write_text(Path(trivet.spec()).read_text().replace("mine", "other"))
+    ids = trivet.ok("submit", trivet.spec(), str(other), "--set", "labels.team=a").out.split()
+    assert [store.jobs.get(job_id).name for job_id in ids] == ["mine", "other"]
+    assert [store.jobs.get(job_id).labels for job_id in ids] == [{"team": "a"}] * 2
+    refused = trivet("submit", trivet.spec(), trivet.spec(), "--set", "stepps=1")
+    assert refused.code == 2
+    assert "jobs.1.stepps" in refused.err
+    assert len(store.jobs.list().items) == 2
+
+
+def test_a_batch_is_a_file_with_a_list_of_specs(trivet: Cli, store: Store, worker: Worker) -> None:
+    specs = [{**TRAIN, "name": f"run {index}"} for index in range(3)]
+    ids = trivet.ok("submit", "--batch", "-", "--json", stdin=json.dumps(specs)).json
+    assert [store.jobs.get(job_id).name for job_id in ids] == ["run 0", "run 1", "run 2"]
+    for words in (["submit"], ["submit", trivet.spec(), "--batch", "-"]):
+        assert "--batch" in trivet(*words).err
+    assert "a batch is a list of specs" in trivet("submit", "--batch", trivet.spec()).err
+    wrong = trivet.folder / "wrong.yaml"
+    wrong.write_text(json.dumps([TRAIN, {**TRAIN, "stepps": 1}]).replace("}, {", "},\n{"))
+    assert "wrong.yaml:2:" in trivet("submit", "--batch", str(wrong)).err
+    many = trivet("submit", "--batch", "-", "--watch", stdin=json.dumps(specs * 34))
+    assert (many.code, "100 jobs at most" in many.err) == (2, True)
+
+
+def test_watching_a_sweep_ends_with_a_table_of_its_jobs(trivet: Cli, store: Store, worker: Worker) -> None:
+    sweep = {"grid": {"optimizer.lr": [0.1, 0.2]}, "best": {"metric": "loss", "mode": "min"}}
+    process = trivet.start("submit", trivet.spec(sweep=sweep), "--watch")
+    eventually(lambda: len(store.jobs.list().items) == 3)
+    second, first, parent = (job.id for job in store.jobs.list().items)
+    worker.end(worker.start(first), loss=0.5)
+    worker.end(worker.start(second), loss=0.25)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, f"submitted {parent}\n")
+    rows = [line.split() for line in out.splitlines() if line.startswith("job_")]
+    assert rows == [[first, "0.1", "succeeded", "0.5"], [second, "0.2", "succeeded", "0.25"]]
+    assert f"best: {second}, loss 0.25" in out
+    assert first in trivet.ok("show", parent).out
+    assert trivet.ok("jobs", "--sweep", parent, "--json").json["items"][0]["parameters"] == {"optimizer.lr": 0.2}
+
+
+def test_watching_a_batch_exits_1_unless_all_succeed(trivet: Cli, store: Store, worker: Worker) -> None:
+    process = trivet.start("submit", "--batch", "-", "--watch")
+    assert process.stdin is not None
+    process.stdin.write(json.dumps([TRAIN, TRAIN]))
+    process.stdin.close()
+    process.stdin = None
+    eventually(lambda: len(store.jobs.list().items) == 2)
+    second, first = (job.id for job in store.jobs.list().items)
+    worker.end(worker.start(first), loss=0.5)
+    store.jobs.cancel(second)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err.split()) == (1, [first, second])
+    assert f"train mine {first}: succeeded" in out
+    assert f"train mine {second}: cancelled" in out
 
 
 @pytest.mark.parametrize(
@@ -129,6 +188,20 @@ def test_a_schedule_is_drawn_from_a_spec_without_a_service(trivet: Cli) -> None:
     assert "pipeline.micro_batches" in refused.err
 
 
+def test_the_queue_says_why_jobs_wait(trivet: Cli, worker: Worker) -> None:
+    running = trivet.ok("submit", trivet.spec(), "--set", "timeout_s=3600").out.strip()
+    worker.start(running)
+    jobs = [trivet.ok("submit", trivet.spec(), "--set", "after=" + json.dumps([running])).out.strip()]
+    page = trivet.ok("queue", "--json").json
+    assert [(line["job"], line["place"]) for line in page["items"]] == [(jobs[0], None)]
+    assert f"waits for {running}" in trivet.ok("queue").out
+    assert jobs[0] in trivet.ok("queue", jobs[0]).out
+    assert "nothing waits" in trivet.ok("queue", "--owner", "nobody").out
+    assert "not a cursor of the queue" in trivet("queue", "--cursor", "x").err
+    assert "vision has weight 2" in trivet.ok("shares", "weigh", "vision", "2").out
+    assert {share["project"] for share in trivet.ok("shares", "--json").json["items"]} == {"default", "vision"}
+
+
 def test_a_jobs_schedule_and_timeline(trivet: Cli, worker: Worker, url: str, secret: str) -> None:
     job_id = trivet.ok("submit", trivet.spec(**PIPELINE, batch={"global": 6})).out.strip()
     assert all(row in trivet.ok("schedule", job_id).out for row in ROWS)
@@ -151,7 +224,10 @@ def test_watching_a_success_exits_0(trivet: Cli, worker: Worker) -> None:
     ran = trivet("submit", trivet.spec(), "--watch")
     thread.join()
     assert ran.code == 0, ran.err
-    assert [line.rpartition(": ")[2] for line in ran.out.splitlines()] == ["queued", "starting", "running", "succeeded"]
+    *states, result, following = ran.out.splitlines()
+    assert [line.rpartition(": ")[2] for line in states] == ["queued", "starting", "running", "succeeded"]
+    assert result == "  loss: 0.3"
+    assert following.startswith("certify it: trivet submit verify.yaml --set model.job=job_")
 
 
 def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) -> None:
@@ -160,6 +236,7 @@ def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) ->
     thread.join()
     assert ran.code == 1
     assert "the loss is not finite" in ran.err
+    assert "again, from its last checkpoint: trivet retry job_" in ran.err
 
 
 def test_watch_follows_a_job_and_as_json_gives_its_events(trivet: Cli, worker: Worker, store: Store) -> None:
@@ -236,6 +313,10 @@ def test_logs_metrics_bounds_and_report(trivet: Cli, worker: Worker) -> None:
         "line 3",
     ]
     assert len(trivet.ok("logs", job_id, "--rank", "1", "--json").out.splitlines()) == 2
+    assert trivet.ok("logs", job_id, "-g", "LINE 2").out.endswith("[rank 0] line 2\n")
+    assert not trivet.ok("logs", job_id, "--stream", "stderr", "-f").out
+    assert "expected one of stdout, stderr, service" in trivet("logs", job_id, "--stream", "x").err
+    assert "--attempt" in trivet("logs", job_id, "-f", "--attempt", "1").err
     assert [line for line in trivet.ok("logs", job_id, "-f").out.splitlines() if "rank 1" in line] == [
         "[rank 1] line 1", "[rank 1] line 3",
     ]  # fmt: skip
@@ -313,6 +394,19 @@ def test_hosts_drain_and_resume(trivet: Cli, worker: Worker) -> None:
     assert trivet("hosts", "drain", "nobody").code == 2
 
 
+def test_alerts_say_what_is_wrong_and_what_to_do(trivet: Cli, worker: Worker) -> None:
+    worker.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4))
+    failing = ("failing_since", 1, "failing_reason", "no torch", "failed_starts", 2, "retry_at", 1)
+    worker.store.client.call("HSET", HOST("fake"), *failing)
+    told = trivet("alerts", "--all")
+    assert told.code == 1
+    assert "TrivetHostFailing" in told.out
+    assert "host=fake" in told.out
+    assert "TrivetDiskFull" in told.out, "an alert that is as it should be"
+    fired = [alert for alert in trivet("alerts", "--json").json["items"] if alert["state"] == "firing"]
+    assert [(alert["name"], alert["labels"]) for alert in fired] == [("TrivetHostFailing", {"host": "fake"})]
+
+
 def test_hosts_says_why_a_host_gets_no_work(trivet: Cli, worker: Worker) -> None:
     jobs = [trivet.ok("submit", trivet.spec()).out.strip() for _ in range(2)]
     worker.never_claim(jobs)
@@ -338,6 +432,64 @@ def test_keys_are_created_used_listed_and_revoked(trivet: Cli) -> None:
     gone = trivet("jobs", TRIVET_KEY=secret)
     assert gone.code == 2
     assert "TRIVET_KEY" in gone.err
+
+
+def test_projects_have_members_and_share_jobs(trivet: Cli) -> None:
+    assert trivet.ok("projects", "create", "vision", "--description", "cameras").out.strip() == "vision"
+    ann = trivet.ok("keys", "create", "ann", "--project", "vision", "--role", "submitter").out.strip()
+    assert trivet("keys", "create", "ann", "--role", "submitter").code == 2
+    assert trivet("keys", "create", "ann", "--project", "vision", "--role", "boss").code == 2
+    ours = trivet.ok("submit", trivet.spec()).out.strip()
+    theirs = trivet.ok("submit", trivet.spec(), "--project", "vision").out.strip()
+    seen = trivet("jobs", "--json", TRIVET_KEY=ann)
+    assert [job["id"] for job in seen.json["items"]] == [theirs]
+    hidden = trivet("show", ours, TRIVET_KEY=ann)
+    assert (hidden.code, "there is no job" in hidden.err) == (2, True)
+    assert "vision" in trivet.ok("share", ours, "vision").out
+    assert trivet("show", ours, TRIVET_KEY=ann).code == 0
+    trivet.ok("share", ours, "vision", "--stop")
+    assert trivet("show", ours, TRIVET_KEY=ann).code == 2
+    trivet.ok("projects", "members", "set", "vision", "ann", "viewer")
+    shown = trivet("projects", "show", "vision", TRIVET_KEY=ann)
+    assert "cameras" in shown.out
+    assert "viewer" in shown.out
+    assert trivet("projects", "members", "set", "vision", "ann", "maintainer", TRIVET_KEY=ann).code == 2
+    trivet.ok("projects", "members", "remove", "vision", "ann")
+    assert trivet("jobs", TRIVET_KEY=ann).code == 2
+    trivet.ok("projects", "set", "vision", "--description", "lidar")
+    listed = trivet.ok("projects", "list", "--json").json["items"]
+    assert [(project["name"], project["description"]) for project in listed][1:] == [("vision", "lidar")]
+    assert "1 keys" in trivet("projects", "delete", "vision").err
+
+
+def test_quotas_are_set_shown_and_taken_away(trivet: Cli) -> None:
+    trivet.ok("projects", "create", "audio")
+    set_now = trivet.ok("projects", "set", "audio", "--quota", "queued_jobs=1", "--quota", "default_time_s=60")
+    assert "queued_jobs: 0 of 1" in set_now.out
+    assert "default_time_s: 60" in set_now.out
+    trivet.ok("submit", trivet.spec(), "--project", "audio")
+    refused = trivet("submit", trivet.spec(), "--project", "audio")
+    assert (refused.code, "1 of 1 queued jobs" in refused.err) == (2, True)
+    trivet.ok("projects", "set", "audio", "--quota", "queued_jobs=")
+    shown = trivet.ok("projects", "show", "audio", "--json").json
+    assert (shown["quotas"]["queued_jobs"], shown["usage"]["queued_jobs"]) == (None, 1)
+    for words, said in (("queued_jobs", "queued_jobs="), ("nonsense=1", "nonsense"), ("queued_jobs=x", "queued_jobs")):
+        wrong = trivet("projects", "set", "audio", "--quota", words)
+        assert (wrong.code, said in wrong.err) == (2, True)
+
+
+def test_uploads_are_listed_and_deleted(trivet: Cli) -> None:
+    assert "no uploads" in trivet.ok("uploads").out
+    (trivet.folder / "words.txt").write_text("some words")
+    file_id = trivet.ok("upload", "words.txt").out.split()[0]
+    listed = trivet.ok("uploads").out
+    assert all(word in listed for word in (file_id, "words.txt", "10"))
+    (entry,) = trivet.ok("uploads", "--json").json["items"]
+    assert (entry["id"], entry["bytes"], entry["in_use"]) == (file_id, 10, False)
+    trivet.ok("uploads", "delete", file_id)
+    assert "no uploads" in trivet.ok("uploads").out
+    gone = trivet("uploads", "delete", file_id)
+    assert (gone.code, file_id in gone.err) == (2, True)
 
 
 def test_a_service_that_is_not_there_is_named_with_what_to_do(trivet: Cli) -> None:
@@ -368,7 +520,9 @@ def test_wrong_usage_exits_2(trivet: Cli, words: list[str]) -> None:
 
 def test_help_names_every_promised_command(trivet: Cli) -> None:
     text = trivet.ok("--help").out
-    promised = "up api worker submit jobs show watch logs metrics bounds report cancel retry artifacts hosts keys"
+    promised = (
+        "up api worker submit jobs show watch logs metrics bounds report cancel retry artifacts hosts keys projects"
+    )
     assert all(f" {name} " in text for name in [*promised.split(), "settings", "demo"])
 
 

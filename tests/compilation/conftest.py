@@ -7,15 +7,13 @@ from collections.abc import Iterator
 
 import ladder_runs
 import pytest
-import torch
+from one_thread import one_thread
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

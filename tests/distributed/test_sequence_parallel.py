@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from divided_tensors import whole
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,10 +47,6 @@ class Collectives(TorchDispatchMode):
         if function.namespace == "trivet":
             self.counts[function._schema.name.removeprefix("trivet::")] += 1
         return function(*arguments, **(keywords or {}))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:

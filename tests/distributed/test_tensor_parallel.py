@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from divided_tensors import whole
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -32,10 +33,6 @@ MLPS = {
     "even": MlpConfig(in_features=5, hidden=(8, 12), out_features=3, activation="tanh"),
     "odd": MlpConfig(in_features=5, hidden=(8, 4, 6), out_features=3, activation="gelu"),
 }
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def distance(a: Tensor, b: Tensor) -> float:

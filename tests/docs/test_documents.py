@@ -17,7 +17,7 @@ from local_service import address, up
 from trivet import Client
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = ("api", "benchmarks", "docker", "docs", "examples", "service", "tests", "trivet", "workers")
 VERIFICATION = {
     "kind": "verify", "method": "crown", "device": "cpu",
@@ -32,6 +32,18 @@ def commands(path: Path) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
+def test_the_glossary_has_each_term_once() -> None:
+    """A section's terms may stand in another one, of another trade; in none twice."""
+    sections = (ROOT / "docs" / "glossary.md").read_text().split("\n## ")[1:]
+    twice = []
+    for section in sections:
+        name, *lines = section.splitlines()
+        terms = [line.split("|")[1].strip().lower() for line in lines if line.startswith("|")]
+        words = [word.strip() for term in terms for word in re.sub(r"\(.*?\)", "", term).split(",")]
+        twice += [f"{name}: {word}" for word in sorted(set(words)) if words.count(word) > 1]
+    assert twice == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_paths_lead_somewhere(path: Path) -> None:
     text = path.read_text()
@@ -42,10 +54,26 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
     assert not missing
 
 
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_into_a_page_name_one_of_its_headings(path: Path) -> None:
+    links = re.findall(r"\]\(((?!http)[^)#]*)#([^)]+)\)", path.read_text())
+    missing = [
+        f"{page}#{anchor}" for page, anchor in links if anchor not in anchors(path.parent / page if page else path)
+    ]
+    assert not missing
+
+
 def test_what_is_to_be_changed_is_in_the_files_that_are_named() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     tables = re.findall(r"^What to change for .*?`([\w/]+)`.*\n\n((?:\|.*\n)+)", text, re.MULTILINE)
-    assert [folder for folder, _ in tables] == ["service/jobs", "service/verification/bab", "service/bounds"]
+    rooms = ["service/jobs", "api", "service/verification", "service/verification/bab", "service/bounds"]
+    assert [folder for folder, _ in tables] == rooms
     for folder, table in tables:
         sources = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".lua"})
         names = re.findall(r"`([\w./]+)`", table)

@@ -143,6 +143,7 @@ def test_a_service_that_stays_away_is_a_violation_and_no_crash(checks: Any, monk
 def test_a_short_run_keeps_every_promise_and_catches_the_planted_violation(tmp_path: Path) -> None:
     """Stopped processes are left to longer runs: each costs a lease of waiting."""
     only = "api:SIGKILL,agent:SIGTERM,supervisor:SIGKILL,rank:SIGKILL,rank:SIGTERM,keeper:SIGKILL,broker:SIGKILL"
+    only += ",up:SIGUSR1"
     out = tmp_path / "report.json"
     command = [sys.executable, str(BENCHMARKS / "chaos.py"), "--seconds", "25", "--backlog", "3", "--plant"]
     ran = subprocess.run([*command, "--only", only, "--out", str(out)], capture_output=True, text=True, check=False)

@@ -164,7 +164,7 @@ def test_work_that_was_done_when_its_lease_ended_is_a_success(fleet: Fleet) -> N
 
 def freeze(data: DataLayout, ref: AttemptRef) -> str:
     """Make whoever writes the output of rank 0 to the job's folder hang, until somebody reads what is in its place."""
-    log = data.job(ref.job_id).attempt(1) / "rank-0.log"
+    log = data.job(ref.job_id).attempt(1) / "log.rank-0.jsonl"
     log.parent.mkdir(parents=True)
     os.mkfifo(log)
     return str(log)

@@ -88,7 +88,7 @@ def test_a_disk_that_a_rank_fills_is_said_with_path_and_free_bytes(fleet: Fleet)
     assert error.message.endswith("bytes are free")
 
 
-@pytest.mark.parametrize("name", ["events.rank-0.jsonl", "rank-0.log"], ids=["rank", "supervisor"])
+@pytest.mark.parametrize("name", ["events.rank-0.jsonl", "log.rank-0.jsonl"], ids=["rank", "supervisor"])
 def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(fleet: Fleet, name: str) -> None:
     """The rank writes its own events, the supervisor what the rank prints."""
     ref = fleet.submit("endless")

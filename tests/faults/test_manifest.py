@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import pytest
 from waiting import eventually
@@ -42,13 +41,6 @@ def test_manifest_and_bytes_agree_while_a_job_writes_is_cancelled_and_runs_again
     fleet.store.jobs.cancel(ref.job_id)
     assert fleet.ended(again).state == "cancelled"
     looked_at(fleet, again)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> JobPaths:
-    paths = JobPaths(tmp_path / "job")
-    paths.artifacts.mkdir(parents=True)
-    return paths
 
 
 def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(paths: JobPaths) -> None:

@@ -151,3 +151,12 @@ def test_readiness_tells_whether_answers_outlive_a_loss_of_power(machine: Machin
     store.client.call("CONFIG", "SET", "appendfsync", "always")
     store.client.call("CONFIG", "SET", "appendonly", "no")
     assert not store.survives_power_loss()
+
+
+def test_a_broker_that_keeps_nothing_on_disk_is_known(machine: Machine) -> None:
+    store = machine.store()
+    assert not store.forgets_at_restart()
+    store.client.call("CONFIG", "SET", "appendonly", "no")
+    assert store.forgets_at_restart()
+    store.client.call("CONFIG", "SET", "save", "60 1")
+    assert not store.forgets_at_restart()

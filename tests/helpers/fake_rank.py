@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.event_files import rank_file
-from service.jobs.runtime import RefusedError, RunContext
-from workers.rank.program import Runner, main
+from service.jobs.runtime import RefusedError, RunContext, Runner
+from workers.rank.program import main
 
 
 def succeed(context: RunContext) -> dict[str, Any]:

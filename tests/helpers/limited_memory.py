@@ -11,10 +11,10 @@ from peak_storage import StorageCount
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from service.bounds.memory import MemoryBudget, Meter
+from service.bounds.memory import MemoryBudget, MemoryMeter
 
 
-class LimitedMemory(StorageCount, Meter):
+class LimitedMemory(StorageCount, MemoryMeter):
     """While it is entered, an operation fails whose results would make the tensors alive take more than ``limit``.
 
     Tensors count from the operation that made them, those of ``modules`` from the start. ``refused`` counts failures.
@@ -42,7 +42,7 @@ class LimitedMemory(StorageCount, Meter):
 
 
 @dataclass(frozen=True)
-class Claims(Meter):
+class Claims(MemoryMeter):
     """What a device says whose memory another process takes a moment later."""
 
     bytes: int = 2**40

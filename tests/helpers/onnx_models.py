@@ -45,7 +45,8 @@ def model(  # noqa: PLR0917 - keywords of a fixture
 
 def dense(widths: Sequence[int], batch: int | str = "batch", scale: float = 1.0) -> bytes:
     """Layers with ReLU between, the same in every process."""
-    nodes, constants = [], {}
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, np.ndarray[Any, Any]] = {}
     draw = np.random.default_rng(5)
     name = "x"
     for index, (inputs, outputs) in enumerate(pairwise(widths)):

@@ -30,8 +30,11 @@ class Operator(nn.Module):
         self.vector = nn.Parameter(torch.empty(16))
         redraw(self, torch.Generator().manual_seed(11), scale=1.0)
         generator = torch.Generator().manual_seed(12)
-        self.batch_norm.running_mean.normal_(generator=generator)
-        self.batch_norm.running_var.uniform_(0.5, 2, generator=generator)
+        mean, variance = self.batch_norm.running_mean, self.batch_norm.running_var
+        assert mean is not None
+        assert variance is not None
+        mean.normal_(generator=generator)
+        variance.uniform_(0.5, 2, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.build(self, x)

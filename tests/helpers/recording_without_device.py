@@ -18,7 +18,7 @@ class Tape(TorchDispatchMode):
         self.written: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
+        waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags))
         if function is torch.ops.aten.index.Tensor:
             waits = any(each is not None and each.dtype in {torch.bool, torch.uint8} for each in args[1])
         if waits or function is torch.ops.aten.lift_fresh.default:

@@ -27,7 +27,7 @@ def rational(tensor: Tensor) -> Any:
 
 
 def positive(x: Any) -> Any:
-    return np.where(x > 0, x, Fraction(0))
+    return np.where(x > 0, x, np.array(Fraction(0), dtype=object))
 
 
 def mlps(mesh: Any, *hidden: int) -> tuple[nn.Module, nn.Module, Exact, tuple[int, ...]]:

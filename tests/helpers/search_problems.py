@@ -70,14 +70,14 @@ NETS = {
 }
 
 
-def subject_from(module: nn.Module, inputs: int) -> ModelUnderVerification:
+def model_from(module: nn.Module, inputs: int) -> ModelUnderVerification:
     module = module.double().eval().requires_grad_(False)
     return ModelUnderVerification(module, NetworkEngine(prepare(module, (inputs,))), module, None, torch.float64)
 
 
 @lru_cache
-def subject_of(name: str, seed: int) -> ModelUnderVerification:
-    return subject_from(NETS[name](seed), 3)
+def model_named(name: str, seed: int) -> ModelUnderVerification:
+    return model_from(NETS[name](seed), 3)
 
 
 def specification_of(
@@ -117,9 +117,7 @@ def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
 
 def random_domains(domain_bounds: DomainBounds, count: int, depth: int, generator: torch.Generator) -> Domains:
     """Splits at random entries: at kinks, or anywhere in the entry's interval where there is none."""
-    root = domain_bounds.roots(
-        torch.full((1, domain_bounds.specification_rows.rows.shape[1]), -torch.inf, dtype=torch.float64)
-    )
+    root = domain_bounds.roots(torch.full((1, len(_only_rows(domain_bounds))), -torch.inf, dtype=torch.float64))
     index = torch.randint(domain_bounds.preactivations.entries, (count, depth), generator=generator)
     sign = torch.randint(2, (count, depth), generator=generator).double() * 2 - 1
     share = torch.rand(count, depth, generator=generator, dtype=torch.float64)
@@ -139,6 +137,12 @@ def random_domains(domain_bounds: DomainBounds, count: int, depth: int, generato
     return many.with_(index=index, sign=sign, at=at, beta=beta, slopes=slopes, weights=weights)
 
 
+def _only_rows(domain_bounds: DomainBounds) -> Tensor:
+    """The rows of the only disjunct, ``(rows, outputs)``."""
+    rows, _, _ = domain_bounds.specification_rows.of(torch.zeros(1, dtype=torch.int64))
+    return rows[0]
+
+
 def least_sampled(domain_bounds: DomainBounds, domains: Domains, points: int, generator: torch.Generator) -> Tensor:
     """The least of the combined rows over random inputs that satisfy the splits, +inf without any."""
     lower, upper = domain_bounds.box.lower, domain_bounds.box.upper
@@ -147,7 +151,7 @@ def least_sampled(domain_bounds: DomainBounds, domains: Domains, points: int, ge
     hidden = domain_bounds.preactivations.flattened(
         {preactivation.value: values[preactivation.value] for preactivation in domain_bounds.preactivations.each}
     )
-    outputs = values[domain_bounds.network.graph.output.name] @ domain_bounds.specification_rows.rows[0].T
+    outputs = values[domain_bounds.network.graph.output.name] @ _only_rows(domain_bounds).T
     weights = domains.weights / domains.weights.sum(dim=1, keepdim=True)
     found = []
     for own in range(len(domains)):
@@ -229,7 +233,7 @@ def bounding_and_batches(name: str, batches: list[tuple[int, int]]) -> tuple[Dom
     generator = torch.Generator().manual_seed(7)
     centre = torch.zeros(3, dtype=torch.float64)
     rows = torch.tensor([[1.0, -1.0], [-0.5, 1.0]], dtype=torch.float64)
-    domain_bounds = bounding_of(subject_of(name, 3), centre - 1, centre + 1, rows)
+    domain_bounds = bounding_of(model_named(name, 3), centre - 1, centre + 1, rows)
     domain_bounds.calibrate(domain_bounds.roots(torch.zeros(1, 2, dtype=torch.float64)))
     return domain_bounds, [random_domains(domain_bounds, count, depth, generator) for count, depth in batches]
 

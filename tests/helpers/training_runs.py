@@ -15,6 +15,7 @@ import torch
 
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.spec.compile import Phase
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.train import TrainSpec
 from service.models import data
@@ -54,7 +55,7 @@ class Recording(RecordingReporter):
     def log(self, line: str) -> None:
         self.logs.append(line)
 
-    def progress(self, done: int, total: int, unit: str) -> None:
+    def progress(self, done: int, total: int, unit: str, **finer: Any) -> None:
         self.done = (done, total, unit)
 
 
@@ -67,7 +68,7 @@ def train(
     report: Recording | None = None,
     test_samples: int | None = None,
     state: torch.dtype = torch.float32,
-    compile_modes: Mapping[str, str] | None = None,
+    compile_modes: Mapping[Phase, str] | None = None,
     gate_artifacts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run the job on this rank; losses and norms are rank 0's.
@@ -125,7 +126,7 @@ def _in_type(split: Any, state: torch.dtype) -> Any:
 
 
 @contextmanager
-def _inputs(state: torch.dtype, compile_modes: Mapping[str, str]) -> Iterator[None]:
+def _inputs(state: torch.dtype, compile_modes: Mapping[Phase, str]) -> Iterator[None]:
     load_inputs = setup.load_inputs
 
     def load(*arguments: Any) -> setup.TrainingInputs:

@@ -52,7 +52,8 @@ def train_spec(name: str, ranks: int = 1, **fields: Any) -> TrainSpec:
 class Worker:
     """An agent process that can be ended and started again."""
 
-    def __init__(self, fleet: Fleet, log: Path) -> None:
+    def __init__(self, fleet: Fleet, log: Path, **variables: str) -> None:
+        """``variables`` are further ones of its environment."""
         self._log = log
         self._environment = os.environ | {
             "TRIVET_DATA": str(fleet.data.root),
@@ -61,6 +62,7 @@ class Worker:
             "TRIVET_CPU_SLOTS": "4",
             "TRIVET_LEASE_S": str(fleet.limits.lease_s),
             "TRIVET_HEARTBEAT_S": "2",
+            **variables,
         }
         self.start()
 

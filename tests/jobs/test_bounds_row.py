@@ -19,7 +19,7 @@ from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
 from service.jobs.events import BOUND_FIELDS, MalformedEvent, parse_event
 from service.jobs.settings import Settings
 from service.verification import results
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 NAMES = [field.name for field in fields(BoundsRow)]
 TYPES_JS = Path(__file__).parents[2] / "api" / "dashboard" / "static" / "lib" / "types.js"

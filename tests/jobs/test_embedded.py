@@ -35,7 +35,7 @@ def test_a_broker_that_ends_within_its_own_start_is_told_with_its_last_words(
     program.write_text("#!/bin/sh\necho first\necho out of luck\nexit 3\n")
     program.chmod(0o700)
     with monkeypatch.context() as patch:
-        patch.setattr("service.jobs.embedded._find_server", lambda: program)
+        patch.setattr("service.jobs.embedded.find_server", lambda: program)
         with pytest.raises(BrokerError, match=r"exited with 3: first \| out of luck"):
             EmbeddedBroker.start(tmp_path / "broker", ready_within_s=120)
     with EmbeddedBroker.start(tmp_path / "broker") as broker:  # the folder's lock is free again

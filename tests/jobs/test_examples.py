@@ -1,4 +1,4 @@
-"""The example specs are what the service accepts, and the README shows them as they are."""
+"""The example specs are what the service accepts, and the README and guides show them as they are."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def test_an_example_is_accepted_but_for_the_job_that_it_leaves_open(path: Path) 
     problems = check(spec, CheckContext({"cpu": 4}))
     assert {problem.path for problem in problems} <= {"model.job"}
     assert bool(problems) == ("model.job=ID" in path.read_text())
+
+
+@pytest.mark.parametrize("page", ["tutorials/certify-your-network.md", "guides/verify.md"])
+def test_the_pages_about_own_networks_show_the_example(page: str) -> None:
+    assert f"```yaml\n{(ROOT / 'examples' / 'queries.yaml').read_text()}```" in (ROOT / "docs" / page).read_text()
+
+
+def test_the_page_about_sweeps_shows_the_example() -> None:
+    assert f"```yaml\n{(ROOT / 'examples' / 'sweep.yaml').read_text()}```" in (ROOT / "docs" / "sweeps.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["train", "verify", "compile"])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.jobs.settings import ENV_PREFIX, Settings, describe
+from service.jobs.broker_url import BrokerIdentity, broker_url
+from service.jobs.settings import Settings, describe
+from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import StoreLimits
 
 
@@ -87,3 +92,46 @@ def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIVET_LEASE_S")
     monkeypatch.delenv("TRIVET_MAX_FILE_BYTES")
     assert Settings().store_limits == StoreLimits()
+
+
+def test_a_password_of_the_broker_is_taken_as_it_is(bare: Path) -> None:
+    """From a file or a setting, whatever characters it has, and in place of one in the address."""
+    (bare / "password").write_text("a/b#c?d@e%f:g\n")
+    fields = {"redis_url": "redis://:old@broker:6379/0", "broker_user": "api"}
+    settings = Settings.model_validate(fields | {"broker_password_file": bare / "password"})
+    assert settings.broker_url == "redis://api:a%2Fb%23c%3Fd%40e%25f%3Ag@broker:6379/0"
+    assert Settings.model_validate(fields | {"broker_password": "a#b"}).broker_url == "redis://api:a%23b@broker:6379/0"
+    assert Settings.model_validate(fields).broker_url == "redis://api:old@broker:6379/0"
+
+
+@given(user=st.text(min_size=1), password=st.text(min_size=1))
+def test_user_and_password_come_back_out_of_the_address(user: str, password: str) -> None:
+    parts = urlsplit(broker_url("redis://broker:6379/1", BrokerIdentity(user, password)))
+    assert (unquote(parts.username or ""), unquote(parts.password or "")) == (user, password)
+    assert (parts.hostname, parts.port, parts.path) == ("broker", 6379, "/1")
+
+
+def test_a_password_file_that_is_not_there_is_named(bare: Path) -> None:
+    settings = Settings.model_validate({"redis_url": "redis://broker", "broker_password_file": bare / "nowhere"})
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        _ = settings.broker_url
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"redis_url": "http://broker"}, "begins with redis://"),
+        ({"redis_url": "redis://:pass#word@broker:6379/0"}, "TRIVET_BROKER_PASSWORD_FILE"),
+        ({"redis_url": "redis://:pass/word@broker:6379/0"}, "TRIVET_BROKER_PASSWORD_FILE"),
+        ({"redis_url": "redis://"}, "TRIVET_BROKER_PASSWORD_FILE"),
+        ({"redis_url": "rediss://broker?ssl_cert_reqs=none"}, "always verified"),
+        ({"redis_url": "rediss://broker?ssl_check_hostname=false"}, "always verified"),
+        ({"redis_url": "redis://broker", "broker_ca_cert": "ca.pem"}, "need a rediss:// address"),
+        ({"redis_url": "rediss://broker", "broker_tls_cert": "c.pem"}, "come together"),
+        ({"redis_url": "redis://b", "broker_password": "p", "broker_password_file": "f"}, "exclude each other"),
+    ],
+)
+def test_an_address_of_the_broker_that_cannot_be_meant_is_refused(fields: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError, match=said) as refused:
+        Settings.model_validate(fields)
+    assert not any(part in str(refused.value) for part in ("pass#", "pass/", "word@"))

@@ -16,6 +16,7 @@ from waiting import eventually
 
 from api.checker import Checker, CheckerSettings
 from api.main import create_app
+from service.jobs.checks.files import files_of
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
@@ -82,7 +83,8 @@ def stored(layout: DataLayout, content: bytes) -> str:
 def request(layout: DataLayout, file_id: str, **fields: Any) -> CheckRequest:
     """The check of a job about the file, or of one with other ``fields``."""
     spec = spec_adapter.validate_python({**asking(file_id), **fields})
-    return CheckRequest.of(spec, None, lambda _: None, layout)
+    named = {file for _, file in files_of(spec)}
+    return CheckRequest.of({"": spec}, None, lambda _: None, lambda _: None, layout, uploads=named)
 
 
 def problems(layout: DataLayout, file_id: str, memory: float, seconds: int, **fields: Any) -> list[Problem]:

@@ -31,6 +31,15 @@ class Listener:
         return ipaddress.ip_address(self.address).is_loopback
 
 
+def received(client: socket.socket) -> bytes:
+    """All that the other end sends until it closes the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
 def listeners(processes: Iterable[psutil.Process]) -> list[Listener]:
     """All that ``processes`` listen on; processes that end meanwhile count as far as they were seen."""
     found = []

@@ -175,7 +175,7 @@ def submitted(service: Service, owner: str, spec: dict[str, Any]) -> socket.sock
 
 def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends_its_check(service: Service) -> None:
     """Eighty clients of two owners submit what takes minutes, more than the API has threads."""
-    long = asking(stored(service.settings.layout, text(60)))
+    long = asking(service.store.files.add([text(60)], "text/plain").id)
     connections = [submitted(service, owner, long) for owner in ("ada", "bob") for _ in range(40)]
     eventually(lambda: len(checks()) == 2)
     running = checks()
@@ -190,7 +190,7 @@ def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends
 
 
 def test_one_owners_checks_do_not_keep_anothers_waiting(service: Service) -> None:
-    long, short = (asking(stored(service.settings.layout, text(size))) for size in (60, 0))
+    long, short = (asking(service.store.files.add([text(size)], "text/plain").id) for size in (60, 0))
     connections = [submitted(service, "ada", long) for _ in range(5)]
     eventually(lambda: len(checks()) == 1)
     (running,) = checks()

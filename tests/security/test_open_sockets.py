@@ -21,6 +21,7 @@ import redis as redis_py
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
+from sockets import received
 from waiting import eventually
 
 from api.main import create_app
@@ -59,17 +60,6 @@ def connected(address: tuple[str, int]) -> socket.socket:
     made = socket.create_connection(address)
     made.settimeout(300)
     return made
-
-
-def received(client: socket.socket) -> bytes:
-    """All that the server sends until it closes the connection."""
-    parts = []
-    try:
-        while part := client.recv(65536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    return b"".join(parts)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
         assert (elsewhere.key, elsewhere.url) == (None, "http://127.0.0.1:9")
         assert f"is for {url} only" in (elsewhere.advice or "")
         monkeypatch.setenv("TRIVET_KEY", "tvt_of_another")
-        with pytest.raises(Refused, match=r"not valid, or was revoked; the key is that of TRIVET_KEY"):
+        with pytest.raises(Refused, match=r"not valid, has expired, or was revoked; the key is that of TRIVET_KEY"):
             ask()
         monkeypatch.delenv("TRIVET_KEY")
         with api(data, broker) as (second, second_log):

@@ -180,6 +180,7 @@ def test_a_session_lasts_from_use_to_use_but_not_beyond_its_end(
 End = Callable[[Service, ApiKey, SessionSecrets], Any]
 ENDS: dict[str, End] = {
     "revoked": lambda service, key, _: service.store.keys.revoke(key.id),
+    "rotated without grace": lambda service, key, _: service.store.keys.rotate(key.id, grace_s=0),
     "signed out": lambda service, _, session: service.store.sessions.end(session.cookie),
     "expired": lambda service, key, session: service.store.client.call(
         "PEXPIRE", SESSION(service.store.sessions.credential(key, session.cookie).session), 1

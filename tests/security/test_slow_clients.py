@@ -14,6 +14,7 @@ import pytest
 import redis as redis_py
 import uvicorn
 from pydantic import SecretStr
+from sockets import received
 from waiting import LIMIT_S, eventually
 
 from api.main import create_app
@@ -143,17 +144,6 @@ def api(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     server.should_exit = True
     thread.join(300)
     store.close()
-
-
-def received(client: socket.socket) -> bytes:
-    """All that the server sends until it closes the connection."""
-    parts = []
-    try:
-        while part := client.recv(65536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    return b"".join(parts)
 
 
 def test_b7_two_hundred_half_open_requests_do_not_stop_the_api_and_are_ended(api: Api) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.submission.check import check_names
 from service.jobs.text import SafeFormatter, first_control, visible, visible_json
+from trivet.cli.completion import job_ids
 from trivet.cli.main import app
 from trivet.terminal import Terminal, paragraph
 
@@ -41,15 +43,18 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from(MARKUP), min_size=1, max_size=3).map("".join),
 )
 COMMANDS: dict[str, list[list[str]]] = {
-    "submit": [["submit", "SPEC"], ["submit", "SPEC", "--watch"], ["submit", "SPEC", "--watch", "--json"]],
+    "submit": [
+        ["submit", "SPEC"], ["submit", "SPEC", "--watch"], ["submit", "SPEC", "--watch", "--json"],
+        ["submit", "SPEC", "SPEC"], ["submit", "SPEC", "SPEC", "--json"], ["submit", "SPEC", "SPEC", "--watch"],
+    ],
     "watch": [["watch", "J"], ["watch", "J", "--json"]],
     "jobs": [["jobs"], ["jobs", "--json"]],
-    "show": [["show", "J"], ["show", "J", "--json"]],
-    "cancel": [["cancel", "J"]],
-    "retry": [["retry", "J"]],
+    "show": [["show", "J"], ["show", "J", "--json"], ["show", "sweep"], ["show", "sweep", "--json"]],
+    "cancel": [["cancel", "J"], ["cancel", "J", "--json"], ["cancel", "J", "K", "--json"]],
+    "retry": [["retry", "J"], ["retry", "J", "--json"]],
     "delete": [["delete", "J", "--yes"]],
     "logs": [["logs", "J"], ["logs", "J", "--json"], ["logs", "J", "-f"], ["logs", "J", "-f", "--json"]],
-    "metrics": [["metrics", "J"], ["metrics", "J", "--json"]],
+    "metrics": [["metrics", "J"], ["metrics", "J", "--json"], ["metrics", "J", "n"]],
     "bounds": [["bounds", "J"], ["bounds", "J", "--json"]],
     "report": [["report", "J"], ["report", "J", "--json"]],
     "schedule": [["schedule", "J"], ["schedule", "J", "--json"]],
@@ -57,10 +62,52 @@ COMMANDS: dict[str, list[list[str]]] = {
     "upload": [["upload", "SPEC"], ["upload", "SPEC", "--json"]],
     "kinds": [["kinds"], ["kinds", "--json"]],
     "hosts": [["hosts"], ["hosts", "--json"], ["hosts", "drain", "h"], ["hosts", "resume", "h"]],
-    "keys": [["keys", "create", "n"], ["keys", "list"], ["keys", "list", "--json"], ["keys", "revoke", "k"]],
-}
-LOCAL = {"up", "demo", "api", "worker", "settings"}
-"""Commands that show nothing from a service: they start one, or show this user's own settings."""
+    "alerts": [["alerts"], ["alerts", "--all"], ["alerts", "--json"]],
+    "keys": [
+        ["keys", "create", "n"], ["keys", "create", "n", "--json"], ["keys", "list"], ["keys", "list", "--json"],
+        ["keys", "rotate", "k"], ["keys", "rotate", "k", "--json"], ["keys", "revoke", "k"],
+    ],
+    "queue": [["queue"], ["queue", "--json"], ["queue", "J"]],
+    "shares": [["shares"], ["shares", "--json"], ["shares", "weigh", "p", "2"]],
+    "share": [["share", "J", "p"], ["share", "J", "p", "--json"], ["share", "J", "p", "--stop"]],
+    "projects": [
+        ["projects", "list"], ["projects", "list", "--json"], ["projects", "create", "p"], ["projects", "delete", "p"],
+        ["projects", "show", "p"], ["projects", "show", "p", "--json"],
+        ["projects", "set", "p", "--description", "d"], ["projects", "set", "p", "--quota", "queued_jobs=3", "--json"],
+        ["projects", "members", "set", "p", "m", "viewer"], ["projects", "members", "remove", "p", "m"],
+        ["projects", "members", "set", "p", "m", "viewer", "--json"],
+    ],
+    "accounts": [
+        ["accounts", "list"], ["accounts", "list", "--json"],
+        ["accounts", "create", "n"], ["accounts", "create", "n", "--json"],
+        ["accounts", "key", "n"], ["accounts", "key", "n", "--json"],
+        ["accounts", "disable", "n"], ["accounts", "enable", "n"], ["accounts", "delete", "n"],
+    ],
+    "audit": [
+        ["audit"], ["audit", "--json"], ["audit", "export"], ["audit", "verify"], ["audit", "verify", "--json"],
+    ],
+    "uploads": [["uploads"], ["uploads", "--json"], ["uploads", "delete", "f"]],
+    "webhooks": [
+        ["webhooks", "create", "https://h"], ["webhooks", "create", "https://h", "--json"], ["webhooks", "list"],
+        ["webhooks", "list", "--json"], ["webhooks", "deliveries", "w"], ["webhooks", "deliveries", "w", "--json"],
+        ["webhooks", "delete", "w"],
+    ],
+}  # fmt: skip
+LOCAL = {"up", "demo", "api", "worker", "settings", "doctor", "init", "broker", "backup", "restore"}
+"""Commands that ask no service: they start one, keep or write its files, or show this user's own settings and machine.
+"""
+ONE_LINE_A_NAME = [
+    ["jobs"], ["show", "J"], ["show", "sweep"], ["watch", "J"], ["hosts"], ["keys", "list"], ["queue"], ["shares"],
+    ["share", "J", "p"], ["projects", "list"], ["projects", "show", "p"], ["accounts", "list"], ["audit"], ["uploads"],
+    ["webhooks", "list"], ["webhooks", "deliveries", "w"], ["metrics", "J", "n"],
+]  # fmt: skip
+WORDLESS = [
+    ["delete", "J", "--yes"], ["artifacts", "J", "n", "-o", "OUT"], ["keys", "revoke", "k"],
+    ["shares", "weigh", "p", "2"], ["projects", "delete", "p"], ["projects", "members", "remove", "p", "m"],
+    ["accounts", "delete", "n"], ["audit", "verify"], ["audit", "verify", "--json"], ["uploads", "delete", "f"],
+    ["webhooks", "delete", "w"],
+]  # fmt: skip
+"""Of the commands above, those that repeat no word of the service's unless it refuses them."""
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +137,42 @@ def test_every_command_is_tried(service: Hostile) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     assert set(group.commands) == COMMANDS.keys() | LOCAL
+    for name, variants in COMMANDS.items():
+        assert {" ".join(path) for path in _paths(group.commands[name], [name])} == {
+            " ".join(_path(group.commands[name], words)) for words in variants
+        }
 
 
-@pytest.mark.parametrize("words", [words for variants in COMMANDS.values() for words in variants], ids=" ".join)
+def _paths(command: object, path: list[str]) -> Iterator[list[str]]:
+    """Yield the words of a command that runs, and of each below it."""
+    group = isinstance(command, typer.core.TyperGroup)
+    if not group or command.invoke_without_command:
+        yield path
+    if group:
+        for name, each in command.commands.items():
+            yield from _paths(each, [*path, name])
+
+
+def _path(command: object, words: list[str]) -> list[str]:
+    """Return those of the words that name the command."""
+    first, *rest = words
+    if isinstance(command, typer.core.TyperGroup) and rest and rest[0] in command.commands:
+        return [first, *_path(command.commands[rest[0]], rest)]
+    return [first]
+
+
+EVERY_VARIANT = pytest.mark.parametrize(
+    "words", [words for variants in COMMANDS.values() for words in variants], ids=" ".join
+)
+
+
+@EVERY_VARIANT
+def test_every_command_gets_to_say_what_the_service_says(service: Hostile, folder: Path, words: list[str]) -> None:
+    service.text, service.refusal = "chosen-text", None
+    assert ("chosen-text" in run(service, folder, words)) == (words not in WORDLESS)
+
+
+@EVERY_VARIANT
 @given(text=TEXTS, refusal=st.sampled_from([None, None, 401, 409, 422, 500]))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_command_lets_text_act_or_fails_over_it(
@@ -122,15 +202,32 @@ def test_what_is_shown_is_the_text_itself(service: Hostile, folder: Path, monkey
 
 def test_a_line_feed_in_a_name_starts_no_line_at_the_margin(service: Hostile, folder: Path) -> None:
     service.text, service.refusal = "a\nstate: succeeded", None
-    for words in (["jobs"], ["show", "J"], ["watch", "J"], ["hosts"], ["keys", "list"]):
+    for words in ONE_LINE_A_NAME:
         assert not any(line.startswith("state: succeeded") for line in run(service, folder, words).splitlines()), words
 
 
 @pytest.mark.parametrize("separator", ["\x85", "\u2028", "\x0b", "\x1e", "\r"])
 def test_only_a_line_feed_ends_a_printed_line(service: Hostile, folder: Path, separator: str) -> None:
     service.text, service.refusal = f"one{separator}two", None
-    for words in (["logs", "J"], ["logs", "J", "--json"]):
+    for words in (["logs", "J"], ["logs", "J", "--json"], ["audit", "export"]):
         assert len(run(service, folder, words).splitlines()) == 1, words
+
+
+def test_lines_of_json_read_back_as_they_were(service: Hostile, folder: Path) -> None:
+    service.text, service.refusal = "\x7f\x9b2J\u202e\n\x1b", None
+    assert json.loads(run(service, folder, ["logs", "J", "--json"]))["line"] == service.text
+    assert json.loads(run(service, folder, ["audit", "export"]))["detail"] == {service.text: service.text}
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "\x9b2J", "\u202eabc", "[/]"])
+def test_nor_does_the_time_at_which_a_key_expires(
+    service: Hostile, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "key_expires", text.encode().decode("latin-1"))
+    service.text, service.refusal = "x", None
+    shown = run(service, folder, ["jobs"])
+    assert f"the API key expires at {visible(text)};" in shown
+    assert not (ACTING - {"\n"}) & set(shown)
 
 
 def test_text_that_cannot_be_sent_is_refused_in_words(service: Hostile, folder: Path) -> None:
@@ -143,6 +240,42 @@ def test_colours_of_printed_lines_are_left_out(service: Hostile, folder: Path) -
     service.text, service.refusal = "\x1b[1;31mred\x1b[0m \x1b[2Jcleared", None
     assert run(service, folder, ["logs", "J"]) == "red \\x1b[2Jcleared\n"
     assert "[rank 0] red \\x1b[2Jcleared\n" in run(service, folder, ["logs", "J", "-f"])
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "\x9b2J", "a\nb", "x"])
+def test_an_id_that_would_act_is_not_offered_to_a_shell(
+    service: Hostile, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIVET_URL", service.url)
+    monkeypatch.setenv("TRIVET_KEY", "tvt_x_y")
+    service.text, service.refusal = text, None
+    assert [offered for offered, _ in job_ids("")] == ([text] if text == visible(text) else [])
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "\x9b2J", "\u202eabc", "a\nstate: succeeded", "\udcff"])
+@pytest.mark.parametrize("place", ["member", "manifest", "manifest's member", "format"])
+def test_what_a_backup_of_somebody_says_does_not_act(
+    service: Hostile, folder: Path, tmp_path: Path, text: str, place: str
+) -> None:
+    manifest: Any = {"format": 1, "members": {}}
+    name = "data/jobs/x"
+    if place == "member":
+        name = f"data/{text}"
+    elif place == "manifest":
+        manifest = text
+    elif place == "format":
+        manifest["format"] = text
+    else:
+        manifest["members"] = {text: text}
+    with tarfile.open(tmp_path / "backup.tar", "w") as tar:
+        for member, content in ((name, b"x"), ("manifest.json", json.dumps(manifest).encode())):
+            header = tarfile.TarInfo(member)
+            header.size = len(content)
+            tar.addfile(header, io.BytesIO(content))
+    told = run(service, folder, ["restore", str(tmp_path / "backup.tar")], TRIVET_DATA=str(tmp_path / "data"))
+    assert any(words in told for words in ("is no backup", "is no member", "is damaged"))
+    assert not (ACTING - {"\n"}) & set(told)
+    assert all(line.startswith("  ") for line in told.splitlines()[1:])
 
 
 def test_an_encoding_without_a_character_ends_no_command(service: Hostile, folder: Path) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-import torch
+from one_thread import one_thread
 
 # DCP logs every tensor at debug level, which pytest would show in full with each failure.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
@@ -12,7 +12,5 @@ logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield

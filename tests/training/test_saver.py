@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_disk import full_disk
 from launching import Torchrun
 from training_runs import JOB, MLP, train
 
@@ -65,10 +66,6 @@ def test_one_write_at_a_time(tmp_path: Path, gate: threading.Event) -> None:
         second.join()
         assert 1 in steps(tmp_path)
     assert steps(tmp_path) == [1, 2]
-
-
-def full_disk(*_: object, **__: object) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def notice_by_saving(saving: BackgroundSaver) -> None:

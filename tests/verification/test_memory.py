@@ -14,7 +14,7 @@ import pytest
 import torch
 from limited_memory import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
 from nets import mlp, prepared
-from search_problems import exact_minimum, specification_of, specification_of_cases, subject_from
+from search_problems import exact_minimum, model_from, specification_of, specification_of_cases
 from torch import Tensor, nn
 
 from service.bounds import memory as module_of_memory
@@ -42,7 +42,7 @@ from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import OptimiserSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 CPU = torch.device("cpu")
 WIDTHS = [6, 160, 160, 2]
@@ -213,7 +213,7 @@ def test_bounds_by_every_method_are_the_same_in_little_memory(method: str, hones
 
 
 def on(module: nn.Module, limited: LimitedMemory, *, honest: bool) -> ModelUnderVerification:
-    subject = subject_from(module, WIDTHS[0])
+    subject = model_from(module, WIDTHS[0])
     return replace(subject, options=BoundOptions(memory=budget_of(limited, honest=honest)))
 
 
@@ -317,7 +317,7 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(search: SearchStrategy, re
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         least = exact_minimum(net, lower, upper, ROW[0])
         options = BoundOptions(memory=OPTIMISTIC)
-        subject = replace(subject_from(net, 3), float64_module=Unconvinced(), options=options, settings=settings)
+        subject = replace(model_from(net, 3), float64_module=Unconvinced(), options=options, settings=settings)
         specification = specification_of(lower, upper, ROW, [least + 1e-3], [0])
         failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
         with failures:
@@ -338,7 +338,7 @@ def test_searches_prove_in_spite_of_failures(search: SearchStrategy) -> None:
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         specification = specification_of(lower, upper, ROW, [exact_minimum(net, lower, upper, ROW[0]) - 0.05], [0])
-        subject = replace(subject_from(net, 3), options=BoundOptions(memory=OPTIMISTIC))
+        subject = replace(model_from(net, 3), options=BoundOptions(memory=OPTIMISTIC))
         with RandomFailures(seed, 1e-5):
             finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 600, lambda _: None))  # noqa: B023
         assert finding.verdict is not Verdict.FALSIFIED
@@ -355,7 +355,7 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
     net = mlp([3, 7, 6, 2], nn.ReLU(), 1).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     least = exact_minimum(net, lower, upper, ROW[0])
-    subject = replace(subject_from(net, 3), float64_module=Unconvinced())
+    subject = replace(model_from(net, 3), float64_module=Unconvinced())
     specification = specification_of(lower, upper, ROW, [least + 1e-6], [0])
     finding = split_activations(subject, specification, CROWN, time.monotonic() + 600, lambda _: None)
     assert finding.verdict is Verdict.UNKNOWN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +21,6 @@ from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 
 QUERY = DECLARED + BOX + "(assert (>= Y_0 1000))"
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> DataLayout:
-    return DataLayout(tmp_path)
 
 
 @pytest.mark.parametrize("memory", [0, -1, "much", float("nan"), float("inf"), 10**7])
@@ -106,11 +100,11 @@ def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
     ranked, report = context(trained)
     asked, certify = list[int](), job.certify
 
-    def scarce(network: Any, checker: Any, method: Any, options: Any, question: Any, *, clock: Any) -> Any:
+    def scarce(engine: Any, checker: Any, method: Any, options: Any, question: Any, *, clock: Any) -> Any:
         asked.append(len(question.instances))
         if len(question.instances) > 4:
             raise torch.OutOfMemoryError
-        return certify(network, checker, method, options, question, clock=clock)
+        return certify(engine, checker, method, options, question, clock=clock)
 
     monkeypatch.setattr(job, "certify", scarce)
     job.run(spec, ranked)
@@ -126,7 +120,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
 
     from limited_memory import OPTIMISTIC, Claims, size_of
     from nets import mlp
-    from search_problems import exact_minimum, specification_of, subject_from
+    from search_problems import exact_minimum, model_from, specification_of
     from torch import nn
 
     from service.bounds.interval import Interval
@@ -150,7 +144,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     goal = specification_of(-one, one, row, [exact_minimum(net, -one, one, row[0]) - 1.0], [0])
     for search in (split_inputs, split_activations):
         subject = replace(
-            subject_from(net, 3), search_group=SearchGroup(search_group.dp), options=BoundOptions(memory=OPTIMISTIC)
+            model_from(net, 3), search_group=SearchGroup(search_group.dp), options=BoundOptions(memory=OPTIMISTIC)
         )
         for room in (1000, 20_000, 2**30):
             with LimitedMemory(size_of(net) + room if rank else 2**30, net):

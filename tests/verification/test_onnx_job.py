@@ -21,11 +21,6 @@ from service.verification import job
 from service.verification.properties import PropertyError
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> DataLayout:
-    return DataLayout(tmp_path)
-
-
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_query_is_decided(data: DataLayout, reached: bool) -> None:
     least, most = reach()

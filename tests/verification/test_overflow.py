@@ -17,8 +17,8 @@ from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings
 from service.verification.bab.specification import specifications
-from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
+from service.verification.verdict import Verdict
 
 TERMS = 32
 

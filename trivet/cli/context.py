@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
 from service.jobs.text import visible
+from trivet.cli.completion import job_ids
 from trivet.client import Client
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.terminal import Terminal, paragraph
@@ -25,10 +26,12 @@ _REFUSED = 2
 _INTERRUPTED = 130
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id", autocompletion=job_ids)]
+JobArguments = Annotated[list[str], typer.Argument(metavar="ID...", help="ids of jobs", autocompletion=job_ids)]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 out = Terminal()
 err = Terminal(stderr=True)
@@ -38,7 +41,11 @@ err = Terminal(stderr=True)
 def client() -> Iterator[Client]:
     """Yield a client of the configured service."""
     with Client() as opened:
-        yield opened
+        try:
+            yield opened
+        finally:
+            if opened.key_expires is not None:
+                err.print(f"the API key expires at {opened.key_expires}; rotate it before (trivet keys rotate)")
 
 
 def fails_well(command: Callable[P, R]) -> Callable[P, R]:
@@ -71,8 +78,21 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
 
 def refuse(message: str) -> NoReturn:
     """End the command: its input was wrong."""
-    err.block(message, style="red")
+    err.block(message, style="red", indent=2)
     raise typer.Exit(_REFUSED)
+
+
+def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], int]:
+    """Do something to each of several jobs; return what came of it, and the exit code. One that the service refuses is
+    named and does not keep the others from it.
+    """
+    done: list[T] = []
+    for job_id in job_ids:
+        try:
+            done.append(act(job_id))
+        except Refused as error:
+            err.block(f"{job_id}: {error}", style="red", indent=2)
+    return done, 0 if len(done) == len(job_ids) else _REFUSED
 
 
 def print_json(value: Any) -> None:
@@ -117,6 +137,7 @@ def _show_refusal(error: Refused) -> None:
     fields = table("field", "problem", "got", "expected")
     for field in error.errors:
         got = "" if field.get("got") is None else json.dumps(field["got"], ensure_ascii=False)
-        cells = (field["path"] or "(all)", field["message"], got, field["expected"])
+        name = "\n".join(filter(None, (field["path"] or "(all)", field.get("at"))))
+        cells = (name, field["message"], got, field["expected"])
         fields.add_row(*(paragraph(str(cell)) for cell in cells))
     err.print(fields)

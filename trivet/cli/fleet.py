@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, cast
 
 import typer
 
-from service.jobs.records import Host, Scope
+from service.jobs.monitoring.shown import ShownAlert
+from service.jobs.projects import ROLES, SCOPES, Scope
+from service.jobs.records import ApiKey, Host
 from service.jobs.settings import Settings, describe
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse, table
 from trivet.cli.jobs import age
+from trivet.cli.moments import duration, future
 
 keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
+ExpiresOption = Annotated[
+    str | None, typer.Option(help="when it stops working: a length of time such as 90d, or a time; else never")
+]
 hosts_app = typer.Typer(help="Worker hosts.", invoke_without_command=True)
 
 
@@ -20,8 +27,10 @@ def register(app: typer.Typer) -> None:
     hosts_app.callback()(fails_well(hosts))
     hosts_app.command()(fails_well(drain))
     hosts_app.command()(fails_well(resume))
+    app.command()(fails_well(alerts))
     keys_app.command("create")(fails_well(create_key))
     keys_app.command("list")(fails_well(list_keys))
+    keys_app.command("rotate")(fails_well(rotate_key))
     keys_app.command("revoke")(fails_well(revoke_key))
     app.add_typer(hosts_app, name="hosts")
     app.add_typer(keys_app, name="keys")
@@ -56,6 +65,35 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
             out.print(f"{host.name} gets no work since {age(failing.since)}: {failing.reason}; {again}", markup=False)
 
 
+def alerts(
+    everything: Annotated[bool, typer.Option("--all", help="those too that are as they should be")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what is wrong with the service, and what to do about it (needs an admin key); 1 when something is."""
+    with client() as service:
+        found = service.alerts(everything=everything)
+    if as_json:
+        print_json({"items": [alert.model_dump(mode="json") for alert in found]})
+    else:
+        _print_alerts(found)
+    if any(alert.state == "firing" for alert in found):
+        raise typer.Exit(1)
+
+
+def _print_alerts(alerts: list[ShownAlert]) -> None:
+    if not alerts:
+        out.print("nothing is wrong")
+        return
+    rows = table("alert", "state", "severity", "about", "value", "for", "meaning; what to do")
+    for alert in alerts:
+        about = " ".join(f"{label}={value}" for label, value in alert.labels.items())
+        value = "" if alert.value is None else f"{alert.value:.4g}"
+        told = alert.meaning if alert.state == "ok" else f"{alert.meaning} {alert.action}"
+        lasts = "" if alert.since is None else age(alert.since)
+        rows.add_row(alert.name, alert.state, alert.severity, about, value, lasts, told)
+    out.print(rows)
+
+
 def _state(host: Host) -> str:
     if not host.alive:
         return "lost"
@@ -76,16 +114,51 @@ def resume(name: Annotated[str, typer.Argument(help="host")]) -> None:
 
 def create_key(
     name: Annotated[str, typer.Argument(help="whose key; jobs are owned by this name")],
+    *,
     scopes: Annotated[list[str] | None, typer.Option("--scope", help="read, submit or admin; may be repeated")] = None,
+    project: Annotated[str | None, typer.Option(help="where the key speaks; an admin key without: everywhere")] = None,
+    role: Annotated[str | None, typer.Option(help=f"{', '.join(ROLES)}: what it may do there")] = None,
+    expires: ExpiresOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a key and print its secret, this once."""
+    chosen = _scopes(scopes, project, role)
     with client() as service:
-        key, secret = service.keys.create(name, cast(list[Scope], scopes or ["submit"]))
+        print_secret(*service.keys.create(name, chosen, project, expires_at=future(expires)), as_json)
+
+
+def rotate_key(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    grace: Annotated[str, typer.Option(help="how long the old secret still works, such as 24h or 0s")] = "24h",
+    expires: ExpiresOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a key that takes another's place, and print its secret, this once."""
+    length = duration(grace)
+    if length is None:
+        refuse(f"--grace: {grace!r} is not a length of time such as 24h or 7d")
+    with client() as service:
+        made = service.keys.rotate(key_id, grace_s=length.total_seconds(), expires_at=future(expires))
+        print_secret(*made, as_json)
+
+
+def print_secret(key: ApiKey, secret: str, as_json: bool) -> None:
+    """Print a new key's secret; as JSON, with the key."""
     if as_json:
         print_json(key.model_dump(mode="json") | {"secret": secret})
     else:
         out.write_line(secret)
+
+
+def _scopes(scopes: list[str] | None, project: str | None, role: str | None) -> list[Scope]:
+    """Return the scopes that were given, or the one of the role."""
+    if role is None:
+        return cast(list[Scope], scopes or ["submit"])
+    if scopes or project is None:
+        refuse("--role is what a key may do in a project: give --project with it, and no --scope")
+    if role not in ROLES:
+        refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
+    return [SCOPES[ROLES.index(role)]]
 
 
 def list_keys(as_json: JsonFlag = False) -> None:
@@ -95,11 +168,19 @@ def list_keys(as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"items": [key.model_dump(mode="json") for key in found]})
         return
-    rows = table("id", "name", "scopes", "created", "last used")
+    rows = table("id", "name", "project", "scopes", "created", "last used", "expires")
     for key in found:
         used = "never" if key.last_used_at is None else f"{age(key.last_used_at)} ago"
-        rows.add_row(key.id, key.name, ", ".join(key.scopes), f"{age(key.created_at)} ago", used)
+        project = "(all)" if key.project is None else key.project
+        rows.add_row(key.id, key.name, project, ", ".join(key.scopes), f"{age(key.created_at)} ago", used, _end(key))
     out.print(rows)
+
+
+def _end(key: ApiKey) -> str:
+    if key.expires_at is None:
+        return "never"
+    when = "expired" if key.expires_at <= datetime.now(UTC) else key.expires_at.isoformat(timespec="minutes")
+    return when if key.successor is None else f"{when}, rotated to {key.successor}"
 
 
 def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:

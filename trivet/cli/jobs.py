@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, cast
 
@@ -9,10 +10,24 @@ import typer
 import yaml
 from rich.text import Text
 
-from service.jobs.records import Job, ListedJob
+from service.jobs.records import Job, JobOrder, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
-from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli.context import (
+    JobArgument,
+    JobArguments,
+    JsonFlag,
+    client,
+    each_of,
+    err,
+    fails_well,
+    out,
+    plain,
+    print_json,
+    refuse,
+    table,
+)
+from trivet.cli.sweeps import show_jobs
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "starting": "cyan"}
 
@@ -28,41 +43,69 @@ def register(app: typer.Typer) -> None:
 def list_jobs(
     *,
     kind: Annotated[str | None, typer.Option(help="only this kind, such as train")] = None,
-    state: Annotated[str | None, typer.Option(help=", ".join(STATES))] = None,
+    state: Annotated[list[str] | None, typer.Option(help=f"{', '.join(STATES)}; may be given several times")] = None,
     label: Annotated[str | None, typer.Option(help="KEY=VALUE, or KEY")] = None,
     owner: Annotated[str | None, typer.Option(help="name of the key that submitted")] = None,
+    project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="only jobs of the sweep with this id; none: those of no sweep")
+    ] = None,
     q: Annotated[str | None, typer.Option("--query", "-q", help="part of an id, a name or a label")] = None,
+    order: Annotated[
+        JobOrder, typer.Option(help="active: what runs, then the queue in its order, then what is over")
+    ] = "newest",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first."""
     with client() as service:
-        page = service.jobs(kind=kind, state=cast(JobState | None, state), label=label, owner=owner, q=q, limit=limit)
+        page = service.jobs(
+            kind=kind,
+            state=cast(list[JobState] | None, state),
+            label=label,
+            owner=owner,
+            project=project,
+            sweep=sweep,
+            q=q,
+            order=order,
+            limit=limit,
+        )
     if as_json:
         print_json(page)
         return
-    rows = table("id", "kind", "name", "state", "progress", "age", "owner")
+    rows = table("id", "kind", "name", "state", "progress", "age", "owner", "why")
     for job in page.items:
-        rows.add_row(job.id, job.kind, job.name, _state(job), _progress(job), age(job.created_at), job.owner)
+        facts = (_state(job), _progress(job), age(job.created_at), job.owner, _why(job))
+        rows.add_row(job.id, job.kind, job.name, *facts)
     out.print(rows if page.items else "no jobs")
+    if page.next_cursor is not None:
+        err.print(f"these are the {'newest' if order == 'newest' else 'first'} {len(page.items)}; --limit shows more")
 
 
 def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     """Show one job: state, placement, spec, result."""
     with client() as service:
         job = service.job(job_id)
-    if as_json:
-        print_json(job)
-        return
+        if as_json:
+            print_json(job)
+            return
+        _show_facts(job)
+        if job.children is not None:
+            show_jobs(service, job, out)
+
+
+def _show_facts(job: Job) -> None:
     out.print(Text(visible(f"{job.id} "), style="bold"), _state(job))
     facts = {
         "kind": job.kind,
         "name": job.name,
         "owner": job.owner,
+        "project": job.project,
         "labels": " ".join(f"{key}={value}" for key, value in job.labels.items()),
         "attempt": str(job.attempt),
         "waits" if job.state == "queued" else "reason": job.reason or "",
         "progress": _progress(job),
+        "sweep": job.sweep or "",
         "submitted": job.created_at.isoformat(timespec="seconds"),
         "took": _duration(job),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
@@ -71,30 +114,32 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     for name, value in facts.items():
         if value:
             out.block(f"{name:>10}  {value}", indent=12)
-    for name, document in (("spec", job.spec), ("result", job.result)):
+    for name, document in (("parameters", job.parameters), ("spec", job.spec), ("result", job.result)):
         if document:
             out.print(f"{name:>10}", style="bold")
             out.block(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
 
 
-def cancel(job_id: JobArgument, as_json: JsonFlag = False) -> None:
-    """Cancel a job."""
+def cancel(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
+    """Cancel jobs. One that cannot be is named, the others are cancelled; then the command exits with 2."""
     with client() as service:
-        _report(service.cancel(job_id), as_json)
+        _report(*each_of(job_ids, service.cancel), as_json=as_json)
 
 
-def retry(job_id: JobArgument, as_json: JsonFlag = False) -> None:
-    """Queue a failed or cancelled job again; it resumes from its last checkpoint."""
+def retry(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
+    """Queue failed or cancelled jobs again; each resumes from its last checkpoint."""
     with client() as service:
-        _report(service.retry(job_id), as_json)
+        _report(*each_of(job_ids, service.retry), as_json=as_json)
 
 
-def delete(job_id: JobArgument, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False) -> None:
-    """Delete a job that is over, with its artifacts."""
-    if not yes and not typer.confirm(f"delete {job_id} and its artifacts?"):
+def delete(job_ids: JobArguments, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False) -> None:
+    """Delete jobs that are over, with their artifacts."""
+    named = job_ids[0] if len(job_ids) == 1 else f"{len(job_ids)} jobs"
+    if not yes and not typer.confirm(f"delete {named} and {'its' if len(job_ids) == 1 else 'their'} artifacts?"):
         refuse("nothing was deleted")
     with client() as service:
-        service.delete(job_id)
+        _, code = each_of(job_ids, service.delete)
+    raise typer.Exit(code)
 
 
 def age(moment: datetime) -> str:
@@ -106,15 +151,25 @@ def age(moment: datetime) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
-def _report(job: Job, as_json: bool) -> None:
-    if as_json:
-        print_json(job)
+def _report(changed: Sequence[Job], code: int, *, as_json: bool) -> None:
+    if not as_json:
+        for job in changed:
+            out.print(f"{job.id} ", _state(job))
+    elif len(changed) == 1 and not code:
+        print_json(changed[0])
     else:
-        out.print(f"{job.id} ", _state(job))
+        print_json({"items": plain(changed)})
+    raise typer.Exit(code)
 
 
 def _state(job: ListedJob) -> Text:
     return Text(job.state, style=_STYLES.get(job.state, ""))
+
+
+def _why(job: ListedJob) -> str:
+    """Return what a job waits for, or why it failed: the first line."""
+    told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
+    return told.partition("\n")[0]
 
 
 def _progress(job: ListedJob) -> str:

@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from typing import Annotated
+
 import typer
 
-from trivet.cli import fleet, jobs, kinds, results, schedule, serve, submit
+from trivet.cli import (
+    accounts,
+    audit,
+    backup,
+    broker,
+    fleet,
+    jobs,
+    kinds,
+    machine,
+    projects,
+    queue,
+    results,
+    schedule,
+    serve,
+    submit,
+    uploads,
+    webhooks,
+)
+from trivet.cli.context import out
 from trivet.terminal import tolerate_narrow_encodings
 
 app = typer.Typer(
     name="trivet",
-    help="Train, verify and compile-check models as jobs.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (serve, submit, jobs, results, schedule, fleet, kinds):
+for part in (
+    serve,
+    submit,
+    jobs,
+    queue,
+    results,
+    schedule,
+    fleet,
+    broker,
+    projects,
+    kinds,
+    accounts,
+    audit,
+    backup,
+    machine,
+    uploads,
+    webhooks,
+):
     part.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"trivet {importlib.metadata.version('trivet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Train, verify and compile-check models as jobs."""
 
 
 def main() -> None:

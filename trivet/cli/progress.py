@@ -40,7 +40,7 @@ class _JobView:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     verdicts: dict[int, str] = field(default_factory=dict)
-    """By instance: one that is told again, after a restart, counts once."""
+    """Verdicts by instance: one that is told again, after a restart, counts once."""
     searching: str = ""
     climbed: str = ""
     """The last rung of a compile job that was tried, and whether it passed."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import typer
 import yaml
 from rich.table import Table
 
-from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, table
+from service.jobs.states import TERMINAL
+from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
 from trivet.client import Client
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_FEWEST_POINTS = 10
+_STREAMS = ("stdout", "stderr", "service")
 FALSIFIED, OUTPUTS = 5, 10
 """Instances of which a table is followed by the outputs at their counterexamples, and outputs of each."""
 
@@ -26,24 +29,45 @@ def register(app: typer.Typer) -> None:
 
 
 def logs(
+    *,
     job_id: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the job is over")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="only this rank")] = None,
+    stream: Annotated[str | None, typer.Option(help="only what went to stdout, stderr or service")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="only this attempt")] = None,
+    grep: Annotated[str | None, typer.Option("--grep", "-g", help="only lines with this text, in any case")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="only the last lines")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print what the ranks wrote."""
+    """Print what the ranks wrote, all of it."""
+    if stream not in (None, *_STREAMS):
+        refuse(f"--stream {stream!r}: expected one of {', '.join(_STREAMS)}")
+    chosen = cast(Literal["stdout", "stderr", "service"] | None, stream)
     with client() as service:
         if follow:
-            _follow_logs(service, job_id, rank, as_json)
+            if attempt is not None or tail is not None:
+                refuse("--follow shows what comes, from the beginning of the job: not with --attempt or --tail")
+            _follow_logs(service, job_id, lambda event: _passes(event, rank, chosen, grep), as_json)
             return
-        for line in service.logs(job_id, rank=rank, tail=tail, jsonl=as_json):
-            out.write_line(line if as_json else _uncoloured(line))
+        found = service.logs(job_id, rank=rank, stream=chosen, attempt=attempt, q=grep, tail=tail, jsonl=as_json)
+        for line in found:
+            if as_json:
+                out.write_json_text(line)
+            else:
+                out.write_line(_uncoloured(line))
 
 
-def _follow_logs(service: Client, job_id: str, rank: int | None, as_json: bool) -> None:
+def _passes(event: Mapping[str, Any], rank: int | None, stream: str | None, text: str | None) -> bool:
+    return (
+        (rank is None or event["rank"] == rank)
+        and (stream is None or event["stream"] == stream)
+        and (text is None or text.casefold() in event["line"].casefold())
+    )
+
+
+def _follow_logs(service: Client, job_id: str, wanted: Callable[[Mapping[str, Any]], bool], as_json: bool) -> None:
     for event in service.follow(job_id, types=["log"]):
-        if event["type"] != "log" or (rank is not None and event["rank"] != rank):
+        if event["type"] != "log" or not wanted(event):
             continue
         if as_json:
             out.write_json_line(event)
@@ -65,6 +89,8 @@ def metrics(
     """Show metrics: first, last, least and greatest value, and a sketch of the curve."""
     with client() as service:
         series = service.metrics(job_id, names=names or None)
+        if missing := [name for name in names or () if name not in series]:
+            _refuse_missing(service, job_id, missing)
     if as_json:
         print_json({"series": series})
         return
@@ -75,6 +101,14 @@ def metrics(
             numbers = (f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))
             rows.add_row(name, str(points["step"][-1]), *numbers, _sparkline(values))
     out.print(rows if series else "no metrics yet")
+
+
+def _refuse_missing(service: Client, job_id: str, missing: Sequence[str]) -> None:
+    """Refuse names that the job has no metric of, with those that it has; names of a job that runs may yet come."""
+    known = service.metrics(job_id, max_points=_FEWEST_POINTS)
+    if known or service.job(job_id).state in TERMINAL:
+        has = ", ".join(known) or "none"
+        refuse(f"job {job_id} has no metric {', '.join(map(repr, missing))}; it has: {has}")
 
 
 def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:

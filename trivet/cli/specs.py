@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import NoneType
@@ -11,20 +13,90 @@ from typing import Any
 
 import yaml
 
-from trivet.errors import TrivetError
+from trivet.cli.spec_positions import Position, nearest, positions
+from trivet.errors import Refused, TrivetError
 
 
 class _SpecError(TrivetError):
     """A spec file or a ``--set`` that cannot be read."""
 
 
+@dataclass(frozen=True)
+class SpecFile:
+    """A spec as it was read, with where each of its fields was given."""
+
+    spec: dict[str, Any]
+    source: str
+    fields: Mapping[str, Position]
+    changed: Sequence[str]
+    """Paths that ``--set`` gave, the last one first."""
+
+    def place(self, path: str) -> str:
+        """Return where a field was given: ``train.yaml:12:3``, or ``--set``; of a missing field, where it belongs."""
+        if any(path == each or path.startswith(f"{each}.") for each in self.changed):
+            return "--set"
+        found = nearest(self.fields, path)
+        return "" if found is None else f"{self.source}:{found[0]}:{found[1]}"
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Say of each field that the service refuses within this context where it was given."""
+        try:
+            yield
+        except Refused as error:
+            errors = [{**each, "at": self.place(each["path"])} for each in error.errors]
+            raise Refused(error.status, error.title, error.detail, errors) from error
+
+
 def load(source: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the spec in a YAML or JSON file (``-``: standard input), with ``path=value`` changes applied."""
-    spec = _parse(source)
+    return read(source, changes).spec
+
+
+def read(source: str, changes: Sequence[str] = ()) -> SpecFile:
+    """Read a spec as :func:`load` does, and keep where its fields are."""
+    text = _text(source)
+    return _changed(source, _mapping(source, _parse(source, text)), positions(text), changes)
+
+
+def read_batch(source: str, changes: Sequence[str] = ()) -> list[SpecFile]:
+    """Read a YAML or JSON file that holds a list of specs, with the changes applied to each."""
+    text = _text(source)
+    items = _parse(source, text)
+    if not isinstance(items, list) or not items:
+        raise _SpecError(f"{source} holds {_kind(items)}; a batch is a list of specs")
+    fields: list[dict[str, Position]] = [{} for _ in items]
+    for path, position in positions(text).items():
+        index, _, rest = path.partition(".")
+        if index.isdigit():
+            fields[int(index)][rest] = position
+    return [
+        _changed(source, _mapping(f"{source}, item {index},", item), fields[index], changes)
+        for index, item in enumerate(items)
+    ]
+
+
+@contextmanager
+def blamed_batch(files: Sequence[SpecFile]) -> Iterator[None]:
+    """Say of each field of a batch that the service refuses within this context where it was given."""
+    try:
+        yield
+    except Refused as error:
+        errors = [{**each, "at": _place_in_batch(files, each["path"])} for each in error.errors]
+        raise Refused(error.status, error.title, error.detail, errors) from error
+
+
+def _place_in_batch(files: Sequence[SpecFile], path: str) -> str:
+    index, _, rest = path.removeprefix("jobs.").partition(".")
+    return files[int(index)].place(rest) if index.isdigit() and int(index) < len(files) else ""
+
+
+def _changed(source: str, spec: dict[str, Any], fields: Mapping[str, Position], changes: Sequence[str]) -> SpecFile:
     for change in changes:
         apply(spec, change)
     _check_json(spec, "")
-    return spec
+    named = "standard input" if source == "-" else Path(source).name
+    return SpecFile(spec, named, fields, [change.partition("=")[0] for change in reversed(changes)])
 
 
 def apply(spec: dict[str, Any], change: str) -> None:
@@ -39,12 +111,18 @@ def apply(spec: dict[str, Any], change: str) -> None:
     _assign(target, last, _value(change, text), path)
 
 
-def _parse(source: str) -> dict[str, Any]:
-    text = sys.stdin.read() if source == "-" else _read(Path(source))
+def _text(source: str) -> str:
+    return sys.stdin.read() if source == "-" else _read(Path(source))
+
+
+def _parse(source: str, text: str) -> Any:
     try:
-        spec = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise _SpecError(f"{source} is neither YAML nor JSON: {error}") from None
+
+
+def _mapping(source: str, spec: Any) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise _SpecError(f"{source} holds {_kind(spec)}; a spec is a mapping such as 'kind: train'")
     return spec
@@ -112,4 +190,6 @@ def _value(change: str, text: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return {type(None): "nothing", list: "a list", str: "text"}.get(type(value), f"the value {value!r}")
+    return {type(None): "nothing", list: "a list", dict: "a mapping", str: "text"}.get(
+        type(value), f"the value {value!r}"
+    )

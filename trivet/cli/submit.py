@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from service.jobs.records import Job
-from trivet.cli import progress, specs
+from trivet.cli import ending, progress, specs, sweeps
 from trivet.cli.context import (
     FAILED,
     JobArgument,
@@ -20,7 +20,11 @@ from trivet.cli.context import (
     print_json,
     refuse,
 )
+from trivet.cli.specs import SpecFile
 from trivet.client import Client
+
+_MOST_WATCHED = 100
+"""Jobs that one stream of events follows."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,17 +34,71 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help="a YAML or JSON file; - for standard input")],
-    watching: Annotated[bool, typer.Option("--watch", "-w", help="follow the job until it is over")] = False,
+    *,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="SPEC...", help="YAML or JSON files; - for standard input")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="FILE", help="a file with a list of specs; - for standard input")
+    ] = None,
+    watching: Annotated[bool, typer.Option("--watch", "-w", help="follow the jobs until they are over")] = False,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change a value, such as optimizer.lr=0.01")
     ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="the jobs' project, for an operator's key; else the key's own")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job. With --watch: exit 0 if it succeeds, 1 if not. A refused spec exits 2."""
-    body = specs.load(spec, changes or ())
+    """Submit a job, or several at once: all or none. With --watch: exit 0 if all succeed, 1 if not. A refused spec
+    exits 2.
+    """
+    if bool(files) == (batch is not None):
+        refuse("name one or more SPEC files, or a list of specs with --batch")
+    given = [specs.read(file, changes or ()) for file in files or ()]
+    if batch is not None:
+        _submit_many(specs.read_batch(batch, changes or ()), project, watching, as_json)
+    elif len(given) == 1:
+        _submit_one(given[0], project, watching, as_json)
+    else:
+        _submit_many(given, project, watching, as_json)
+
+
+def _submit_many(given: list[SpecFile], project: str | None, watching: bool, as_json: bool) -> None:
+    if watching and len(given) > _MOST_WATCHED:
+        refuse(f"--watch follows {_MOST_WATCHED} jobs at most, and these are {len(given)}")
     with client() as service:
-        job = service.submit(body)
+        with specs.blamed_batch(given):
+            ids = service.submit_many([each.spec for each in given], project=project)
+        if as_json and not watching:
+            print_json(ids)
+        else:
+            for job_id in ids:
+                (err if watching else out).write_line(job_id)
+        if watching:
+            titles = {job_id: f"{_title(each.spec)} {job_id}" for job_id, each in zip(ids, given, strict=True)}
+            _follow_many(service, titles, as_json=as_json)
+
+
+def _title(spec: dict[str, Any]) -> str:
+    return " ".join(filter(None, (str(spec.get("kind", "")), str(spec.get("name") or ""))))
+
+
+def _follow_many(service: Client, titles: dict[str, str], *, as_json: bool) -> None:
+    events = service.follow_all(list(titles), types=None if as_json else progress.WATCHED)
+    if as_json:
+        for event in events:
+            out.write_json_line(event)
+    else:
+        progress.show(out, titles, events)
+    if any(service.job(job_id).state != "succeeded" for job_id in titles):
+        raise typer.Exit(FAILED)
+
+
+def _submit_one(given: SpecFile, project: str | None, watching: bool, as_json: bool) -> None:
+    with client() as service:
+        with given.blamed():
+            job = service.submit(given.spec, project=project)
         if watching:
             if not as_json:
                 err.print(f"submitted {job.id}")
@@ -58,6 +116,9 @@ def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def _finish(service: Client, job: Job, *, as_json: bool) -> None:
+    """Follow a job to its end; then print what came out and what to do next, or how it failed. Exits with 1 unless it
+    succeeded.
+    """
     if as_json:
         for event in service.follow(job.id):
             out.write_json_line(event)
@@ -65,22 +126,28 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
         title = f"{job.kind} {job.name}" if job.name != job.kind else job.kind
         progress.show(out, {job.id: title}, service.follow(job.id, types=progress.WATCHED))
     over = service.job(job.id)
+    if not as_json and over.children is not None:
+        sweeps.show_jobs(service, over, out)
+    elif not as_json:
+        ending.tell(over, out, err)
     if over.state != "succeeded":
-        if over.error is not None:
+        if as_json and over.error is not None:
             err.block(f"{over.error.type}: {over.error.message}", style="red", indent=2)
-            err.print(f"see: trivet logs {job.id}")
         raise typer.Exit(FAILED)
 
 
 def upload(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="data, a tokenizer, weights, or an archive")],
+    project: Annotated[
+        str | None, typer.Option(help="whose upload it is, for an operator's key; else the key's own project's")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Upload a file for specs to name; prints its id. The same bytes give the same id."""
     if not path.is_file():
         refuse(f"cannot read {path}: it is not a file")
     with client() as service:
-        stored = service.upload(path)
+        stored = service.upload(path, project=project)
     if as_json:
         print_json(stored)
     else:

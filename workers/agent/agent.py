@@ -11,20 +11,24 @@ import platform
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kombu.exceptions import OperationalError
+from pydantic import ValidationError
 
 from service.jobs.cache import trim
+from service.jobs.logs import log_fields, log_to_stderr
+from service.jobs.monitoring.meter import Meter
 from service.jobs.plugins.catalogue import house_version
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
-from service.jobs.store import HostReport, Store, StoreUnavailable
+from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
-from service.jobs.text import log_to_stderr
+from service.jobs.tracing import Attributes, tracing_for
 from workers.agent.celery_app import Dispatcher, create_app, serve
 from workers.agent.supervisors import Supervisors
 from workers.inventory import cpu_slots, cuda_devices
@@ -45,17 +49,17 @@ class AgentSettings:
     """Tunes how often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
 
     dispatch_s: float = 0.025
-    """Between two looks for work, n times."""
+    """Seconds between two looks for work, n times."""
     reap_s: float = 1.0
-    """Between two looks for leases that ended, n times."""
+    """Seconds between two looks for leases that ended, n times."""
     expire_s: float = 600.0
-    """Between two looks for what may be deleted, n times."""
+    """Seconds between two looks for what may be deleted, n times."""
     outage_s: float = 0.5
-    """After a chore that failed, as while the broker is away."""
+    """Seconds after a chore that failed, as while the broker is away."""
     beats_per_life: int = 5
     """Heartbeats in the time after which a silent host gets no work: four may be lost."""
     refill_after_s: float = 5.0
-    """Until a spare supervisor, which imports torch and the kinds of jobs, is started after a start that took one."""
+    """Seconds until a spare supervisor, with torch and the kinds of jobs imported, is started after one was taken."""
 
 
 class Agent:
@@ -85,6 +89,7 @@ class Agent:
             isolation=("limits",) if self._policy.isolation == "none" else available(),
         )
         self._stop = threading.Event()
+        self._meter, self._tracing = Meter(), tracing_for("agent", os.environ)
         self._fleet = 1
 
     def run(self) -> None:
@@ -96,6 +101,7 @@ class Agent:
             for name, work, pause in (
                 ("heartbeat", self._beat, lambda: beat_s),
                 ("dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+                ("preemption", self._make_room, lambda: every.reap_s * self._fleet),
                 ("reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
                 ("expiry", self._expire, lambda: every.expire_s * self._fleet),
             )
@@ -127,25 +133,44 @@ class Agent:
                 stop_grace_s=settings.stop_grace_s,
                 limits=self._limits,
                 policy=self._policy,
+                log_format=settings.log_format,
             )
         )
 
     def _beat(self) -> None:
         reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
         for ref in reply.kill:
-            logger.warning("ending %s, which is no longer current", ref)
-            self._registry.kill(ref)
+            with log_fields(job=ref.job_id, attempt=ref.attempt):
+                logger.warning("ending %s, which is no longer current", ref)
+                self._registry.kill(ref)
         self._supervisors.tend()
+        self._store.counts.add(self._meter)
         self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
 
     def _dispatch(self) -> None:
-        self._store.attempts.place()
+        started, began = time.monotonic(), time.time()
+        placed = self._store.attempts.place()
+        self._meter.observe("trivet_placement_seconds", time.monotonic() - started)
+        for job_id in placed:
+            self._trace("place", job_id, began, {})
         for ref in self._store.attempts.due():
+            began = time.time()
             self._dispatcher.send(ref)
+            self._trace("dispatch", ref.job_id, began, {"attempt": ref.attempt, "host": ref.host})
+
+    def _trace(self, name: str, job_id: str, began: float, attributes: Attributes) -> None:
+        if self._tracing.is_on:
+            parent = self._store.jobs.traceparent(job_id)
+            self._tracing.record(name, parent, began, time.time(), {"job": job_id, **attributes})
 
     def _reap(self) -> None:
         for job_id in self._store.attempts.reap():
-            logger.warning("reaped an attempt of %s", job_id)
+            with log_fields(job=job_id):
+                logger.warning("reaped an attempt of %s", job_id)
+
+    def _make_room(self) -> None:
+        if (made := self._store.preemptions.make_room()) is not None:
+            logger.info("%s make room for %s", [victim.id for victim in made.victims], made.beneficiary.id)
 
     def _expire(self) -> None:
         for folder in remove_leftovers():
@@ -178,21 +203,37 @@ class Agent:
         except (StoreUnavailable, NotFound) as error:
             logger.warning("could not sign this host off: %s", error)
         self._store.close()
+        self._tracing.close()
 
 
 def main() -> int:
-    """Run the agent of this host (``python -m workers``) as the settings say; return 2 for a data folder that it cannot
-    close to other users.
+    """Run the agent of this host (``python -m workers``) as the settings say; return 2 for settings that cannot be
+    used, a broker that does not admit it, or a data folder that it cannot close to other users.
     """
-    settings = Settings()
-    log_to_stderr(settings.log_level, "%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
+        settings = Settings()
+        layout = "%(asctime)s %(name)s %(levelname)s %(message)s"
+        log_to_stderr(settings.log_level, layout, settings.log_format, process="agent", host=settings.worker_name)
         close_to_others(settings.layout.root)
-    except NotPrivateError as error:
+        _check_admitted(settings)
+    except (NotPrivateError, ValidationError, OSError, BrokerRefused) as error:
         logger.error("%s", error)  # noqa: TRY400 - the reason is the whole message
         return 2
     Agent(settings, AgentSettings()).run()
     return 0
+
+
+def _check_admitted(settings: Settings) -> None:
+    """Raise :class:`BrokerRefused` at once; a broker that is away may come."""
+    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
+    try:
+        store.hosts.list()
+    except BrokerRefused:
+        raise
+    except StoreUnavailable as error:
+        logger.warning("waiting for the broker: %s", error)
+    finally:
+        store.close()
 
 
 def _versions() -> dict[str, str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from celery import Celery
 from celery.apps.worker import Worker
 
+from service.jobs.broker_url import tls_options
 from service.jobs.records import AttemptRef
+from service.jobs.store.acl import CELERY_PREFIX
 
 TASK = "trivet.launch"
 _TIMEOUT_S = 2.0
@@ -30,11 +32,11 @@ def _queue_of(host: str) -> str:
 
 def celery_url(broker_url: str) -> str:
     """Return the store's URL in Celery's spelling: ``unix:///path?db=1`` becomes
-    ``redis+socket:///path?virtual_host=1``.
+    ``redis+socket:///path?virtual_host=1``, and the options of TLS, which Celery takes apart from it, are left out.
     """
     parts = urlsplit(broker_url)
     if parts.scheme != "unix":
-        return broker_url
+        return urlunsplit(parts._replace(query=""))
     if parts.username or parts.password:
         raise ValueError("Celery cannot log in over a unix socket: use a redis:// URL, or a socket without a password")
     database = parse_qs(parts.query).get("db", ["0"])[0]
@@ -42,9 +44,13 @@ def celery_url(broker_url: str) -> str:
 
 
 def create_app(broker_url: str) -> Celery:
-    """Return a client of the transport; it connects with its first use."""
+    """Return a client of the transport; it connects with its first use.
+
+    Left to itself, the transport takes any certificate that a broker shows: it is told what the store's clients know.
+    """
     app = Celery("trivet", broker=celery_url(broker_url), set_as_current=False)
     app.conf.update(
+        broker_use_ssl=tls_options(broker_url),
         accept_content=["json"],
         task_serializer="json",
         task_ignore_result=True,
@@ -61,7 +67,7 @@ def create_app(broker_url: str) -> Celery:
         broker_connection_max_retries=None,
         broker_connection_timeout=_TIMEOUT_S,
         broker_transport_options={
-            "global_keyprefix": "trivet:celery:",
+            "global_keyprefix": CELERY_PREFIX,
             "socket_timeout": _TIMEOUT_S * 2,
             "socket_connect_timeout": _TIMEOUT_S,
             "socket_keepalive": True,

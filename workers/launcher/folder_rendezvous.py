@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -16,8 +18,36 @@ from torch.distributed.elastic.rendezvous import (
 from service.jobs import rendezvous_folder
 
 BACKEND = "folder"
+_POLL_S = 0.02
 _NO_PORT = 0
 """``MASTER_PORT`` of the ranks, whose store is a file beside that of the launchers."""
+
+
+class InterruptibleStore(dist.PrefixStore):  # type: ignore[name-defined,misc]
+    """Waits in Python, which handles signals meanwhile: torch's stores wait outside Python, so that a
+    launcher at torchrun's exit barrier would take a SIGTERM only after that barrier's five minutes.
+    """
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return once all ``keys`` are set. Raises torch's ``DistStoreError`` after ``timeout``, or the store's own."""
+        within_s = (self.timeout if timeout is None else timeout).total_seconds()
+        deadline = time.monotonic() + within_s
+        while not self.check(keys):
+            if time.monotonic() >= deadline:
+                raise dist.DistStoreError(f"{', '.join(keys)} not set by the others within {within_s:g} s")
+            time.sleep(_POLL_S)
+
+    def get(self, key: str) -> bytes:
+        """Return the value of ``key`` once it is set."""
+        self.wait([key])
+        value: bytes = super().get(key)
+        return value
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return the values of ``keys`` once all are set."""
+        self.wait(keys)
+        values: list[bytes] = super().multi_get(keys)
+        return values
 
 
 class _FolderRendezvous(RendezvousHandler):
@@ -25,7 +55,7 @@ class _FolderRendezvous(RendezvousHandler):
 
     def __init__(self, folder: Path, host: int, hosts: int, run_id: str, address: str) -> None:
         store = dist.FileStore(str(rendezvous_folder.check(folder) / rendezvous_folder.LAUNCHERS), hosts)  # type: ignore[attr-defined]
-        self._store = dist.PrefixStore(run_id, store)  # type: ignore[attr-defined]
+        self._store = InterruptibleStore(run_id, store)
         self._host, self._hosts, self._run_id, self._address = host, hosts, run_id, address
 
     def get_backend(self) -> str:
@@ -33,7 +63,7 @@ class _FolderRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True, so that no rank opens a store of its own at ``MASTER_PORT``."""
+        """Return True, so that no rank opens a store of its own at ``MASTER_PORT``."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:

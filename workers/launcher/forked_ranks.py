@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,8 @@ from workers.linux import present_as
 
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that torchrun handles, besides SIGINT."""
+_HELD_BACK = (*_HANDLED, signal.SIGINT)
+"""Signals that wait while a fork is made: in a fork, torchrun's handlers would have it act as a second torchrun."""
 _POLL_S = 0.01
 
 
@@ -64,9 +66,13 @@ class ForkedProgram:
         sys.stdout.flush()
         sys.stderr.flush()
         is_alone = len(threads()) == 1
-        self.pid = os.fork()
-        if self.pid == 0:
-            _run(list(arguments), dict(environment), is_alone=is_alone)
+        held_before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _run(list(arguments), dict(environment), held_before, is_alone=is_alone)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held_before)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, once the program has ended."""
@@ -86,11 +92,16 @@ class ForkedProgram:
         return code
 
 
-def _run(arguments: list[str], environment: dict[str, str], *, is_alone: bool) -> NoReturn:
-    """Be the program from here to its end."""
+def _run(
+    arguments: list[str], environment: dict[str, str], held_back: Iterable[signal.Signals | int], *, is_alone: bool
+) -> NoReturn:
+    """Be the program from here to its end. Signals other than ``held_back`` reach it once they do what they would do to
+    a new program.
+    """
     code = 1
     try:
         _begin_anew(environment)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
         if not is_alone or torch.cuda._is_in_bad_fork():
             os.execve(arguments[0], arguments, environment)  # noqa: S606 - there is nothing for a shell to do
         present_as(arguments, environment)

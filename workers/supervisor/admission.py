@@ -17,7 +17,7 @@ class Admission:
     secret: str
     """The ranks find it in their environment."""
     ranks: range
-    """Those that run on this host."""
+    """The ranks that run on this host."""
     root: int
     """The pid of the supervisor, below which all processes of its group are."""
     _speakers: dict[int, int] = field(default_factory=dict)

@@ -20,14 +20,17 @@ from service.jobs.atomic import atomic_write
 from service.jobs.event_files import host_file
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import DataLayout
+from service.jobs.logs import set_log_fields
 from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
+from service.jobs.tracing import trace_id, tracing_for
 from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
 from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
+from workers.supervisor.attempt_trace import AttemptTrace, traced_attempt
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
 from workers.supervisor.collector import Collector
@@ -35,7 +38,7 @@ from workers.supervisor.compiled_code import compile_cache, gate_artifacts
 from workers.supervisor.ending import DiskThread, Ending, PartEnding
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
-from workers.supervisor.logs import GrowingFile
+from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
@@ -57,7 +60,14 @@ async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]
     granted = await claim_part(store, order, settings)
     if granted is not None:
         claim, asked_at = granted
-        await _PartRun(store, group, _Part(claim, asked_at, order, tuple(program), settings)).run()
+        tracing = tracing_for("supervisor", os.environ)
+        parent = (
+            await retry_until(settings.claim_within_s, store.jobs.traceparent, order.job_id) if tracing.is_on else None
+        )
+        if parent is not None:
+            set_log_fields(trace_id=trace_id(parent))
+        with traced_attempt(tracing, parent, claim, DataLayout(Path(order.data)).job(order.job_id)) as trace:
+            await _PartRun(store, group, _Part(claim, asked_at, order, tuple(program), settings), trace).run()
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,9 @@ class _Part:
 class _PartRun:
     """Runs one part from its launch to its report. Whatever happens first ends it: see :class:`PartEnding`."""
 
-    def __init__(self, store: Store, group: Group, part: _Part) -> None:
+    def __init__(self, store: Store, group: Group, part: _Part, trace: AttemptTrace) -> None:
         claim, settings = part.claim, part.settings
-        self._store, self._group = store, group
+        self._store, self._group, self._trace = store, group, trace
         self._claim, self._order, self._program, self._settings = claim, part.order, part.program, settings
         self._layout = DataLayout(Path(part.order.data))
         self._paths = self._layout.job(claim.ref.job_id)
@@ -98,9 +108,11 @@ class _PartRun:
             group.socket,
             self._folder,
             say=self._uploader.put,
+            offer=self._uploader.offer,
             alarm=lambda: self._ending.end("rank_failed"),
             admission=Admission(secrets.token_hex(16), claim.ranks, os.getpid()),
             settings=settings,
+            most_log_bytes=self._order.policy.most_log_bytes,
         )
         relay, uploader = self._relay, self._uploader
         self._collector = Collector(
@@ -181,6 +193,7 @@ class _PartRun:
             scratch=scratch,
             compiled=compile_cache(owner),
         )
+        self._trace.launched()
         self._group.launch(
             self._claim.spec.kind,
             command.torchrun_arguments(self._claim, meeting, self._group.folder, self._program),
@@ -225,7 +238,8 @@ class _PartRun:
             await self._write_files()
 
     async def _write_files(self) -> None:
-        for file in (self._record, *self._relay.files):
+        files: list[GrowingFile | RotatedLog] = [self._record, *self._relay.files]
+        for file in files:
             await self._disk.run(file.write)
 
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
@@ -261,6 +275,7 @@ class _PartRun:
         if ending in _NOT_THE_RANKS and launcher_code == 0:  # they were done before that could touch them
             whole = judge(replace(evidence, cause="exited", launcher_code=0))
             outcome = whole if whole.status == "succeeded" else outcome
+        self._trace.ended(outcome, self._relay.errors)
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
             await self._let_others_speak_first()
         if self._ending.is_lost and outcome.status != "succeeded":
@@ -310,6 +325,7 @@ class _PartRun:
 
     def _take(self, event: Event) -> None:
         """Take what a rank reported, and has on record."""
+        self._trace.take(event)
         if event["type"] == "artifact":
             self._publisher.publish(cast(ArtifactEvent, event))
         else:

@@ -61,7 +61,7 @@ class GroupPaths:
     events: Path
     """The socket of their supervisor."""
     secret: str
-    """With which a rank makes itself known there."""
+    """The word by which a rank makes itself known there."""
     scratch: Path
     """Removed when the attempt ends: temporary files, and what libraries keep in a home folder."""
     compiled: Path

@@ -8,20 +8,26 @@ import stat
 import tempfile
 from pathlib import Path
 
-from service.jobs.records import Claim
+from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.records import Claim, Job
 from service.jobs.store import Store
 
 
 def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
-    """Return the owner of the claimed job, and SHA-256 by name of the artifacts of the job that its gate names, as
-    their manifest has them: none where that job is another owner's. Raises
+    """Return the owner of the claimed job within its project, and SHA-256 by name of the artifacts of the job that its
+    gate names, as their manifest has them: none where that job is another owner's. Raises
     :class:`service.jobs.store.StoreUnavailable`.
     """
-    owner = store.jobs.get(claim.ref.job_id).owner
+    owner = _owner_of(store.jobs.get(claim.ref.job_id))
     gate = claim.spec.gate_job
-    if gate is None or store.jobs.get(gate).owner != owner:
+    if gate is None or _owner_of(store.jobs.get(gate)) != owner:
         return owner, {}
     return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}
+
+
+def _owner_of(job: Job) -> str:
+    """Return one name for each owner: the same name in two projects need not be the same person."""
+    return job.owner if job.project == DEFAULT_PROJECT else f"{job.project}/{job.owner}"
 
 
 def compile_cache(owner: str) -> Path:

@@ -24,7 +24,7 @@ class Rendezvous:
     folder: Path
     """See :mod:`service.jobs.rendezvous_folder`."""
     address: str
-    """Of the leading host."""
+    """The address of the leading host."""
     interface: str
 
 

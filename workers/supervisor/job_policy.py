@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from service.jobs.layout import DataLayout
 from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
-from service.jobs.settings import Settings, config_file
+from service.jobs.settings import MAX_LOG_BYTES, Settings
+from service.jobs.settings_file import config_file
 from service.jobs.spec.base import FILE_ID
 from workers.launcher.confinement import Confinement, JobLimits, Mode
 
@@ -30,17 +31,26 @@ class JobPolicy:
     read: tuple[str, ...] = ()
     """What ranks may read besides the system, the installed packages and what their spec names."""
     secret: tuple[str, ...] = ()
-    """Files that ranks never need: settings, keys of certificates."""
+    """Files that ranks never need: settings, keys of certificates, passwords."""
+    most_log_bytes: int = MAX_LOG_BYTES
+    """Bytes kept of what one rank prints in an attempt."""
 
     @classmethod
     def of(cls, settings: Settings) -> JobPolicy:
-        secret = (config_file(), settings.tls_key, settings.admin_key_file)
+        secret = (
+            config_file(),
+            settings.tls_key,
+            settings.admin_key_file,
+            settings.broker_password_file,
+            settings.broker_tls_key,
+        )
         return cls(
             isolation=settings.job_isolation,
             limits=JobLimits(settings.job_memory_gib, settings.job_file_gib, settings.job_processes),
             environment=tuple(name for name in settings.job_environment.split(",") if name),
             read=tuple(path for path in settings.job_paths.split(":") if path),
             secret=tuple(str(path.resolve()) for path in secret if path is not None),
+            most_log_bytes=settings.max_log_bytes,
         )
 
     @classmethod
@@ -51,6 +61,7 @@ class JobPolicy:
             tuple(fields["environment"]),
             tuple(fields["read"]),
             tuple(fields["secret"]),
+            fields["most_log_bytes"],
         )
 
     def confine(self, claim: Claim, layout: DataLayout, broker_url: str, scratch: Path, compiled: Path) -> Confinement:

@@ -30,7 +30,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_BOOTTIME = 7
 _TIMER_ABSTIME = 1
 _KILL_AFTER_S = 0.5
-"""From the end of the lease to SIGKILL: the keeper has so long to begin to end its group."""
+"""Seconds from the end of the lease to SIGKILL: the keeper has so long to begin to end its group."""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Keeps what ranks print: files that keep it, and a limit on what is relayed live."""
+"""Keeps what ranks print: on disk all of it up to a stated size, live as much as followers can take."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Literal
 
-from workers.event_protocol import TextLine
+import orjson
+
+from service.jobs.event_files import log_file, log_segment
+from service.jobs.events import LogEvent
+from service.jobs.settings import MAX_LOG_BYTES
+from workers.event_protocol import TextLine, log_event
 
 LONGEST_LINE = 8192
 """Bytes of a printed line that are kept."""
 _TAIL = 20
+_SEGMENTS, _FIRST = 8, 2
+"""Parts of a rank's largest log: how many there are, and how many of them its beginning has for good."""
 
 
 def printable(line: TextLine) -> str:
@@ -73,38 +81,92 @@ class GrowingFile:
             raise
 
 
-class RankLog:
-    """Keeps the output of one rank: ``rank-<r>.log`` up to ``file_bytes``, the last lines, and what may go on live."""
+class RotatedLog:
+    """Keeps the lines of one rank in files of bounded size together: the first quarter of ``most_bytes`` for good, of
+    what follows the newest. The names of the files say how many lines came before each, so that a gap is seen.
+    """
 
-    def __init__(self, path: Path, *, file_bytes: int = 256 << 20, rate: float = 200.0, burst: float = 2000.0) -> None:
-        self._name = path.name
-        self._room = file_bytes
-        self.file = GrowingFile(path)
+    def __init__(self, folder: Path, rank: int, most_bytes: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._segment_bytes = max(most_bytes // _SEGMENTS, 1)
+        self._room = max(most_bytes // _SEGMENTS * _FIRST, 1)
+        self._lines = 0
+        self._first = GrowingFile(log_file(folder, rank))
+        self._newest: deque[tuple[Path, GrowingFile]] = deque()
+        self._abandoned: list[Path] = []
+        self._lock = threading.Lock()
+
+    def add(self, line: bytes) -> None:
+        """Take a line, which :meth:`write` brings to the disk."""
+        with self._lock:
+            if len(line) > self._room:
+                self._begin_segment()
+            (self._newest[-1][1] if self._newest else self._first).add(line)
+            self._room -= len(line)
+            self._lines += 1
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are not in the files yet."""
+        return sum(file.pending for file in self._files())
+
+    def write(self) -> None:
+        """Bring to the disk what was added, and take from it what is more than may be kept. May take as long as the
+        disk does. Raises :class:`OSError` where a file cannot be written.
+        """
+        with self._lock:
+            abandoned, self._abandoned = self._abandoned, []
+        for path in abandoned:
+            path.unlink(missing_ok=True)
+        for file in self._files():
+            file.write()
+
+    def _files(self) -> list[GrowingFile]:
+        with self._lock:
+            return [self._first, *(file for _, file in self._newest)]
+
+    def _begin_segment(self) -> None:
+        path = log_segment(self._folder, self._rank, self._lines)
+        self._newest.append((path, GrowingFile(path)))
+        self._room = self._segment_bytes
+        if len(self._newest) > _SEGMENTS - _FIRST:
+            self._abandoned.append(self._newest.popleft()[0])
+
+
+class RankLog:
+    """Keeps the output of one rank, and decides what of it goes on live."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        most_bytes: int = MAX_LOG_BYTES,
+        rate: float = 200.0,
+        burst: float = 2000.0,
+    ) -> None:
+        self._rank = rank
+        self.file = RotatedLog(folder, rank, most_bytes)
         self._allowance = TokenBucket(rate, burst, time.monotonic())
         self._held_back = 0
         self.tail: deque[str] = deque(maxlen=_TAIL)
 
-    def add(self, text: str) -> list[str]:
-        """Keep a line; the lines to relay for it (none when over the limit, with a notice once there is room)."""
+    def add(self, text: str, stream: Literal["stdout", "stderr"]) -> list[LogEvent]:
+        """Keep a line; return what to relay for it: nothing when over the limit, with a notice once there is room."""
         self.tail.append(text)
-        self._write(text)
+        event = log_event(text, stream, self._rank)
+        self.file.add(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE))
         if not self._allowance.take(time.monotonic()):
             self._held_back += 1
             return []
-        held_back, self._held_back = self._held_back, 0
-        return [self._notice(held_back), text] if held_back else [text]
+        return [*self.close(), event]
 
-    def close(self) -> list[str]:
+    def close(self) -> list[LogEvent]:
         """Return the notice of what was held back last, if anything was."""
         held_back, self._held_back = self._held_back, 0
-        return [self._notice(held_back)] if held_back else []
-
-    def _notice(self, lines: int) -> str:
-        return f"[{lines} lines were not relayed: too many at once; they are in {self._name}]"
-
-    def _write(self, text: str) -> None:
-        if self._room < 0:
-            return
-        line = text.encode(errors="replace") + b"\n"
-        self._room -= len(line)
-        self.file.add(b"[the log reached its largest size and ends here]\n" if self._room < 0 else line)
+        if not held_back:
+            return []
+        told = f"[{held_back} lines were not relayed: too many at once; the log of the job has them]"
+        notice = log_event(told, rank=self._rank)
+        notice["live"] = True
+        return [notice]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
+from service.jobs.logs import LogFormat
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
 from workers.supervisor.job_policy import JobPolicy
@@ -18,14 +19,15 @@ class SupervisorOrder:
     attempt: int
     host: str
     address: str
-    """At which the other hosts of a gang reach this one."""
+    """The address at which the other hosts of a gang reach this one."""
     broker_url: str
     data: str
     stop_grace_s: float
-    """Between asking the ranks to stop and killing them."""
+    """Seconds between asking the ranks to stop and killing them."""
     limits: StoreLimits
     """The worker's: all processes of a fleet must agree on them."""
     policy: JobPolicy = field(default_factory=JobPolicy)
+    log_format: LogFormat = "text"
 
     @property
     def ref(self) -> AttemptRef:

@@ -38,8 +38,8 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     try:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415
+        from service.jobs.logs import log_to_stderr  # noqa: PLC0415
         from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415
-        from service.jobs.text import log_to_stderr  # noqa: PLC0415
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
         from workers.supervisor.claim import give_back  # noqa: PLC0415
         from workers.supervisor.orders import SupervisorOrder  # noqa: PLC0415
@@ -49,7 +49,13 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
         if not line:
             return 0
         order = SupervisorOrder.from_line(line)
-        log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s")
+        fields: dict[str, str | int] = {
+            "process": "supervisor",
+            "job": order.job_id,
+            "attempt": order.attempt,
+            "host": order.host,
+        }
+        log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s", order.log_format, **fields)
         registry = SupervisorRegistry(DataLayout(Path(order.data)).host(order.host))
         with contextlib.ExitStack() as stack:
             try:

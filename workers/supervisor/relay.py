@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
+from service.jobs.settings import MAX_LOG_BYTES
 from workers import event_protocol
 from workers.event_protocol import STOP, LineSplitter, TextLine, lease_until
 from workers.rank.stacks import REQUEST
 from workers.supervisor.admission import Admission
-from workers.supervisor.logs import LONGEST_LINE, GrowingFile, RankLog, printable
+from workers.supervisor.logs import LONGEST_LINE, RankLog, RotatedLog, printable
 from workers.supervisor.settings import SupervisorSettings
 
 _CHUNK = 1 << 16
@@ -39,7 +40,7 @@ class Rank:
     terminated_at: float | None = None
     """When SIGTERM arrived there, which its supervisor did not send."""
     hung_up: bool = False
-    """Its last word was read, if there is one."""
+    """Whether its last word was read, if there is one."""
     ended_at: float | None = None
     """When its end was noticed, which it was before anything was killed from here; the end itself came earlier."""
 
@@ -60,12 +61,17 @@ class Relay:
     address: Path
     logs: Path
     say: Callable[[Event], None]
+    """Records an event and relays it."""
+    offer: Callable[[Event], None]
+    """Relays a printed line, which has a file of its own."""
     alarm: Callable[[], None]
     admission: Admission
     settings: SupervisorSettings
+    most_log_bytes: int = MAX_LOG_BYTES
+    """Bytes kept of what one rank prints in this attempt."""
     ranks: dict[int, Rank] = field(default_factory=dict)
     errors: list[ErrorEvent] = field(default_factory=list)
-    """In order of arrival."""
+    """Errors in order of arrival."""
     _logs: dict[int, RankLog] = field(default_factory=dict)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
@@ -89,9 +95,9 @@ class Relay:
             _, late = await asyncio.wait(self._connections, timeout=self.settings.drain_within_s)
             for task in late:
                 task.cancel()
-        for number, log in self._logs.items():
-            for text in log.close():
-                self.say(event_protocol.log_event(text, rank=number))
+        for log in self._logs.values():
+            for notice in log.close():
+                self.offer(notice)
         for rank in self.ranks.values():
             self._forget(rank)
             rank.requests.close()
@@ -148,8 +154,8 @@ class Relay:
         return {number: list(log.tail) for number, log in self._logs.items()}
 
     @property
-    def files(self) -> list[GrowingFile]:
-        """Those into which the ranks' output goes."""
+    def files(self) -> list[RotatedLog]:
+        """Return the files into which the ranks' output goes."""
         return [log.file for log in self._logs.values()]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -244,22 +250,22 @@ class Relay:
 
     async def _read_text(self, reader: asyncio.StreamReader, rank: int, stream: Literal["stdout", "stderr"]) -> None:
         self.heard_at = time.monotonic()
-        log = self._logs.setdefault(rank, RankLog(self.logs / f"rank-{rank}.log"))
+        log = self._logs.setdefault(rank, RankLog(self.logs, rank, most_bytes=self.most_log_bytes))
         splitter = LineSplitter(LONGEST_LINE)
         while chunk := await reader.read(_CHUNK):
             self.heard_at = time.monotonic()
             for line in splitter.feed(chunk):
-                self._print(log, line, rank, stream)
+                self._print(log, line, stream)
             while (
                 log.file.pending > self.settings.most_unwritten_bytes
             ):  # a disk that hangs: the rank waits for it, too
                 await asyncio.sleep(self.settings.socket_pause_s)
         for line in splitter.finish():
-            self._print(log, line, rank, stream)
+            self._print(log, line, stream)
 
-    def _print(self, log: RankLog, line: TextLine, rank: int, stream: Literal["stdout", "stderr"]) -> None:
-        for text in log.add(printable(line)):
-            self.say(event_protocol.log_event(text, stream, rank))
+    def _print(self, log: RankLog, line: TextLine, stream: Literal["stdout", "stderr"]) -> None:
+        for event in log.add(printable(line), stream):
+            self.offer(event)
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:

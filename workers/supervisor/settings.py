@@ -41,7 +41,7 @@ class SupervisorSettings:
     """Bytes of a rank's output that are kept for a disk that does not take them."""
 
     torchrun_ends_s: float = 3.0
-    """After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
+    """Seconds after a rank failed for torchrun to see it, end the others with SIGTERM and report their exit codes."""
     torchrun_reports_s: float = 10.0
     """Time for it to report after all ranks were killed."""
     others_within_s: float = 10.0

@@ -55,6 +55,10 @@ class Uploader:
     def put(self, event: Event) -> None:
         """Record and relay an event of the supervisor's own."""
         self.record(event)
+        self.offer(event)
+
+    def offer(self, event: Event) -> None:
+        """Relay an event that is on record, or need not be, unless too many wait already."""
         if self._lost or (len(self._queue) >= self._settings.upload_capacity and event["type"] in _EXPENDABLE):
             self._missed += 1
             return

@@ -39,7 +39,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def round_(x: Tensor) -> Tensor:
-    """At ties the two differ by 1, and the bounds of ``floor`` hold both of its sides there."""
+    """Round by ``floor``; at ties the two differ by 1, and the bounds of ``floor`` hold both of its sides there."""
     return torch.floor(x + 0.5)
 
 

@@ -62,7 +62,7 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int, half_to_float: Any = None) -> Tensor:
-    """Without the usual shift, which changes no value: bounds of large scores become infinite."""
+    """Write softmax without the usual shift, which changes no value: bounds of large scores become infinite."""
     powers = torch.exp(x)
     return powers * torch.reciprocal(powers.sum([dim], keepdim=True))
 

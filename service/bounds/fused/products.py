@@ -20,7 +20,7 @@ from service.bounds.fused.building import block, flat, kernels_for, strides
 Ends = tuple[Tensor, Tensor]
 OntoBoth = tuple[Tensor, Tensor, Tensor]
 MOST_TERMS = 4096
-"""That one program works on."""
+"""Terms of a sum that one program works on."""
 
 
 def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:

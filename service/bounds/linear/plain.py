@@ -205,9 +205,10 @@ class _Traversal:
             (self.biases.own if own else self.biases.replicated).append(before.lower_bounds(coefficients, own))
 
     def _ends_in_patches(self, node: Node, arrived: Pending) -> bool:
-        """At the input's image: a box of inputs is the same box whatever its shape; a ball or a value of stages is not.
+        """Return whether patches can end at the input's image: a box is the same box whatever its shape; a ball, or a
+        value of stages, is not.
 
-        The image's own interval tells nothing: of a ball it is the box around it.
+            The image's own interval tells nothing: of a ball it is the box around it.
         """
         intervals = self.backward.intervals
         interval, whole = intervals.get(node.name), intervals[self.backward.network.graph.input.name]

@@ -1,4 +1,4 @@
-"""Which entries get rows: those that a box needs, or as many as a plan has for every box."""
+"""Plans which entries get rows: those that a box needs, or as many as a plan has for every box."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def extreme(largest: bool) -> Converter:
 
 
 def softmax(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Before opset 13 over all dimensions from the axis on."""
+    """Convert softmax, which before opset 13 goes over all dimensions from the axis on."""
     x, rank = values[0].float, len(shape)
     given = call.attributes.get("axis", -1 if call.opset >= 13 else 1)
     if call.opset >= 13 or given % rank == rank - 1:

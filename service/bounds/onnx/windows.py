@@ -29,7 +29,7 @@ def convolution(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Without padding, then cropped to the shape that the model gives, where its sides are not alike."""
+    """Convert without padding, then crop to the shape that the model gives, where its sides are not alike."""
     x, weight, bias = image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
     strides, dilations = listed(call, "strides", rank), listed(call, "dilations", rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.bounds.graph import Graph, Node, UnsupportedModelError
+from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.operators.abs import Absolute
 from service.bounds.operators.add import Addition, Subtraction
 from service.bounds.operators.atan import ArcTangent
@@ -138,16 +138,14 @@ def check(graph: Graph) -> None:
     problems = []
     for node in graph.nodes[1:]:
         operator = OPERATORS.get(node.operator)
-        reason = "the operator has no rule" if operator is None else _refusal(node, operator)
+        reason: str | None = "the operator has no rule"
+        if operator is not None:
+            reason = operator.refusal(node) if node.inputs else "it repeats a constant for each instance"
         if reason is not None:
             problems.append(f"{node}: {reason}")
     if problems:
         supported = ", ".join(sorted(OPERATORS))
         raise UnsupportedModelError(f"cannot bound {'; '.join(problems)}. Supported operators: {supported}")
-
-
-def _refusal(node: Node, operator: Operator) -> str | None:
-    return operator.refusal(node) if node.inputs else "it repeats a constant for each instance"
 
 
 __all__ = ["ACCUMULATING", "COLLECTIVES", "LINEAR", "NONLINEAR", "OPERATORS", "check"]

@@ -168,7 +168,7 @@ class EnteringCollective(Collective):
 
     @abstractmethod
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Like ``backward`` where every rank brings rows of its own instead of its part of common rows.
+        """Propagate as ``backward`` does, where every rank brings rows of its own instead of its part of common rows.
 
         The result has all ranks' rows, in rank order, on all ranks.
         """

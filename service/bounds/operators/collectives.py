@@ -32,11 +32,11 @@ class Begin(EnteringCollective):
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Like ``backward``, but each rank gets its own rows only; their number divides by the ranks."""
+        """Propagate as ``backward`` does, but give each rank its own rows only; their number divides by the ranks."""
 
     @abstractmethod
     def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Like ``backward_own``, but each rank keeps its own rows."""
+        """Propagate as ``backward_own`` does, but let each rank keep its own rows."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
@@ -53,7 +53,7 @@ class End(Collective):
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Like ``backward`` of the rows of all ranks, in rank order, of which each rank brings its own."""
+        """Propagate the rows of all ranks, in rank order, of which each rank brings its own, as ``backward`` does."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool

@@ -36,7 +36,7 @@ class Floor(Activation):
         return Interval(*self._steps(inputs[0]))
 
     def pieces(self, node: Node) -> None:
-        """None: there is a step at every whole number."""
+        """Return None: there is a step at every whole number."""
 
     def unstable(self, node: Node, bounds: Interval) -> Tensor:
         low, high = self._steps(bounds)

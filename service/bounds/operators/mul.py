@@ -95,7 +95,7 @@ class Bilinear(NonlinearOperator):
         return True
 
     def pieces(self, node: Node) -> None:
-        """None: no split of one operand makes a product straight in both."""
+        """Return None: no split of one operand makes a product straight in both."""
 
     def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         return tuple(each.upper > each.lower for each in bounds)

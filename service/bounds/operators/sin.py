@@ -48,7 +48,7 @@ class Periodic(Activation):
         )
 
     def pieces(self, node: Node) -> None:
-        """None: it bends everywhere."""
+        """Return None: it bends everywhere."""
 
     def unstable(self, node: Node, bounds: Interval) -> Tensor:
         return bounds.upper > bounds.lower

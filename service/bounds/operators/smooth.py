@@ -261,11 +261,10 @@ class _Tangents:
             (torch.where(convex, touching, chord_at), self.plain.lower_intercept),
             (torch.where(convex, chord_at, touching), self.plain.upper_intercept),
         )
-        return Lines(*(torch.where(usable, ours, _kept(theirs, ours)) for ours, theirs in lines))
-
-
-def _kept(plain: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_zeros(()) if plain is None else plain.unsqueeze(1)
+        none = value.new_zeros(())
+        return Lines(
+            *(torch.where(usable, ours, none if plain is None else plain.unsqueeze(1)) for ours, plain in lines)
+        )
 
 
 def _clamped(point: float, bounds: Interval) -> Tensor:
@@ -328,7 +327,7 @@ class SmoothActivation(Activation):
         return self.function
 
     def pieces(self, node: Node) -> None:
-        """None: wherever a smooth function is split, it bends on both sides."""
+        """Return None: wherever a smooth function is split, it bends on both sides."""
 
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return self.smooth(node).curve.range(inputs[0])

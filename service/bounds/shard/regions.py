@@ -1,4 +1,4 @@
-"""Which layers of a network become column- and row-parallel (Megatron-LM, Shoeybi et al., 2019).
+"""Decides which layers of a network become column- and row-parallel (Megatron-LM, Shoeybi et al., 2019).
 
 A region begins with layers whose output is divided, goes on through operators that work on each rank's share, and
 ends with layers that add up over what is divided. Everything outside of regions stays replicated.

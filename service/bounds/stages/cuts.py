@@ -24,7 +24,7 @@ VIEW, CONCATENATE, SLICE = "aten.view.default", "aten.cat.default", "aten.slice.
 
 @dataclass(frozen=True)
 class StageCut:
-    """Before the node number ``at``; ``crossing`` are names of values, in execution order."""
+    """A cut before the node number ``at``; ``crossing`` are names of values, in execution order."""
 
     at: int
     crossing: tuple[str, ...]

@@ -8,7 +8,7 @@ from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
 _LEAST_SHARE = 0.01
-"""Of a step's computing in compiled code: with less, the comparison is one of eager with eager."""
+"""The least share of a step's computing in compiled code: with less, eager is compared with eager."""
 
 
 def detect(observation: Observation) -> Iterator[Finding]:

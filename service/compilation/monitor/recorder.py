@@ -36,11 +36,11 @@ class Recorder:
         self.recording.excuse()
         self.captures.recorded[-1] = 0
 
-    def evidence(self, warm_up: int, settled: int, switches: Iterable[str] = ()) -> CompilerEvidence:
-        """Return the evidence: from iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA
+    def evidence(self, warm_up: int, steady: int, switches: Iterable[str] = ()) -> CompilerEvidence:
+        """Return the evidence: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no CUDA
         graph recorded.
         """
-        graphs = self.captures.evidence(self.device, settled) if self.rung.cuda_graphs else None
+        graphs = self.captures.evidence(self.device, steady) if self.rung.cuda_graphs else None
         seen = self.recording.evidence(warm_up, switches)
         return replace(
             seen, hooks=tuple(Reason(name, count) for name, count in Counter(self.hooks).items()), cuda_graphs=graphs

@@ -19,7 +19,7 @@ from service.parallel.containers import tensors_in
 _LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
 _LOOKS = 2
-"""At the holders of what one line reads of one call."""
+"""How often the holders of what one line reads of one call are looked for."""
 
 
 class ResultLifetimes:

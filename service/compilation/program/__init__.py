@@ -1,5 +1,5 @@
 """Defines what is checked: the protocol of a program, and the programs of models and of pipeline stages."""
 
-from service.compilation.program.base import Maker, Parts, Phase, Program, Site, Step
+from service.compilation.program.base import Maker, Parts, Program, Site, Step
 
-__all__ = ["Maker", "Parts", "Phase", "Program", "Site", "Step"]
+__all__ = ["Maker", "Parts", "Program", "Site", "Step"]

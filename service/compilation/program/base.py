@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from torch.optim import Optimizer
 from service.jobs.layout import DataLayout
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
-
-Phase = Literal["train", "inference"]
 
 
 @dataclass(frozen=True)
@@ -95,4 +93,4 @@ class Site:
 
 
 Maker = Callable[[Any, Site], Program]
-"""From a program's configuration to the program; what ``ProgramKind.maker`` names."""
+"""Makes a program from its configuration; what ``ProgramKind.maker`` names."""

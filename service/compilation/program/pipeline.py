@@ -10,8 +10,9 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program.base import Parts, Phase, Step
+from service.compilation.program.base import Parts, Step
 from service.compilation.program.model import BatchedProgram, SampleBatch
+from service.jobs.spec.compile import Phase
 from service.parallel.boundary import StepBoundary
 from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh

@@ -1,4 +1,4 @@
-"""Before ranks meet in a step: whether what each of them compiles by itself compiles at all.
+"""Tries, before ranks meet in a step, whether what each of them compiles by itself compiles at all.
 
 A stage that raises while its neighbours wait for it would leave them waiting.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from service.compilation.program import Parts, Phase, Program
+from service.compilation.program import Parts, Program
 from service.compilation.ranks.collective_attempt import collective_attempt
 from service.compilation.ranks.group import gather
 from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build
 from service.compilation.torch_internals.caches import empty_caches
 from service.compilation.torch_internals.text import first_line
+from service.jobs.spec.compile import Phase
 from service.parallel.boundary import StepBoundary
 
 

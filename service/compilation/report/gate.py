@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.compilation.ladder import Result
-from service.compilation.program import Phase
 from service.compilation.run.observation import Cost
+from service.jobs.spec.compile import Phase
 
 
 def gate(

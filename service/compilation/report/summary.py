@@ -7,9 +7,9 @@ from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
-from service.compilation.program import Phase
 from service.compilation.selftest import Proof
 from service.compilation.verdicts import Verdict
+from service.jobs.spec.compile import Phase
 
 _TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
 _FOOT = "eager"

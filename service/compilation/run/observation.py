@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
-from service.compilation.program import Phase
 from service.compilation.run.parity import Comparison
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.memory import Peak
 from service.compilation.torch_internals.profile import Profile
+from service.jobs.spec.compile import Phase
 
 
 @dataclass(frozen=True)

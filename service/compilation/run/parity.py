@@ -47,7 +47,7 @@ class ParitySettings:
 
 SETTINGS = ParitySettings()
 EXACT = Tolerance.model_construct(absolute=0.0, ratio=1.0)
-"""Of whole numbers: a step count or the number of a token is right or wrong, however large it is."""
+"""The tolerance of whole numbers: a step count or the number of a token is right or wrong, however large it is."""
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
-from service.compilation.program import Phase, Program
+from service.compilation.program import Program
 from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
 from service.compilation.torch_internals.memory import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
+from service.jobs.spec.compile import Phase
 
 NOTHING = torch.empty(0)
 _OTHER = 2**31 - 1
 """A seed that no iteration has."""
 ROUNDING = 1e-5
-"""So far apart, as a part of their size, results are the same but for rounding."""
+"""The distance, as a part of their size, at which results are the same but for rounding."""
 _TRAJECTORY = "trajectory"
 """The kind of what is made of losses of iterations that go on from each other."""
 
@@ -125,7 +126,8 @@ def run_reference(
     truth, note = _truth(program, phase, iterations, eager)
     if truth is not None and redrawn is not None and not _draw_alike(eager, truth, redrawn):
         truth, note = None, "float64 draws other random numbers"
-    return Reference(eager, again, truth, note, _overwritten(eager), memory, calls)
+    overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
+    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls)
 
 
 def _first(program: Program, phase: Phase, iterations: int) -> tuple[Run, Calls]:
@@ -224,10 +226,6 @@ def _apart(one: Mapping[Key, Tensor], other: Mapping[Key, Tensor]) -> float:
         largest[kind] = max(largest[kind], scale_of(one[kind, name]))
     parts = (scale_of(one[key].double() - other[key].double()) / largest[key[0]] for key in shared if largest[key[0]])
     return max(parts, default=0.0)
-
-
-def _overwritten(eager: Run) -> tuple[str, ...]:
-    return tuple(sorted(frozenset[str]().union(*(each.overwritten for each in eager.records))))
 
 
 def _generator(device: torch.device) -> Tensor:

@@ -35,12 +35,12 @@ _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 @dataclass(frozen=True)
 class RunPlan:
     """Says how long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
-    ``settled`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all.
+    ``steady`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all.
     """
 
     iterations: int
     warm_up: int
-    settled: int
+    steady: int
     tolerance: Tolerance
     agree: Callable[[float], float]
     race: RaceSettings = field(default_factory=RaceSettings)
@@ -53,9 +53,9 @@ def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable
     graph is recorded at the second call that needs it, and its faults show from the second replay on.
     """
     period, warm_up = program.period, program.period + 1
-    settled = 2 * warm_up + period
-    enough = settled + period + 2 if program.device.type == "cuda" else 2 * period + 1
-    return RunPlan(max(steps, enough), warm_up, settled, tolerance, agree)
+    steady = 2 * warm_up + period
+    enough = steady + period + 2 if program.device.type == "cuda" else 2 * period + 1
+    return RunPlan(max(steps, enough), warm_up, steady, tolerance, agree)
 
 
 def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
@@ -111,7 +111,7 @@ class _RungRun:
         self._settle(program_run)
         timed = pace(program_run, self.plan.agree, self.plan.race)
         self.records.end_iteration()
-        evidence = self.records.evidence(self.plan.warm_up, self.plan.settled, switches)
+        evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
         return replace(
@@ -131,7 +131,7 @@ class _RungRun:
         """Return the observation without what the rung costs."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         run, _ = self._judged_run(program_run)
-        return self._compared(program_run, run, self.records.evidence(self.plan.warm_up, self.plan.settled))
+        return self._compared(program_run, run, self.records.evidence(self.plan.warm_up, self.plan.steady))
 
     def _compared(self, program_run: ProgramRun, run: Run, evidence: CompilerEvidence) -> Observation:
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
@@ -151,7 +151,7 @@ class _RungRun:
 
     def failure(self, error: str) -> Observation:
         """Return what was seen until the rung raised."""
-        evidence = self.records.evidence(self.plan.warm_up, self.plan.settled)
+        evidence = self.records.evidence(self.plan.warm_up, self.plan.steady)
         return Observation(self.case, evidence, error, usage=self._usage)
 
     @property

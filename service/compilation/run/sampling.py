@@ -18,7 +18,7 @@ _SUMS = 2**12
 ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
 WHOLE = " (whole)"
-"""Behind the kind of a tensor: its signed sums."""
+"""Follows the kind of a tensor whose signed sums are compared."""
 
 
 def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:

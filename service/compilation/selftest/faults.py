@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from service.compilation.program import Parts, Phase, Step
+from service.compilation.program import Parts, Step
 from service.compilation.rungs import REHEARSAL, RUNGS, Rung
 from service.compilation.selftest import backends
 from service.compilation.verdicts import Verdict
+from service.jobs.spec.compile import Phase
 from service.parallel.boundary import StepBoundary
 
 FEATURES, ROWS, LATE = 4, 5, 3

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from service.compilation.detectors import judge
-from service.compilation.program import Phase
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.reference import run_reference
 from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_untimed
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
 from service.compilation.verdicts import Finding
-from service.jobs.spec.compile import Tolerance
+from service.jobs.spec.compile import Phase, Tolerance
 
-PLAN = RunPlan(iterations=5, warm_up=2, settled=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
+PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
 
 
 @dataclass(frozen=True)

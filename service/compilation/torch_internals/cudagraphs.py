@@ -43,13 +43,13 @@ class Captures:
         self.recorded.append(0)
         return self.recorded[-2] > 0
 
-    def evidence(self, device: torch.device, settled: int) -> CudaGraphs:
-        """Return what became of CUDA graphs; from iteration ``settled`` on nothing should be recorded any more."""
+    def evidence(self, device: torch.device, steady: int) -> CudaGraphs:
+        """Return what became of CUDA graphs; from iteration ``steady`` on nothing should be recorded any more."""
         skips = [Reason(text, count) for text, count in self.said.items()]
         unsaid = int(counters["inductor"]["cudagraph_skips"]) - sum(self.said.values())
         if unsaid > 0:
             skips.append(Reason("a skip that Inductor counted without a reason", unsaid))
-        late = tuple(index for index, count in enumerate(self.recorded) if index >= settled and count)
+        late = tuple(index for index, count in enumerate(self.recorded) if index >= steady and count)
         made = max(sum(self.recorded), _made(device))
         return CudaGraphs(made, tuple(skips), tuple(_again(device)), late, tuple(self.recorded))
 

@@ -18,7 +18,7 @@ from service.parallel.containers import tensors_in
 
 ABOUT = frozenset({"__get__", "__set__", "requires_grad_", "detach_", "share_memory_", "register_hook"})
 _AS_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
-"""Of the other tensor they need only its shape or type."""
+"""Functions that need only the shape or type of their other tensor."""
 _VALUES = frozenset(
     {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__setitem__", "__bool__", "__int__", "__float__"}
     | {"__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__", "__reduce_ex__"}

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
 _GRAPH_LAUNCH = "cudaGraphLaunch"
 _QUIET = "6"
-"""Above the level at which Kineto tells, on the error stream, that a profile begins and ends."""
+"""A level above that at which Kineto tells, on the error stream, that a profile begins and ends."""
 
 
 @dataclass(frozen=True)

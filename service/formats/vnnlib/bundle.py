@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePosixPath
 
-from service.formats.archive import ArchiveError, Member, Unpacking, UploadError, damage, opened
+from service.formats.archive import ArchiveError, ArchiveMember, Unpacking, UploadError, damage, opened
 from service.formats.vnnlib.query import VnnlibError
 from service.formats.vnnlib.uploads import LARGEST, read_text
 
@@ -46,7 +46,7 @@ class Bundle:
     """
 
     pairs: tuple[Pair, ...]
-    members: Mapping[PurePosixPath, Member]
+    members: Mapping[PurePosixPath, ArchiveMember]
     unpacking: Unpacking
 
     def text(self, pair: Pair) -> str:
@@ -91,7 +91,7 @@ def bundle(path: Path) -> Iterator[Bundle]:
         stack.close()
 
 
-def _content(member: Member, most: int) -> bytes:
+def _content(member: ArchiveMember, most: int) -> bytes:
     """Return a member's content, no more than one byte beyond ``most``."""
     with damage(), member.open() as content:
         return content.read(most + 1)

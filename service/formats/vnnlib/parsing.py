@@ -32,7 +32,7 @@ from service.formats.vnnlib.terms import (
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_DISJUNCTS = 100_000
 MOST_COMPARISONS = 2_000_000
-"""In the disjuncts of all disjunctions that multiply, counted as often as they are repeated."""
+"""Comparisons in the disjuncts of all disjunctions that multiply, counted as often as they are repeated."""
 MOST_ENDS = 20_000_000
 """Numbers in the boxes of all disjuncts together."""
 

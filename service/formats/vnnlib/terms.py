@@ -75,9 +75,9 @@ def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
 
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
 MOST_DIGITS, MOST_EXPONENT = 1000, 1000
-"""Of a number's text. Every float64 is far within, and what is beyond is never built."""
+"""Digits and exponent of a number's text. Every float64 is far within, and what is beyond is never built."""
 MOST_BITS = 2**15
-"""Of the numerator and of the denominator of a product."""
+"""Bits of the numerator and of the denominator of a product."""
 ZERO = Fraction(0)
 
 

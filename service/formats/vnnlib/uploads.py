@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from service.formats.archive import ArchiveError, Member, Unpacking, UploadError, is_archive, opened
+from service.formats.archive import ArchiveError, ArchiveMember, Unpacking, UploadError, is_archive, opened
 from service.formats.vnnlib.query import VnnlibError
 
 SUFFIXES = (".vnnlib", ".vnnlib.gz")
@@ -37,7 +37,7 @@ def sources(path: Path) -> list[Source]:
         return [Source("", read_text(content, "the file", Unpacking(path.stat().st_size)))]
 
 
-def _within(members: list[Member], unpacking: Unpacking) -> Iterator[Source]:
+def _within(members: list[ArchiveMember], unpacking: Unpacking) -> Iterator[Source]:
     queries = sorted((each for each in members if each.name.endswith(SUFFIXES)), key=lambda each: str(each.path))
     if not queries:
         raise VnnlibError(f"the archive of {len(members)} files has none that ends in {' or '.join(SUFFIXES)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,32 +15,33 @@ from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
 
 _LONGEST_CHAIN = 64
-"""Of training jobs that start from each other's models."""
+"""Training jobs in a chain, each of which starts from the model of the one before."""
 _reference: TypeAdapter[ModelRef] = TypeAdapter(ModelRef)
 
 
 Lookup = Callable[[str], Job | None]
 
 
-def related(spec: CommonSpec, lookup: Lookup) -> dict[str, Job]:
-    """Return the jobs that the checks of ``spec`` ask for, by id: those that it names, and those behind their models.
+def related(specs: Iterable[CommonSpec], visible: Lookup, lookup: Lookup) -> dict[str, Job]:
+    """Return the jobs that the checks of ``specs`` ask for, by id: those named, by ``visible``, and those behind their
+    models, by ``lookup``: a model tells what it was made from, so one that may be read is known whole.
 
     A job that is only named in ``after`` comes without its spec, which no check reads.
     """
     found: dict[str, Job] = {}
     whole: set[str] = set()
 
-    def noted(job_id: str) -> Job | None:
+    def noted(job_id: str, lookup: Lookup) -> Job | None:
         if job_id not in found and (job := lookup(job_id)) is not None:
             found[job_id] = job
         return found.get(job_id)
 
     def walked(job_id: str) -> Job | None:
         whole.add(job_id)
-        return noted(job_id)
+        return noted(job_id, lookup)
 
-    for needed in spec.dependencies():
-        job = noted(needed.job_id)
+    for needed in itertools.chain.from_iterable(spec.dependencies() for spec in specs):
+        job = noted(needed.job_id, visible)
         if job is not None and needed.kind == job.kind:
             whole.add(job.id)
             with suppress(ValidationError, _UnreadableError):
@@ -57,6 +59,10 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
             yield Problem(needed.path, f"there is no job {needed.job_id}", needed.job_id, expected)
         elif needed.kind not in (None, job.kind):
             yield Problem(needed.path, f"job {job.id} is a {job.kind} job", job.id, expected)
+        elif needed.kind is not None and job.children is not None:
+            yield Problem(
+                needed.path, f"job {job.id} is a sweep, which makes nothing itself", job.id, "one of its jobs"
+            )
         elif job.state in TERMINAL - {"succeeded"}:
             yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
     for needed in spec.dependencies():

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from service.jobs.spec.base import ParallelSpec, Strict
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.strict import Strict
 
 
 @dataclass(frozen=True)

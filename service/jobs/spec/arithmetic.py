@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.jobs.spec.base import ParallelSpec, Strict
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.strict import Strict
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
 

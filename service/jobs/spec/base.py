@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     StringConstraints,
@@ -19,10 +18,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.jobs.spec.strict import Strict, disagreement
+from service.jobs.spec.sweep import SweepSpec
+
 ID_EXPECTED = "id_expected"
 """Type of the error about a value that is no id; its context has ``form``, what one looks like."""
-DISAGREEMENT = "disagreement"
-"""Type of the error about fields that do not go together; its context has what :func:`disagreement` was given."""
 TOO_MANY_ERRORS = "too_many_errors"
 """Type of the error in place of more errors than anyone would read."""
 
@@ -59,22 +59,6 @@ _MOST_RANKS = 65_536
 """Ranks of one job at most; the index of pending jobs covers as many."""
 
 
-def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
-    """Return the error of a validator of a whole fragment: the field to change first, where it does not go with
-    others.
-    """
-    return PydanticCustomError(
-        DISAGREEMENT, "{field}: {message}; expected {expected}",
-        {"field": field, "message": message, "got": got, "expected": expected},
-    )  # fmt: skip
-
-
-class Strict(BaseModel):
-    """A frozen spec fragment that refuses unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 class ParallelSpec(Strict):
     """Degrees of parallelism; their product is the number of ranks (one device each)."""
 
@@ -108,6 +92,7 @@ class ParallelSpec(Strict):
 
 
 _MOST_ERRORS = 2000
+Model = TypeVar("Model", bound=BaseModel)
 _LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 _LabelValue = Annotated[str, StringConstraints(max_length=120)]
 _DeviceChoice = Literal["auto", "cuda", "cpu"]
@@ -125,6 +110,18 @@ class Dependency:
     kind: str | None = None
 
 
+def with_few_errors(value: Any, validate: ModelWrapValidatorHandler[Model]) -> Model:
+    """Validate a value, and stop at a number of errors: a list of them takes microseconds for each, and a megabyte can
+    hold hundreds of thousands.
+    """
+    try:
+        return validate(value)
+    except ValidationError as error:
+        if (count := error.error_count()) <= _MOST_ERRORS:
+            raise
+        raise PydanticCustomError(TOO_MANY_ERRORS, "{count} values are wrong", {"count": count}) from None
+
+
 class CommonSpec(Strict):
     """Fields that every kind of job has. A kind's own class adds ``kind: Literal["its name"] = "its name"``."""
 
@@ -134,6 +131,11 @@ class CommonSpec(Strict):
     name: str = Field("", max_length=200, description="free text shown in lists; the kind when empty")
     labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict, max_length=32)
     priority: int = Field(0, ge=-100, le=100, description="higher runs first; age decides between equals")
+    preemptible: bool = Field(
+        False,
+        description="it may be asked to make room for a job of higher priority that fits nowhere: then it writes a "
+        "checkpoint, is queued again and goes on later, without using a retry",
+    )
     retries: int = Field(0, ge=0, le=100, description="attempts after the first one")
     timeout_s: float | None = Field(None, gt=0, description="limit on the running time of one attempt, in seconds")
     stall_s: float | None = Field(
@@ -146,19 +148,12 @@ class CommonSpec(Strict):
     max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")
     device: _DeviceChoice = "auto"
     seed: int = Field(0, ge=0, lt=2**63)
+    sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")
     @classmethod
     def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Stop at a number of errors: a list of them takes microseconds for each, and a megabyte can hold hundreds of
-        thousands.
-        """
-        try:
-            return validate(value)
-        except ValidationError as error:
-            if (count := error.error_count()) <= _MOST_ERRORS:
-                raise
-            raise PydanticCustomError(TOO_MANY_ERRORS, "{count} values are wrong", {"count": count}) from None
+        return with_few_errors(value, validate)
 
     @model_validator(mode="after")
     def _no_duplicate_dependencies(self) -> CommonSpec:

@@ -7,10 +7,11 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Dependency, Strict, disagreement
+from service.jobs.spec.base import CommonSpec, Dependency
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
 from service.jobs.spec.program import ProgramRef
+from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]

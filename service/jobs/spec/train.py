@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Dependency, JobId, Strict, disagreement
+from service.jobs.spec.base import CommonSpec, Dependency, JobId
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
+from service.jobs.spec.strict import Strict, disagreement
 from service.schedules import GENERATORS
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 Every change is one script in ``lua/``, called through a stub in ``stubs``; the classes turn arguments into JSON and
 answers into records (``decode``). The rules are in ``lua/lib``: ``jobs`` (a job's state and events, and why it waits),
 ``queue`` and ``search`` (the pending jobs), ``fleet`` (where ``auto`` runs), ``devices`` (what parts hold), ``fencing``
-(who may write), ``ending`` (how attempts and jobs end), ``health`` (hosts that start nothing). Placement is
-``lua/place.lua``; what an operator or a test may set is :class:`~service.jobs.store_limits.StoreLimits`.
+(who may write), ``ending`` (how attempts and jobs end), ``health`` (hosts that start nothing), ``members`` (who is in a
+project), ``sharing`` (what other projects may read). Placement is ``lua/place.lua``; what an operator or a test may set
+is :class:`~service.jobs.store_limits.StoreLimits`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,29 @@ from dataclasses import dataclass
 import redis
 
 from service.jobs.layout import DataLayout
+from service.jobs.store.accounts import ServiceAccounts
 from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.attempts import Attempts, parse_ref
-from service.jobs.store.client import BrokerClient, StoreUnavailable
+from service.jobs.store.audit import AuditFilter, AuditLog
+from service.jobs.store.audit_files import AuditFiles
+from service.jobs.store.client import BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
+from service.jobs.store.counts import Counts
 from service.jobs.store.events import EventPage, Events, StoredEvent
-from service.jobs.store.files import Files, FileWriter, TooLarge
+from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
 from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
-from service.jobs.store.jobs import JobFilter, Jobs
+from service.jobs.store.jobs import Jobs, Submission
 from service.jobs.store.keys import ApiKeys, Credential
+from service.jobs.store.listing import JobFilter, Listing
+from service.jobs.store.preemption import Preemptions
+from service.jobs.store.projects import Projects
+from service.jobs.store.queue import Queue, WaitingJob
+from service.jobs.store.samples import SampleStore
 from service.jobs.store.sessions import Sessions, SignIns
+from service.jobs.store.shares import Shares
+from service.jobs.store.sign_in_flows import SignInFlow, SignInFlows
+from service.jobs.store.sweeps import Sweeps
+from service.jobs.store.webhooks import Webhooks
 from service.jobs.store_limits import StoreLimits
 
 
@@ -34,37 +48,80 @@ class Store:
     url: str
     client: BrokerClient
     jobs: Jobs
+    listing: Listing
+    sweeps: Sweeps
+    queue: Queue
+    shares: Shares
+    preemptions: Preemptions
     attempts: Attempts
     hosts: HostStore
     events: Events
     artifacts: ArtifactStore
     files: Files
+    projects: Projects
     keys: ApiKeys
+    accounts: ServiceAccounts
     sessions: Sessions
     sign_ins: SignIns
+    sign_in_flows: SignInFlows
+    counts: Counts
     gauges: Gauges
+    webhooks: Webhooks
+    audit: AuditLog
+    samples: SampleStore
 
     @classmethod
-    def connect(cls, url: str, data: DataLayout, limits: StoreLimits | None = None) -> Store:
+    def connect(
+        cls,
+        url: str,
+        data: DataLayout,
+        limits: StoreLimits | None = None,
+        timeouts: BrokerTimeouts | None = None,
+    ) -> Store:
         """Return a store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
         limits = limits or StoreLimits()
-        client = BrokerClient(url)
+        client = BrokerClient(url, timeouts or BrokerTimeouts())
         hosts = HostStore(client, limits)
-        keys = ApiKeys(client)
+        jobs = Jobs(client, limits, data, hosts)
+        keys, counts = ApiKeys(client, limits.max_key_s), Counts(client)
+        shares = Shares(client, limits)
         return cls(
             url=url,
             client=client,
-            jobs=Jobs(client, limits, data, hosts),
+            jobs=jobs,
+            listing=Listing(client, limits),
+            sweeps=Sweeps(client, limits, jobs),
+            queue=Queue(client, limits, hosts, shares),
+            shares=shares,
+            preemptions=Preemptions(client, limits, hosts),
             attempts=Attempts(client, limits),
             hosts=hosts,
             events=Events(client),
             artifacts=ArtifactStore(client, data),
-            files=Files(client, data, limits.max_file_bytes),
+            files=Files(client, data, limits.max_file_bytes, limits.keep_uploads_days),
+            projects=Projects(client, limits),
             keys=keys,
+            accounts=ServiceAccounts(client, keys),
             sessions=Sessions(client, keys, limits.session_idle_s, limits.session_s),
             sign_ins=SignIns(client),
-            gauges=Gauges(client),
+            sign_in_flows=SignInFlows(client),
+            counts=counts,
+            gauges=Gauges(client, limits, hosts, counts, keys),
+            webhooks=Webhooks(client),
+            audit=AuditLog(client, AuditFiles(data.audit, limits.max_audit_bytes)),
+            samples=SampleStore(client),
         )
+
+    def forgets_at_restart(self) -> bool:
+        """Return whether the broker keeps nothing on disk, so that its restart loses every job: it has neither an
+        append-only file nor snapshots. ``False`` where it does not tell.
+        """
+        if self.client.call("INFO", "persistence")["aof_enabled"]:
+            return False
+        try:
+            return "" in self.client.call("CONFIG", "GET", "save")
+        except (redis.ResponseError, BrokerRefused):
+            return False
 
     def survives_power_loss(self) -> bool:
         """Return whether what the broker has answered outlives a loss of power there: it syncs its append-only file
@@ -75,7 +132,7 @@ class Store:
             return False
         try:
             return "always" in self.client.call("CONFIG", "GET", "appendfsync")
-        except redis.ResponseError:
+        except (redis.ResponseError, BrokerRefused):
             return False
 
     def close(self) -> None:
@@ -86,6 +143,11 @@ __all__ = [
     "ApiKeys",
     "ArtifactStore",
     "Attempts",
+    "AuditFilter",
+    "AuditLog",
+    "BrokerRefused",
+    "BrokerTimeouts",
+    "Counts",
     "Credential",
     "EventPage",
     "Events",
@@ -97,12 +159,25 @@ __all__ = [
     "HostStore",
     "JobFilter",
     "Jobs",
+    "Listing",
+    "Preemptions",
+    "Projects",
+    "Queue",
+    "SampleStore",
+    "ServiceAccounts",
     "Sessions",
+    "Shares",
+    "SignInFlow",
+    "SignInFlows",
     "SignIns",
     "Store",
     "StoreLimits",
     "StoreUnavailable",
     "StoredEvent",
+    "Submission",
+    "Sweeps",
     "TooLarge",
+    "UploadedBy",
+    "WaitingJob",
     "parse_ref",
 ]

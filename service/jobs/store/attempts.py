@@ -61,6 +61,18 @@ class Attempts:
         """
         return stubs.place(self.client, self.limits.script_argument)
 
+    def settle_restored(self) -> list[str]:
+        """Settle the jobs of a store that was restored from a backup, before anybody else uses it: what ran is queued
+        again without using a retry, what was being cancelled is cancelled, and hosts are forgotten until they report.
+        Numbers of attempts leave a gap: a supervisor of the service that the backup is of is refused here.
+        """
+        cursor, queued = "", list[str]()
+        while True:
+            cursor, *found = stubs.settle_restored(self.client, self.limits.script_argument, cursor, _BATCH)
+            queued += found
+            if not cursor:
+                return queued
+
     def due(self) -> list[AttemptRef]:
         """Return the parts to dispatch now. An entry comes back every ``redispatch_s`` until its part is claimed."""
         return [parse_ref(name) for name in stubs.due(self.client, self.limits.script_argument, _BATCH)]

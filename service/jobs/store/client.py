@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +14,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.jobs.records import Conflict, NotFound, Superseded
+from service.jobs.store.outage import BrokerOutage, PatientPool
 
 _REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
+
+_REFUSED_IN_SCRIPT = "ACL failure in script"
 
 
 @dataclass(frozen=True)
@@ -25,20 +30,27 @@ class BrokerTimeouts:
     reply_s: float = 5.0
     health_check_s: int = 30
     """A connection that was idle for longer is tried before it is used."""
+    outage_s: float = 0.0
+    """A broker that takes no connection, or is reading its data, is waited for until so long after it went away."""
 
 
 class StoreUnavailable(Exception):  # noqa: N818
     """The broker cannot be reached, or cannot write. Whether the last command took effect is unknown."""
 
 
+class BrokerRefused(StoreUnavailable):
+    """The broker answers, and does not admit us: another password, certificate or set of access rules is needed."""
+
+
 class BrokerClient:
     """Commands and scripts over a connection pool; safe to share between threads.
 
-    A command is never repeated behind the caller's back: one that timed out may have taken effect.
+    A command is never repeated behind the caller's back: one that timed out may have taken effect. What could not be
+    sent, or came while the broker was reading its data, had no effect, and is tried for ``outage_s``.
     """
 
     def __init__(self, url: str, timeouts: BrokerTimeouts = BrokerTimeouts()) -> None:
-        self._redis = redis.Redis.from_url(
+        self._pool = PatientPool.from_url(
             url,
             decode_responses=True,
             protocol=2,
@@ -47,6 +59,8 @@ class BrokerClient:
             health_check_interval=timeouts.health_check_s,
             retry=Retry(NoBackoff(), 0),
         )
+        self._pool.outage = BrokerOutage(timeouts.outage_s)
+        self._redis = redis.Redis.from_pool(self._pool)
 
     def call(self, *words: str | int | float | bytes) -> Any:
         """Run one command; strings come back as ``str``. Raises :class:`StoreUnavailable`."""
@@ -66,7 +80,13 @@ class BrokerClient:
                 return self._run("EVAL", text, 0, *words)
 
     def _run(self, *words: str | int | float | bytes) -> Any:
-        return self._redis.execute_command(*words)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+        while True:
+            try:
+                return self._redis.execute_command(*words)  # type: ignore[no-untyped-call]  # the library has no types
+            except redis.BusyLoadingError:
+                if (pause := self._pool.outage.pause()) is None:
+                    raise
+                time.sleep(pause)
 
     def close(self) -> None:
         self._redis.close()
@@ -77,12 +97,32 @@ def translated() -> Iterator[None]:
     """Turn the client library's exceptions into the domain's."""
     try:
         yield
+    except redis.AuthenticationError as error:
+        raise BrokerRefused(f"the broker takes neither this user nor this password: {error}") from error
+    except redis.exceptions.NoPermissionError as error:
+        raise BrokerRefused(f"the broker does not let this user do that: {error}") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
+        if (reason := _tls_refusal(error)) is not None:
+            raise BrokerRefused(f"no TLS with the broker ({reason}); see TRIVET_BROKER_CA_CERT") from error
         raise StoreUnavailable(f"the broker does not answer: {error}") from error
     except redis.ResponseError as error:
+        if str(error).startswith(_REFUSED_IN_SCRIPT):
+            raise BrokerRefused(f"the broker does not let this user do that: {error}") from error
         code, _, message = str(error).partition(" ")
         if code in _REFUSALS:
             raise _REFUSALS[code](message) from None
         if code in _UNABLE or isinstance(error, redis.exceptions.ReadOnlyError | redis.exceptions.OutOfMemoryError):
             raise StoreUnavailable(f"the broker cannot take this now: {error}") from error
         raise
+
+
+def _tls_refusal(error: BaseException) -> str | None:
+    """Return why one side would not have the other's certificate or its kind of TLS, if that is what ``error`` came of;
+    a connection that merely broke off may succeed the next time.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return None

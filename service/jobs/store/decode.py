@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
+from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.records import HostShare, Job, ListedJob
 
-_JSON_FIELDS = ("labels", "parallel", "spec", "placement", "progress", "result", "error")
+_JSON_FIELDS = ("labels", "parallel", "spec", "placement", "progress", "result", "error", "parameters", "children")
 _TIME_FIELDS = ("created_at", "started_at", "ended_at")
 
 
@@ -38,8 +39,15 @@ def _values(flat: list[str]) -> dict[str, Any]:
     values |= {name: orjson.loads(fields[name]) for name in _JSON_FIELDS if name in fields}
     values |= {name: moment(fields[name]) for name in _TIME_FIELDS if name in fields}
     values |= {name: int(fields[name]) for name in ("attempt", "priority")}
-    reasons = [fields[name] for name in ("reason", "waiting") if fields.get(name)]
-    return {**values, "reason": "; ".join(reasons) or None}
+    values["sweep"] = fields.get("sweep")
+    values["project"] = fields.get("project", DEFAULT_PROJECT)
+    values["shared_with"] = orjson.loads(fields.get("shared", "[]"))
+    return {**values, "reason": reason_of(fields)}
+
+
+def reason_of(fields: dict[str, str]) -> str | None:
+    """Return why a job is where it is: what its last move was for, and what it waits for."""
+    return "; ".join(fields[name] for name in ("reason", "waiting") if fields.get(name)) or None
 
 
 def shares(text: str) -> tuple[HostShare, ...]:

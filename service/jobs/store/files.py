@@ -1,42 +1,57 @@
-"""Stores uploaded files: streamed to disk, addressed by the hash of their content."""
+"""Stores uploaded files: streamed to disk, addressed by the hash of their content, each entered for its project."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import NotFound, StoredFile
+from service.jobs.projects import DEFAULT_PROJECT, Project
+from service.jobs.records import Conflict, NotFound, OverQuota, StoredFile, Upload
 from service.jobs.spec.base import FILE_ID
+from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.keyspace import FILES
+from service.jobs.store.keyspace import PROJECTS, UPLOAD_HOLDERS, UPLOADS
 
 _CHUNK = 1 << 20
 _DRAFT = "upload-"
 _ABANDONED_S = 3600.0
 """An upload that gets no byte for so long has lost its client."""
+_DAY_S = 86_400.0
 
 
 class TooLarge(Exception):  # noqa: N818
     """An upload went past the limit; nothing of it was kept."""
 
 
+@dataclass(frozen=True)
+class UploadedBy:
+    """Names whose an upload is: a project, and the owner of the key that sent it."""
+
+    project: str = DEFAULT_PROJECT
+    owner: str = ""
+
+
 class FileWriter:
     """An upload in progress: write chunks, then :meth:`commit`. Leaving the context without a commit keeps nothing."""
 
-    def __init__(self, client: BrokerClient, folder: Path, max_file_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=folder)
+    def __init__(self, client: BrokerClient, data: DataLayout, max_file_bytes: int, uploader: UploadedBy) -> None:
+        data.files.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=data.files)
         self._client = client
+        self._data = data
         self._max_file_bytes = max_file_bytes
+        self._uploader = uploader
         self._file = os.fdopen(handle, "wb")
         self._temporary = Path(name)
         self._hash = hashlib.sha256()
@@ -51,17 +66,43 @@ class FileWriter:
         self._hash.update(chunk)
         self._file.write(chunk)
 
-    def commit(self, media_type: str) -> StoredFile:
-        """Publish the file. The same content again is the same file; it keeps its first media type."""
+    def commit(self, media_type: str, name: str = "") -> StoredFile:
+        """Publish the file. The same content again in its project is the same file; it keeps its first entry."""
         self._file.flush()
         os.fsync(self._file.fileno())
         digest = self._hash.hexdigest()
-        stored = StoredFile(id=f"file_{digest}", sha256=digest, bytes=self._bytes, media_type=media_type)
-        final = path_of(self._temporary.parent, digest)
-        final.parent.mkdir(exist_ok=True)
-        self._temporary.replace(final)
-        self._client.call("HSETNX", FILES(), stored.id, stored.model_dump_json())
-        return StoredFile.model_validate_json(self._client.call("HGET", FILES(), stored.id))
+        stored = StoredFile(
+            id=f"file_{digest}",
+            sha256=digest,
+            bytes=self._bytes,
+            media_type=media_type,
+            name=name,
+            project=self._uploader.project,
+            owner=self._uploader.owner,
+            created_at=decode.moment(round(time.time() * 1000)),
+        )
+        final = self._data.file(stored.id)
+        with _locked(self._data):
+            final.parent.mkdir(exist_ok=True)
+            was_there = final.exists()
+            self._temporary.replace(final)
+            entry = stubs.add_upload(self._client, stored.project, stored.id, stored.model_dump_json())
+            if not entry:
+                if not was_there:
+                    final.unlink()
+                raise OverQuota(self._over(stored))
+        return StoredFile.model_validate_json(entry)
+
+    def _over(self, stored: StoredFile) -> str:
+        """Describe the largest uploads of a project that has no room for another one."""
+        project = self._uploader.project
+        most = Project.model_validate_json(self._client.call("HGET", PROJECTS(), project)).quotas.upload_bytes
+        held = [StoredFile.model_validate_json(text) for text in self._client.call("HVALS", UPLOADS(project))]
+        largest = sorted(held, key=lambda each: -each.bytes)[:3]
+        what = ", ".join(f"{each.name or each.id} has {each.bytes}" for each in largest)
+        bytes_held = sum(each.bytes for each in held)
+        detail = f"project '{project}' has {bytes_held} of {most} bytes of uploads, and this one has {stored.bytes}"
+        return f"{detail}; the largest: {what}" if what else detail
 
     def __enter__(self) -> FileWriter:
         return self
@@ -73,29 +114,42 @@ class FileWriter:
         self._temporary.unlink(missing_ok=True)
 
 
-def path_of(folder: Path, digest: str) -> Path:
-    return folder / digest[:2] / digest
+@contextlib.contextmanager
+def _locked(data: DataLayout) -> Iterator[None]:
+    """Hold the lock under which contents come and go: else one that comes again might go with its last entry."""
+    with data.uploads_lock.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True)
 class Files:
-    """Uploaded files by id (``file_`` and the SHA-256 of the content)."""
+    """Uploaded files by id (``file_`` and the SHA-256 of the content). A project knows of its own only."""
 
     client: BrokerClient
     data: DataLayout
     max_file_bytes: int
+    keep_days: float | None
+    """Days after its last use at which an upload expires; ``None`` keeps all."""
 
-    def writer(self) -> FileWriter:
+    def writer(self, uploader: UploadedBy = UploadedBy()) -> FileWriter:
         """Return a writer for callers that receive chunks one at a time; use it as a context manager."""
-        return FileWriter(self.client, self.data.files, self.max_file_bytes)
+        return FileWriter(self.client, self.data, self.max_file_bytes, uploader)
 
-    def add(self, stream: BinaryIO | Iterable[bytes], media_type: str) -> StoredFile:
+    def add(
+        self,
+        stream: BinaryIO | Iterable[bytes],
+        media_type: str,
+        *,
+        name: str = "",
+        uploader: UploadedBy = UploadedBy(),
+    ) -> StoredFile:
         """Store a stream. Raises :class:`TooLarge`, keeping nothing."""
         chunks = stream if not hasattr(stream, "read") else iter(lambda: stream.read(_CHUNK), b"")
-        with self.writer() as writer:
+        with self.writer(uploader) as writer:
             for chunk in chunks:
                 writer.write(chunk)
-            return writer.commit(media_type)
+            return writer.commit(media_type, name)
 
     def delete_abandoned(self, age_s: float = _ABANDONED_S) -> list[Path]:
         """Delete what uploads left behind whose process was killed: drafts that nobody wrote to for so many seconds."""
@@ -108,13 +162,64 @@ class Files:
                     gone.append(draft)
         return gone
 
-    def get(self, file_id: str) -> tuple[StoredFile, Path]:
-        """Return the record of an uploaded file and its path. Raises :class:`NotFound`."""
-        text = self.client.call("HGET", FILES(), file_id) if FILE_ID.fullmatch(file_id) else None
+    def get(self, file_id: str, project: str = DEFAULT_PROJECT) -> tuple[StoredFile, Path]:
+        """Return the record of a project's upload and the path of its content. Raises :class:`NotFound`."""
+        text = self.client.call("HGET", UPLOADS(project), file_id) if FILE_ID.fullmatch(file_id) else None
         if text is None:
             raise NotFound(f"there is no file {file_id}")
-        stored = StoredFile.model_validate_json(text)
-        path = path_of(self.data.files, stored.sha256)
+        path = self.data.file(file_id)
         if not path.is_file():
             raise NotFound(f"the content of file {file_id} is gone from the data directory")
-        return stored, path
+        return StoredFile.model_validate_json(text), path
+
+    def projects_of(self, file_id: str) -> list[str]:
+        """Return the projects that have uploaded a file, for operators."""
+        return sorted(self.client.call("SMEMBERS", UPLOAD_HOLDERS(file_id)))
+
+    def list(self, project: str, limit: int, start: int = 0) -> tuple[list[Upload], int]:
+        """Return a project's uploads from the ``start``-th on, the newest first, and how many there are."""
+        found = [StoredFile.model_validate_json(text) for text in self.client.call("HVALS", UPLOADS(project))]
+        found.sort(key=lambda stored: ((stored.created_at and -stored.created_at.timestamp()) or 0.0, stored.id))
+        chosen = found[start : start + limit]
+        told = stubs.describe_uploads(self.client, project, *(stored.id for stored in chosen)) if chosen else []
+        return [self._upload(stored, *told_of) for stored, told_of in zip(chosen, told, strict=True)], len(found)
+
+    def _upload(self, stored: StoredFile, used: str, job_count: int, jobs: Iterable[str], in_use: str) -> Upload:
+        last = decode.moment(used) if used else None
+        keeps = self.keep_days is None or bool(in_use) or last is None
+        return Upload(
+            **stored.model_dump(),
+            last_used_at=last,
+            expires_at=None if keeps or last is None else last + timedelta(days=self.keep_days or 0.0),
+            in_use=bool(in_use),
+            job_count=job_count,
+            jobs=tuple(jobs),
+        )
+
+    def delete(self, file_id: str, project: str = DEFAULT_PROJECT) -> None:
+        """Delete a project's upload; the content goes with its last one. Raises :class:`NotFound`, and
+        :class:`Conflict` while an unfinished job of the project names it.
+        """
+        self._forget(project, file_id, 0)
+
+    def expire(self, most: int = 100) -> int:
+        """Delete uploads that nobody used for ``keep_days``, at most so many; how many were deleted. What an unfinished
+        job names counts as used.
+        """
+        if self.keep_days is None:
+            return 0
+        before_ms = round((time.time() - self.keep_days * _DAY_S) * 1000)
+        gone = 0
+        for name in stubs.stale_uploads(self.client, before_ms, most):
+            with contextlib.suppress(Conflict, NotFound):
+                project, _, file_id = name.partition("/")
+                self._forget(project, file_id, before_ms)
+                gone += 1
+        return gone
+
+    def _forget(self, project: str, file_id: str, before_ms: int) -> None:
+        if FILE_ID.fullmatch(file_id) is None:
+            raise NotFound(f"there is no file {file_id}")
+        with _locked(self.data):
+            if stubs.forget_upload(self.client, project, file_id, before_ms):
+                self.data.file(file_id).unlink(missing_ok=True)

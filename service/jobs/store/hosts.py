@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -65,25 +66,26 @@ class HostStore:
             cpu_slots=report.cpu_slots,
             versions=orjson.dumps(report.versions).decode(),
             isolation=orjson.dumps(report.isolation).decode(),
+            clock_ms=round(time.time() * 1000),
             live=orjson.dumps(report.live).decode(),
         )
         return HeartbeatReply(drain == "1", tuple(_attempt(name, report.name) for name in kill))
 
     def leave(self, name: str) -> None:
         """Sign a host off: it gets no more work, what runs there goes on, and its record goes when it holds nothing."""
-        stubs.leave(self.client, name)
+        stubs.leave(self.client, self.limits.script_argument, name)
 
     def list(self) -> list[Host]:
         return [_host(*entry) for entry in stubs.list_hosts(self.client, self.limits.script_argument, "")]
 
     def drain(self, name: str) -> Host:
         """Give it no more work; what runs there goes on. Raises :class:`NotFound`."""
-        stubs.drain(self.client, name, "1")
+        stubs.drain(self.client, self.limits.script_argument, name, "1")
         return self._get(name)
 
     def resume(self, name: str) -> Host:
         """Undo :meth:`drain`, and forget what is held against a failing host."""
-        stubs.drain(self.client, name, "0")
+        stubs.drain(self.client, self.limits.script_argument, name, "0")
         return self._get(name)
 
     def capacity(self) -> FleetCapacity | None:
@@ -112,7 +114,7 @@ def _attempt(name: str, host: str) -> AttemptRef:
 def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: list[str]) -> Host:
     fields = decode.fields_of(flat)
     holdings = sorted(
-        (_holding(*part) for part in decode.fields_of(held).items()), key=lambda one: (one.job, one.attempt)
+        (_holding(*part) for part in decode.fields_of(held).items()), key=lambda one: (one.job or "", one.attempt)
     )
     return Host(
         name=fields["name"],
@@ -122,9 +124,10 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         cuda=orjson.loads(fields["cuda"]),
         cpu_slots=int(fields["devices:cpu"]),
         free={"cuda": tuple(sorted(map(int, cuda))), "cpu": tuple(sorted(map(int, cpu)))},
-        running=tuple(dict.fromkeys(holding.job for holding in holdings)),
+        running=tuple(dict.fromkeys(holding.job for holding in holdings if holding.job)),
         held=tuple(holdings),
         failing=_failing(fields),
+        clock_skew_s=int(fields.get("clock_skew_ms", "0")) / 1000,
         seen_at=decode.moment(fields["seen_at"]),
         versions=orjson.loads(fields["versions"]),
         isolation=orjson.loads(fields.get("isolation", "[]")),

@@ -7,53 +7,82 @@ import itertools
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 
+from service.jobs.checks.files import files_of
 from service.jobs.layout import DataLayout
-from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Rejected
+from service.jobs.projects import DEFAULT_PROJECT, Project
+from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
-from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY
+from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPLOADS
+from service.jobs.store.late_refusals import LATE_REFUSALS
+from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
+from service.jobs.store.over_quota import refuse_over_quota
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
+from service.jobs.tracing import current_traceparent, valid_traceparent
 
 _ID = re.compile(r"job_[0-9a-z]{20}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 11
 _CHUNK = 200
+_ADOPTED_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
-class JobFilter:
-    """Filters a listing; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label."""
+class Submission:
+    """A spec that its owner submits; ``path`` is where the request's body holds it, ``idem`` the digest of the
+    idempotency key, empty without one.
+    """
 
-    kind: str | None = None
-    state: str | None = None
-    label: str | None = None
-    owner: str | None = None
-    q: str | None = None
-
-    @property
-    def indexes(self) -> list[str]:
-        named = (("kind", self.kind), ("state", self.state), ("label", self.label), ("owner", self.owner))
-        return [f"{name}:{value}" for name, value in named if value is not None]
-
-
-@dataclass(frozen=True)
-class _Submission:
-    """A spec that its owner submits; ``idem`` is the digest of the idempotency key, empty without one."""
-
+    path: str
     spec: CommonSpec
     owner: str
+    project: str
     text: str
     idem: str
     body_hash: str
+
+    def entry(self) -> dict[str, object]:
+        """Return what the script of submission reads of it."""
+        return {
+            "idem": self.idem,
+            "body_hash": self.body_hash,
+            "suffix": "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)),
+            "record": self.record(),
+            "indexes": _indexes(self),
+            "after": _needed(self.spec),
+            "files": _files(self.spec),
+        }
+
+    def record(self) -> dict[str, str]:
+        """Return the fields of the job's hash that submission knows, all of them strings."""
+        spec = self.spec
+        ranks = spec.parallel.world_size
+        return {
+            "kind": spec.kind,
+            "name": spec.name or spec.kind,
+            "labels": _json(spec.labels),
+            "owner": self.owner,
+            "project": self.project,
+            "priority": str(spec.priority),
+            "retries": str(spec.retries),
+            "preemptible": "1" if spec.preemptible else "",
+            "timeout_s": "" if spec.timeout_s is None else str(spec.timeout_s),
+            "parallel": spec.parallel.model_dump_json(),
+            "shape": f"{spec.device}:{ranks}:{min(spec.max_hosts, ranks)}",
+            "after": _json(_needed(spec)),
+            "indexes": _json(_indexes(self)),
+            "spec": self.text,
+            "traceparent": current_traceparent() or "",
+        }
 
 
 @dataclass(frozen=True)
@@ -66,31 +95,68 @@ class Jobs:
     hosts: HostStore
 
     def submit(
-        self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
+        self,
+        spec: CommonSpec,
+        owner: str,
+        idempotency_key: str | None = None,
+        body_hash: str | None = None,
+        *,
+        project: str = DEFAULT_PROJECT,
     ) -> tuple[Job, bool]:
         """Accept a job that is checked in this process, see :meth:`submission` and :meth:`accept`.
 
         Raises :class:`Rejected` with every reason why the job could never run.
         """
-        submission = self.submission(spec, owner, idempotency_key, body_hash)
+        submission = self.submission(spec, owner, idempotency_key, body_hash, project=project)
         if (known := self.known(submission)) is not None:
             return known, False
-        if problems := self.check_request(spec).problems():
+        if problems := self.check_request([submission]).problems():
             raise Rejected(problems)
         return self.accept(submission)
 
     def submission(
-        self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
-    ) -> _Submission:
+        self,
+        spec: CommonSpec,
+        owner: str,
+        idempotency_key: str | None = None,
+        body_hash: str | None = None,
+        *,
+        project: str = DEFAULT_PROJECT,
+    ) -> Submission:
         """Return what is to be accepted, with the spec's own hash where ``body_hash`` is absent.
 
-        The same key of the same owner stands for one job as long as the key is remembered.
+        The same key of the same owner in the same project stands for one job as long as the key is remembered.
         """
-        text = spec.model_dump_json(by_alias=True)
-        idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
-        return _Submission(spec, owner, text, idem, body_hash or hashlib.sha256(text.encode()).hexdigest())
+        body_hash = body_hash or _hashed(_text(spec))
+        idem = "" if idempotency_key is None else _digest(project, owner, idempotency_key)
+        limited = _with_time_limit(spec, self._default_time_s(project))
+        return Submission("", limited, owner, project, _text(limited), idem, body_hash)
 
-    def known(self, submission: _Submission) -> Job | None:
+    def batch(
+        self, specs: Sequence[CommonSpec], owner: str, idempotency_key: str | None = None, *, project: str
+    ) -> tuple[Submission, ...]:
+        """Return what is to be accepted together; the key of each item follows from that of the batch."""
+        body_hash = _hashed(*map(_text, specs))
+        default_time_s = self._default_time_s(project)
+        limited = [_with_time_limit(spec, default_time_s) for spec in specs]
+        return tuple(
+            Submission(
+                path=f"jobs.{index}",
+                spec=spec,
+                owner=owner,
+                project=project,
+                text=_text(spec),
+                idem="" if idempotency_key is None else _hashed(_json([project, owner, [idempotency_key, index]])),
+                body_hash=body_hash,
+            )
+            for index, spec in enumerate(limited)
+        )
+
+    def _default_time_s(self, project: str) -> float | None:
+        text = self.client.call("HGET", PROJECTS(), project)
+        return None if text is None else Project.model_validate_json(text).quotas.default_time_s
+
+    def known(self, submission: Submission) -> Job | None:
         """Return the job that the idempotency key led to before; answered ahead of all checks, whose outcome may have
         changed.
 
@@ -102,14 +168,46 @@ class Jobs:
         entry = orjson.loads(text)
         known = self._lookup(entry["job"])
         if known is not None and entry["body_hash"] != submission.body_hash:
-            raise _other_body(known.id)
+            raise other_body(known.id)
         return known
 
-    def check_request(self, spec: CommonSpec) -> CheckRequest:
-        """Return the spec with the fleet and the jobs that its check asks for."""
-        return CheckRequest.of(spec, self.hosts.capacity(), self._lookup, self.data)
+    def unknown(self, submissions: Sequence[Submission]) -> list[Submission]:
+        """Return those of a batch that no job stands for yet. Raises :class:`Conflict` as :meth:`known` does."""
+        if not any(submission.idem for submission in submissions):
+            return list(submissions)
+        texts = self.client.call("MGET", *(IDEMPOTENCY(submission.idem) for submission in submissions))
+        return [
+            submission
+            for submission, text in zip(submissions, texts, strict=True)
+            if text is None or self.known(submission) is None
+        ]
 
-    def accept(self, submission: _Submission) -> tuple[Job, bool]:
+    def check_request(self, submissions: Iterable[Submission]) -> CheckRequest:
+        """Return the specs with the fleet and the jobs that their check asks for: of those that they name, the ones
+        that the members of their projects may read.
+        """
+        submissions = list(submissions)
+        specs = {submission.path: submission.spec for submission in submissions}
+        return self.check_specs(specs, {submission.project for submission in submissions})
+
+    def check_specs(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> CheckRequest:
+        """Return specs by path with what their check asks for, as members of all of ``projects`` may read it."""
+
+        def visible(job_id: str) -> Job | None:
+            job = self._lookup(job_id)
+            return job if job is not None and all(map(job.is_visible_to, projects)) else None
+
+        return CheckRequest.of(
+            specs, self.hosts.capacity(), visible, self._lookup, self.data, uploads=self._uploads(specs, projects)
+        )
+
+    def _uploads(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> set[str]:
+        """Return those of the files named that all of ``projects`` have uploaded."""
+        named = list(dict.fromkeys(file for spec in specs.values() for file in _files(spec)))
+        held = [self.client.call("HMGET", UPLOADS(project), *named) for project in projects if named]
+        return {file for index, file in enumerate(named) if all(entries[index] is not None for entries in held)}
+
+    def accept(self, submission: Submission) -> tuple[Job, bool]:
         """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power where the
         broker syncs each write (:meth:`Store.survives_power_loss`). The flag says whether it is new: of two submissions
         under one idempotency key the second gives the first one's job.
@@ -117,23 +215,30 @@ class Jobs:
         Raises :class:`Conflict` where the key was used with another spec, and :class:`Rejected` where a job that it
         needs has ended badly since it was checked.
         """
-        spec, owner = submission.spec, submission.owner
-        suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
-        outcome, job_id, *state = stubs.submit(
-            self.client,
-            limits=self.limits.script_argument,
-            idem=submission.idem,
-            body_hash=submission.body_hash,
-            suffix=suffix,
-            record=_record(spec, owner, submission.text),
-            indexes=_json(_indexes(spec, owner)),
-            after=_json(_needed(spec)),
-        )
-        if outcome == "conflict":
-            raise _other_body(job_id)
-        if outcome == "dependency":
-            raise Rejected([_dependency_problem(spec, job_id, state[0])])
-        return self.get(job_id), outcome == "created"
+        (accepted,) = self.accept_all([submission])
+        return self.get(accepted.id), accepted.created
+
+    def accept_all(self, submissions: Sequence[Submission]) -> tuple[Accepted, ...]:
+        """Accept jobs that were checked, all or none of them, as :meth:`accept` does one. None is a sweep."""
+        assert all(submission.spec.sweep is None for submission in submissions)
+        entries = [submission.entry() for submission in submissions]
+        outcomes = stubs.submit(self.client, limits=self.limits.script_argument, entries=_json(entries))
+        if known := next((job_id for outcome, job_id, _ in outcomes if outcome == "conflict"), None):
+            raise other_body(known)
+        for outcome in outcomes:
+            refuse_over_quota(self.client, *outcome)
+        problems = [
+            LATE_REFUSALS[outcome](submission.spec, submission.path, named, state)
+            for submission, (outcome, named, state) in zip(submissions, outcomes, strict=True)
+            if outcome in LATE_REFUSALS
+        ]
+        if problems:
+            raise Rejected(problems)
+        return tuple(Accepted(id=job_id, created=outcome == "created") for outcome, job_id, _ in outcomes)
+
+    def traceparent(self, job_id: str) -> str | None:
+        """Return the span of the request that submitted a job, or what its client gave as such."""
+        return valid_traceparent(self.client.call("HGET", JOB(job_id), "traceparent") or "")
 
     def get(self, job_id: str) -> Job:
         """Return a job. Raises :class:`NotFound`."""
@@ -142,34 +247,15 @@ class Jobs:
         return decode.job(stubs.get(self.client, job_id))
 
     def list(
-        self, filters: JobFilter = JobFilter(), limit: int = 50, cursor: str | None = None, *, specs: bool = False
+        self, filters: JobFilter = ALL_JOBS, limit: int = 50, cursor: str | None = None, *, specs: bool = False
     ) -> JobPage:
-        """List jobs, newest first, with ``specs`` only where they are asked for.
+        """List jobs, newest first, as :meth:`Listing.newest` does."""
+        return Listing(self.client, self.limits).newest(filters, limit, cursor, specs=specs)
 
-        A page may hold fewer than ``limit`` jobs and still have a next one, as where their records are long.
-        """
-        if cursor is not None and _ID.fullmatch(cursor) is None:
-            raise Rejected([Problem("cursor", "not a cursor of this list", cursor, "the next_cursor of a page")])
-        if limit < 1:
-            raise Rejected([Problem("limit", "a page holds at least one job", limit, "1 or more")])
-        text = (filters.q or "").lower()
-        next_cursor, views, room = cursor or "", list[list[str]](), self.limits.list_page_bytes
-        for _ in range(self.limits.list_most // self.limits.list_scan):
-            next_cursor, *found = stubs.list_jobs(
-                self.client,
-                indexes=_json(filters.indexes),
-                text=text,
-                cursor=next_cursor,
-                limit=limit - len(views),
-                scan=self.limits.list_scan,
-                without="" if specs else "spec",
-                page_bytes=room,
-            )
-            views += found
-            room -= sum(len(value) for view in found for value in view)
-            if not next_cursor or len(views) == limit or room <= 0:
-                break
-        return JobPage(items=tuple(decode.listed_job(view) for view in views), next_cursor=next_cursor or None)
+    def visible_among(self, project: str, job_ids: Sequence[str]) -> set[str]:
+        """Return those of the jobs that the members of a project may read."""
+        scores = self.client.call("ZMSCORE", JOBS_BY(f"visible:{project}"), *job_ids) if job_ids else []
+        return {job_id for job_id, score in zip(job_ids, scores, strict=True) if score is not None}
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: a queued one is ``cancelled`` at once; an active one is ``cancelling`` until its parts have
@@ -186,10 +272,30 @@ class Jobs:
         or when a job that it needs failed or is gone."""
         return decode.job(stubs.retry(self.client, self.limits.script_argument, job_id))
 
+    def share(self, job_id: str, project: str) -> Job:
+        """Let the members of another project read a job and what it produces. Raises :class:`NotFound` for no such job
+        or project, and :class:`Conflict` for the job's own project.
+        """
+        return decode.job(stubs.share(self.client, job_id, project, "1"))
+
+    def stop_sharing(self, job_id: str, project: str) -> Job:
+        """Undo :meth:`share`; jobs of that project that were accepted meanwhile keep what they need."""
+        return decode.job(stubs.share(self.client, job_id, project, ""))
+
     def delete(self, job_id: str) -> None:
-        """Forget a terminal job, with its files; :class:`Conflict` while it is not terminal, or still needed."""
-        stubs.delete(self.client, job_id)
-        shutil.rmtree(self.data.job(job_id).root, ignore_errors=True)
+        """Forget a terminal job, of a sweep also its jobs, with their files; :class:`Conflict` while it is not over, or
+        still needed.
+        """
+        for gone in stubs.delete(self.client, job_id):
+            shutil.rmtree(self.data.job(gone).root, ignore_errors=True)
+
+    def adopt(self) -> None:
+        """Let jobs that were accepted before there were projects belong to the default one. Doing it again changes
+        nothing.
+        """
+        cursor = stubs.adopt(self.client, "", _ADOPTED_AT_ONCE)
+        while cursor:
+            cursor = stubs.adopt(self.client, cursor, _ADOPTED_AT_ONCE)
 
     def expire(self, age_s: float, most: int = 100) -> tuple[str, ...]:
         """Delete jobs that ended longer than ``age_s`` seconds ago, those submitted first, with their files.
@@ -227,49 +333,49 @@ class Jobs:
             return None
 
 
+def _text(spec: CommonSpec) -> str:
+    return spec.model_dump_json(by_alias=True)
+
+
+def _with_time_limit(spec: CommonSpec, default_s: float | None) -> CommonSpec:
+    return spec if spec.timeout_s is not None else spec.model_copy(update={"timeout_s": default_s})
+
+
 def _json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-def _digest(owner: str, key: str) -> str:
-    return hashlib.sha256(_json([owner, key]).encode()).hexdigest()
+def _digest(project: str, owner: str, key: str) -> str:
+    """Return what an idempotency key is kept under; in the default project as it was before there were others."""
+    return _hashed(_json([owner, key] if project == DEFAULT_PROJECT else [project, owner, key]))
 
 
-def _indexes(spec: CommonSpec, owner: str) -> list[str]:
+def _hashed(*texts: str) -> str:
+    hashed = hashlib.sha256()
+    for text in texts:
+        hashed.update(text.encode())
+    return hashed.hexdigest()
+
+
+def _indexes(submission: Submission) -> list[str]:
+    spec, project = submission.spec, submission.project
     labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
-    return [f"kind:{spec.kind}", f"owner:{owner}", *labels]
+    files = [f"file:{project}/{file_id}" for file_id in _files(spec)]
+    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *project_indexes(project)]
+
+
+def project_indexes(project: str) -> tuple[str, ...]:
+    """Return the indexes of what belongs to a project, and of what its members see."""
+    return f"project:{project}", f"visible:{project}"
+
+
+def _files(spec: CommonSpec) -> list[str]:
+    return list(dict.fromkeys(file_id for _, file_id in files_of(spec)))
 
 
 def _needed(spec: CommonSpec) -> list[str]:
     return list(dict.fromkeys(dependency.job_id for dependency in spec.dependencies()))
 
 
-def _record(spec: CommonSpec, owner: str, text: str) -> str:
-    """Return the fields of the job's hash that submission knows, all of them strings."""
-    ranks = spec.parallel.world_size
-    return _json(
-        {
-            "kind": spec.kind,
-            "name": spec.name or spec.kind,
-            "labels": _json(spec.labels),
-            "owner": owner,
-            "priority": str(spec.priority),
-            "retries": str(spec.retries),
-            "parallel": spec.parallel.model_dump_json(),
-            "shape": f"{spec.device}:{ranks}:{min(spec.max_hosts, ranks)}",
-            "after": _json(_needed(spec)),
-            "indexes": _json(_indexes(spec, owner)),
-            "spec": text,
-        }
-    )
-
-
-def _other_body(job_id: str) -> Conflict:
+def other_body(job_id: str) -> Conflict:
     return Conflict(f"this idempotency key was used for job {job_id} with another body; use a new key for a new job")
-
-
-def _dependency_problem(spec: CommonSpec, job_id: str, state: str) -> Problem:
-    """Describe a dependency that was fine when checked and no longer is when the job was to be written."""
-    path = next(needed.path for needed in spec.dependencies() if needed.job_id == job_id)
-    said = f"there is no job {job_id}" if state == "missing" else f"job {job_id} is {state}"
-    return Problem(path, said, job_id, "a job that has succeeded or still can")

@@ -34,6 +34,11 @@ class Key:
         return re.compile(re.escape(PREFIX) + re.escape(self.template).replace(r"\{\}", "(.+)"), re.DOTALL)
 
     @property
+    def glob(self) -> str:
+        """Return the pattern by which a broker's access rules name the keys of this family."""
+        return PREFIX + self.template.replace("{}", "*")
+
+    @property
     def lua(self) -> str:
         """Return the same function in Lua, as a field of the table ``KEY``."""
         literals = [f'"{piece}"' for piece in (PREFIX + self.template).split("{}")]
@@ -52,7 +57,10 @@ JOB_DEPENDENTS = Key(
     "job_dependents", "job:{}:dependents", "ZSET: unfinished jobs that need this one; score 1 while they wait for it"
 )
 JOBS = Key("jobs", "jobs", "ZSET: every job id, all scores 0 (ids sort by age)")
-JOBS_BY = Key("jobs_by", "jobs:by:{}", "ZSET: the same for one kind, state, owner or label")
+JOBS_BY = Key("jobs_by", "jobs:by:{}", "ZSET: the same for one kind, state, owner, label or project")
+ARTIFACT_BYTES = Key("artifact_bytes", "artifact_bytes", "HASH: project → bytes of the artifacts of its jobs")
+PROJECT_ARTIFACTS = Key("project_artifacts", "project:{}:artifacts", "ZSET: job → bytes of its artifacts")
+SWEEP = Key("sweep", "sweep:{}", "HASH: how many jobs of a sweep there are in all and in each state, and the best one")
 ENDED = Key("ended", "ended", "LIST: job:state of ended jobs some of whose dependents were not told yet")
 CLOCK = Key("clock", "clock", "HASH: the store's own time and the time of day, in ms, when it was last noted")
 SEQUENCE = Key("sequence", "sequence", "STRING: time part of the newest job id")
@@ -61,8 +69,17 @@ PENDING_SLICE = Key("pending_slice", "pending:slice:{}:{}", "ZSET: the same for 
 PENDING_NODE = Key(
     "pending_node", "pending:node:{}:{}:{}:{}", "ZSET: first jobs of the slices in a square of the index"
 )
-AVOIDED = Key("avoided", "avoided", "HASH: host → how many pending jobs avoid it, since it did not start them")
+PENDING_GROUPS = Key("pending_groups", "pending:groups", "HASH: group of shapes → how many pending jobs are in it")
+USES = Key("uses", "uses", "HASH: project → decayed device-ms, devices held, when that was so in ms")
+WEIGHTS = Key("weights", "weights", "HASH: project → its weight, where that is not 1")
+DEVICE_HOURS = Key("device_hours", "device_hours:{}", "HASH: hour of the store's clock → device-ms of a project in it")
+PLACEMENT_QUOTAS = Key(
+    "placement_quotas", "placement:quotas", "HASH: project → JSON of its quotas that placement keeps"
+)
 CAPACITY = Key("capacity", "capacity", "STRING: JSON of what the hosts hold when idle, and of jobs not to be overtaken")
+PREEMPTIBLE = Key("preemptible", "preemptible", "ZSET: running jobs that may be asked to make room; score = priority")
+MADE_ROOM = Key("made_room", "made_room:{}", "STRING: job that devices of a pool are being freed for", "expires")
+PREEMPTION_PAUSE = Key("preemption_pause", "preemption:pause", "STRING: set while preemption rests", "expires")
 PLACEMENT_IDLE = Key(
     "placement_idle",
     "placement:idle",
@@ -78,11 +95,42 @@ OUTBOX = Key("outbox", "outbox", "ZSET: job:attempt:host → when to dispatch it
 IDEMPOTENCY = Key("idempotency", "idem:{}", "STRING: what an idempotency key led to", "expires")
 API_KEYS = Key("api_keys", "keys", "HASH: id → JSON with the digest of the secret")
 API_KEYS_USED = Key("api_keys_used", "keys:used", "HASH: id → last use in ms")
+PROJECTS = Key("projects", "projects", "HASH: name → JSON of a project")
+PROJECT_MEMBERS = Key("project_members", "project:{}:members", "HASH: owner of keys → role")
+API_KEYS_DISABLED = Key("api_keys_disabled", "keys:disabled", "SET: ids of keys whose service account is disabled")
+ACCOUNTS = Key("accounts", "accounts", "HASH: name → JSON of a service account")
 PEPPER = Key("pepper", "keys:pepper", "STRING: the secret of this service that digests of keys are made with")
 SESSION = Key("session", "session:{}", "HASH: key, digest of the page's secret, latest end in ms", "expires")
 SESSION_TICKET = Key("session_ticket", "ticket:{}:{}", "STRING: the path that a session's ticket admits to", "expires")
 SIGN_INS = Key("sign_ins", "sign_ins:{}", "STRING: refused sign-ins of an address", "expires")
+AUDIT = Key("audit", "audit", "STREAM: the newest entries of the audit log, e=JSON, by number")
+AUDIT_HEAD = Key("audit_head", "audit:head", "HASH: number and hash of the newest entry of the audit log")
+AUDIT_REFUSALS = Key(
+    "audit_refusals", "audit:refusals:{}", "STRING: refused requests of an address, or of all", "expires"
+)
+SIGN_IN_FLOW = Key(
+    "sign_in_flow", "sign_in_flow:{}", "STRING: JSON of a sign-in that waits for the OpenID Connect provider", "expires"
+)
+COUNTS = Key("counts", "counts", "HASH: metric, and the values of its labels → what all processes counted")
+SAMPLES = Key("samples", "samples", "LIST: JSON of the numbers that alerts read, by time, capped")
+SAMPLING = Key("sampling", "sampling", "STRING: set while the latest of them is new", "expires")
+WEBHOOKS = Key("webhooks", "webhooks", "HASH: id → JSON of a webhook, with its secret")
+WEBHOOKS_PRESENT = Key("webhooks_present", "webhook:present", "STRING: set while there are webhooks")
+WEBHOOK_CHANGES = Key(
+    "webhook_changes", "webhook:changes", "STREAM: d=JSON, changes of jobs' states to make deliveries of, capped"
+)
+WEBHOOK_DUE = Key("webhook_due", "webhook:due", "ZSET: webhook:delivery → when to send it (again) in ms")
+WEBHOOK_DELIVERY = Key("webhook_delivery", "webhook:delivery:{}:{}", "STRING: JSON of a delivery", "expires")
+WEBHOOK_DELIVERIES = Key(
+    "webhook_deliveries", "webhook:deliveries:{}", "ZSET: a webhook's newest deliveries by when they were made, in ms"
+)
+WEBHOOKS_FAILING = Key(
+    "webhooks_failing", "webhook:failing", "HASH: webhook → since when all its deliveries fail, in ms"
+)
 READY = Key("ready", "ready:{}", "STRING: a readiness probe's value", "expires")
-FILES = Key("files", "files", "HASH: id → JSON of an uploaded file")
+FILES = Key("files", "files", "HASH: id → JSON of an uploaded file, as before there were projects")
+UPLOADS = Key("uploads", "project:{}:uploads", "HASH: file → JSON of what the project uploaded")
+UPLOAD_HOLDERS = Key("upload_holders", "upload:{}:projects", "SET: projects that have uploaded the file")
+UPLOADS_USED = Key("uploads_used", "uploads:used", "ZSET: project/file → time of day of its last use in ms")
 
 KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Key))

@@ -7,7 +7,7 @@ A script's header names its arguments and the library files that it uses::
 
 From it come the Lua locals of the same names (``int`` as a number, ``json`` decoded, ``*`` as a list), so a script
 never counts positions, and a stub whose parameters differ in name, order or type fails when the module is imported.
-Key names and the allowed moves of a job's state are generated from their Python home.
+Key names, the allowed moves of a job's state and the buckets of histograms are generated from their Python home.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from service.jobs.monitoring.catalogue import CAUSES, COUNTS
 from service.jobs.states import MOVES
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import KEYS
@@ -45,6 +46,11 @@ class Script(Generic[P, R]):
         self.name = name
         self._signature = inspect.signature(stub)
         self.text = assemble(source, arguments)
+        body = "\n".join([*_libraries(source), source])
+        self.keys = frozenset(re.findall(r"\bKEY\.(\w+)", body))
+        """The families of keys that the script and its libraries name."""
+        self.commands = frozenset(re.findall(r'\bredis\.call\(\s*"(\w+)"', body))
+        """The commands that they call."""
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.__doc__ = stub.__doc__
 
@@ -90,15 +96,25 @@ def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
     """Return the whole text of a script: key names and allowed moves, its arguments, the library files it uses,
     itself.
     """
-    libraries = [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
-    return "\n".join([_constants(), *_locals(arguments), *libraries, source])
+    return "\n".join([_constants(), *_locals(arguments), *_libraries(source), source])
+
+
+def _libraries(source: str) -> list[str]:
+    return [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
 
 
 def _constants() -> str:
     moves = ", ".join(
         f"{old} = {{{', '.join(f'{new} = true' for new in sorted(targets))}}}" for old, targets in MOVES.items()
     )
-    return "\n".join(["local KEY = {}", *(key.lua for key in KEYS), f"local MOVES = {{{moves}}}"])
+    buckets = ", ".join(
+        f"{metric.name} = {{{', '.join(repr(bound) for bound in metric.bounds[:-1])}}}"
+        for metric in COUNTS
+        if metric.buckets
+    )
+    causes = ", ".join(f"{cause} = true" for cause in CAUSES)
+    tables = [f"local MOVES = {{{moves}}}", f"local BUCKETS = {{{buckets}}}", f"local CAUSES = {{{causes}}}"]
+    return "\n".join(["local KEY = {}", *(key.lua for key in KEYS), *tables])
 
 
 def _locals(arguments: list[tuple[str, str]]) -> list[str]:

@@ -71,9 +71,11 @@ class Sessions:
         """Return what a request with this cookie was admitted by."""
         return Credential(key.id, _digest(cookie))
 
-    def end(self, cookie: str) -> None:
-        """End a session, at once. One that is over already stays so."""
-        self.client.call("DEL", SESSION(_digest(cookie)))
+    def end(self, cookie: str) -> ApiKey | None:
+        """End a session, at once, and return its key; ``None`` of one that is over already."""
+        name = SESSION(_digest(cookie))
+        key_id = self.client.call("HGET", name, "key")
+        return self.keys.find(key_id) if self.client.call("DEL", name) else None
 
 
 def _digest(secret: str) -> str:
@@ -104,4 +106,4 @@ class SignIns:
 
     def refused(self, address: str) -> None:
         """Count a try with a wrong key."""
-        stubs.refused_sign_in(self.client, address, round(WINDOW_S * 1000))
+        stubs.count_within(self.client, SIGN_INS(address), round(WINDOW_S * 1000))

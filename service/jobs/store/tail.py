@@ -6,7 +6,7 @@ A connection of its own without a socket timeout: a blocking read is not an erro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import redis.asyncio as redis
 from service.jobs.states import ACTIVE
 from service.jobs.store.client import translated
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY
+from service.jobs.store.outage import BrokerOutage, PatientAsyncPool
 
 BEGINNING = "0-0"
 LARGEST_ID_PART = 2**64 - 1
@@ -54,10 +55,12 @@ class StreamTail:
         self._client = client
 
     @classmethod
-    def connect(cls, url: str) -> StreamTail:
-        pool = redis.BlockingConnectionPool.from_url(
+    def connect(cls, url: str, *, outage_s: float = 0.0) -> StreamTail:
+        """Return a reader; a broker that takes no connection is waited for until ``outage_s`` after it went away."""
+        pool = PatientAsyncPool.from_url(
             url, max_connections=_MAX_CONNECTIONS, timeout=None, socket_timeout=None, socket_connect_timeout=5.0
         )
+        pool.outage = BrokerOutage(outage_s)
         return cls(redis.Redis.from_pool(pool))
 
     async def read(
@@ -98,18 +101,28 @@ class StreamTail:
             newest: Any = await self._client.xrevrange(JOB_EVENTS(job_id), count=1)
         return newest[0][0].decode() if newest else None
 
-    async def recent_jobs(self, count: int) -> list[str]:
+    async def recent_jobs(self, count: int, project: str | None = None) -> list[str]:
         """Return the newest ``count`` jobs, the newest ``count`` queued ones, and every active one, of which there are
-        no more than devices.
+        no more than devices: of all, or of a ``project``, whose newest are those that its members may read.
         """
+        own = "" if project is None else f":{project}"
         async with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.zrevrange(JOBS(), 0, count - 1)
-            pipeline.zrevrange(JOBS_BY("state:queued"), 0, count - 1)
+            pipeline.zrevrange(JOBS() if project is None else JOBS_BY(f"visible{own}"), 0, count - 1)
+            pipeline.zrevrange(JOBS_BY(f"state:queued{own}"), 0, count - 1)
             for state in sorted(ACTIVE):
-                pipeline.zrevrange(JOBS_BY(f"state:{state}"), 0, -1)
+                pipeline.zrevrange(JOBS_BY(f"state:{state}{own}"), 0, -1)
             with translated():
                 answers: list[list[bytes]] = await pipeline.execute()
         return list(dict.fromkeys(job_id.decode() for answer in answers for job_id in answer))
+
+    async def visible_among(self, project: str, job_ids: Collection[str]) -> set[str]:
+        """Return those of the jobs that the members of a project may read."""
+        ids = list(job_ids)
+        if not ids:
+            return set()
+        with translated():
+            scores: list[float | None] = await self._client.zmscore(JOBS_BY(f"visible:{project}"), ids)
+        return {job_id for job_id, score in zip(ids, scores, strict=True) if score is not None}
 
     async def now(self) -> str:
         """Return a cursor at the present moment of the broker's clock."""

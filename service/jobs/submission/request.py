@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from service.formats.llama import uploaded_config
 from service.jobs.checks.dependencies import Lookup, related
+from service.jobs.checks.files import files_of
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
@@ -21,10 +23,15 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
-"""In one answer; a job with more is refused for the first ones."""
+"""Problems in one answer; what has more of them is refused for the first ones."""
 _Opening = Callable[[str], None]
 """Told the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
+
+
+def joined(*paths: str) -> str:
+    """Return the dotted path of a field of what stands at another path."""
+    return ".".join(filter(None, paths))
 
 
 class CheckLimits(FrozenModel):
@@ -35,29 +42,44 @@ class CheckLimits(FrozenModel):
 
 
 class CheckRequest(FrozenModel):
-    """Asks whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the
-    jobs that the spec names, and the folder of uploaded files.
+    """Asks whether jobs could run: their specs as JSON, each under the path at which a body holds it (empty where it is
+    the body), and all that the check asks for besides, which is the fleet, the jobs that the specs name, and the folder
+    of uploaded files.
     """
 
     asks: Literal["check"] = "check"
-    spec: str
+    specs: dict[str, str]
     fleet: FleetCapacity | None
     jobs: dict[str, Job]
     data: Path
+    uploads: frozenset[str]
+    """Ids of the files that the specs name and their projects have."""
 
     @classmethod
-    def of(cls, spec: CommonSpec, fleet: FleetCapacity | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
-        """Return the request about a spec; ``lookup`` is asked for every job that the check may need."""
-        text = spec.model_dump_json(by_alias=True)
-        return cls(spec=text, fleet=fleet, jobs=related(spec, lookup), data=data.root)
+    def of(
+        cls,
+        specs: Mapping[str, CommonSpec],
+        fleet: FleetCapacity | None,
+        visible: Lookup,
+        lookup: Lookup,
+        data: DataLayout,
+        *,
+        uploads: Collection[str],
+    ) -> CheckRequest:
+        """Return the request about specs by path; ``visible`` is asked for jobs that they name, ``lookup`` for those
+        behind their models, each once.
+        """
+        texts = {path: spec.model_dump_json(by_alias=True) for path, spec in specs.items()}
+        jobs = related(specs.values(), visible, lookup)
+        return cls(specs=texts, fleet=fleet, jobs=jobs, data=data.root, uploads=frozenset(uploads))
 
     def problems(self, opening: _Opening = lambda _: None) -> list[Problem]:
-        """Return every reason why the job could never run, up to a number of them."""
+        """Return every reason why one of the jobs could never run, up to a number of them."""
         layout = DataLayout(self.data)
 
         def path_of(file_id: str) -> Path | None:
             path = layout.file(file_id)
-            if not path.is_file():
+            if file_id not in self.uploads or not path.is_file():
                 return None
             opening(file_id)
             return path
@@ -70,16 +92,26 @@ class CheckRequest(FrozenModel):
             fleet_capacity=None if self.fleet is None else self.fleet.devices,
             auto_pool="cpu" if self.fleet is None else self.fleet.auto_pool,
             lookup=self.jobs.get,
-            has_file=lambda file_id: layout.file(file_id).is_file(),
+            has_file=lambda file_id: file_id in self.uploads and layout.file(file_id).is_file(),
             uploaded=uploaded,
             path_of=path_of,
         )
-        problems = check(spec_adapter.validate_json(self.spec), context)
-        return [problem.shortened() for problem in problems[:_MOST_PROBLEMS]]
+        problems = (
+            replace(problem, path=joined(path, problem.path))
+            for path, text in self.specs.items()
+            for problem in check(spec_adapter.validate_json(text), context)
+        )
+        return [problem.shortened() for problem in itertools.islice(problems, _MOST_PROBLEMS)]
 
     def answer(self, opening: _Opening) -> bytes:
         """Return :meth:`problems` as a JSON list."""
         return json.dumps([asdict(problem) for problem in self.problems(opening)], default=str).encode()
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield each uploaded file that the specs name, as the path of its field and its id."""
+        for path, text in self.specs.items():
+            for field, file_id in files_of(spec_adapter.validate_json(text)):
+                yield joined(path, field), file_id
 
 
 class PlanRequest(FrozenModel):
@@ -92,6 +124,10 @@ class PlanRequest(FrozenModel):
         """Return the :class:`Plan` as JSON; null where the spec has no pipeline."""
         spec = spec_adapter.validate_json(self.spec)
         return _plan_adapter.dump_json(plan(spec) if isinstance(spec, TrainSpec) else None)
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield each uploaded file that the spec names, as the path of its field and its id."""
+        return files_of(spec_adapter.validate_json(self.spec))
 
 
 AnyRequest = CheckRequest | PlanRequest

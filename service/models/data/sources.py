@@ -11,7 +11,7 @@ from service.models.data.samples import Dataset
 from service.models.dotted import dotted
 
 Loader = Callable[[Any, DataLayout | None], Dataset]
-"""From the source's own spec and the folder with uploaded files (``None``: there are none) to its samples, on the CPU
+"""Maps the source's own spec and the folder with uploaded files (``None``: there are none) to its samples, on the CPU
 or on disk. Every rank calls it, and gets the same samples; what can't be read raises ``ValueError`` with the field.
 """
 

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
+from service.jobs.spec.compile import Phase
 from service.parallel.containers import tensors_in
 
-Phase = Literal["train", "inference"]
 Shapes = tuple[tuple[int, ...], ...]
 
 

@@ -20,7 +20,7 @@ _DEPTH = 5
 NAMES = 6
 """Holders named of one tensor."""
 _OWN_REFERENCES = 3
-"""To a snapshot of variables that nobody has asked for: the frame's, ours, and that of the question."""
+"""References to a snapshot of variables that nobody has asked for: the frame's, ours, and that of the question."""
 
 
 _MANAGER = "CUDAGraphNode"

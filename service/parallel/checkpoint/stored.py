@@ -64,7 +64,8 @@ class Stored:
         shape = [own.stop - own.start for own in wanted]
         if len(found) == 1 and list(found[0][1].shape) == shape:
             return found[0][1]
-        block = torch.empty(shape, dtype=self.pieces[0].read(_nothing(len(shape))).dtype)
+        nothing = (slice(0, 0),) * len(shape)
+        block = torch.empty(shape, dtype=self.pieces[0].read(nothing).dtype)
         if sum(part.numel() for _, part in found) != block.numel():
             raise ValueError(f"the checkpoint has not all of {self.name!r}")
         for part, values in found:
@@ -102,7 +103,3 @@ def _pieces(file: Path) -> Iterator[tuple[str, Piece]]:
 def moved(part: Block, start: tuple[int, ...] | list[int]) -> Block:
     """Return the same block, counted from ``start``."""
     return tuple(slice(own.start - at, own.stop - at) for own, at in zip(part, start, strict=True))
-
-
-def _nothing(dimensions: int) -> Block:
-    return (slice(0, 0),) * dimensions

@@ -59,4 +59,4 @@ class Objective(ABC):
 
 
 Factory = Callable[[Any, ObjectiveContext], Objective]
-"""From an objective's configuration to the objective: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""
+"""Makes an objective from its configuration: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.verification.bab.specification import Specification
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,17 +30,16 @@ class LinearCut:
         reach = torch.maximum(box.lower.abs(), box.upper.abs()).unsqueeze(1)
         size = (coefficients.abs() * reach).sum(dim=2) + bias.abs() + thresholds.abs()
         slack = ABSOLUTE_MARGIN[bias.dtype] + RELATIVE_MARGIN[bias.dtype] * size
-        return LinearCut(
-            coefficients, (bias - thresholds - slack).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        )
+        return LinearCut(coefficients, _unless_undefined(bias - thresholds - slack))
 
     def least(self, box: Interval) -> Tensor:
         centre, radius = box.centre.unsqueeze(1), box.radius.unsqueeze(1)
         value = (self.coefficients * centre).sum(dim=2) - (self.coefficients.abs() * radius).sum(dim=2) + self.bias
-        return _or_nothing(value)
+        return _unless_undefined(value)
 
 
-def _or_nothing(bounds: Tensor) -> Tensor:
+def _unless_undefined(bounds: Tensor) -> Tensor:
+    """Return lower bounds with −inf in place of NaN: nothing is known there."""
     return bounds.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 

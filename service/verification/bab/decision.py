@@ -11,7 +11,7 @@ from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import Method
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Counterexample, Specification
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 
 class Technique(Enum):

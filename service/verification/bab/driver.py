@@ -29,7 +29,7 @@ from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Counterexample, Specification, specifications
 from service.verification.bab.time_plan import share_of_rest
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 SEARCHES: dict[Technique, SearchStrategy] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
 

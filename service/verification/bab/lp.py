@@ -27,7 +27,7 @@ from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.neuron_index import NeuronIndex
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 Array = NDArray[np.float64]
 

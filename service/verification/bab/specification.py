@@ -18,7 +18,7 @@ from torch import Tensor
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Number, Query, rounded_down, rounded_up
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 Counterexample = tuple[float, ...]
 """An input's numbers, in float64."""

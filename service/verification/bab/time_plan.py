@@ -32,8 +32,8 @@ class TimePlan:
     layer may use the share ``optimised_layer`` of the remainder; one iteration is assumed to cost
     ``passes_per_iteration`` passes without a gradient. Later times, by branch and bound and by INVPROP, each may take
     the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Where the share
-    ``settled`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times as
-    long.
+    ``worthwhile`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times
+    as long.
 
     Linear programs: a round solves them for ``program_seconds``, whose end other domains wait for.
     """
@@ -47,7 +47,7 @@ class TimePlan:
     optimised_layer: float = 0.5
     passes_per_iteration: float = 3
     refining: float = 0.5
-    settled: float = 0.25
+    worthwhile: float = 0.25
     lengthening: float = 2
     program_seconds: float = 1.0
 
@@ -81,7 +81,7 @@ class TimePlan:
 
     def is_refinement_worthwhile(self, before: int, after: int) -> bool:
         """Return whether so many relaxations became exact that more of the same is better than splits."""
-        return after < (1 - self.settled) * before
+        return after < (1 - self.worthwhile) * before
 
     def programs_deadline(self, now: float, deadline: float) -> float:
         """Return when the linear programs of a round must be over."""

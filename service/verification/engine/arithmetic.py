@@ -37,11 +37,11 @@ class Arithmetic(ABC):
         """Return what bounds a network by ``method`` in this arithmetic."""
 
     @abstractmethod
-    def bounded(self, module: nn.Module) -> nn.Module:
+    def module_to_bound(self, module: nn.Module) -> nn.Module:
         """Return the module to bound: one of the same function, in the type that this arithmetic takes."""
 
     @abstractmethod
-    def relaxed(self, network: Network) -> Network:
+    def for_activation_search(self, network: Network) -> Network:
         """Return the network with the tightest relaxations that a search over activations may use."""
 
     @abstractmethod
@@ -66,10 +66,10 @@ class _PlainArithmetic(Arithmetic):
     def bounder(self, method: Method) -> Bounder:
         return method.plain
 
-    def bounded(self, module: nn.Module) -> nn.Module:
+    def module_to_bound(self, module: nn.Module) -> nn.Module:
         return module
 
-    def relaxed(self, network: Network) -> Network:
+    def for_activation_search(self, network: Network) -> Network:
         return with_softmax_sums(network)
 
     def certifying(self, make: Callable[[], T]) -> T | None:
@@ -89,10 +89,10 @@ class _RigorousArithmetic(Arithmetic):
     def bounder(self, method: Method) -> Bounder:
         return method.rigorous
 
-    def bounded(self, module: nn.Module) -> nn.Module:
+    def module_to_bound(self, module: nn.Module) -> nn.Module:
         return local_copy(module).double()
 
-    def relaxed(self, network: Network) -> Network:
+    def for_activation_search(self, network: Network) -> Network:
         return network
 
     def certifying(self, make: Callable[[], T]) -> T | None:

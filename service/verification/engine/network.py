@@ -75,7 +75,7 @@ class NetworkEngine(BoundingEngine):
         return self.arithmetic.refines and self.network.tp_group.axis.size == 1
 
     def for_activation_search(self) -> NetworkEngine:
-        return replace(self, network=self.arithmetic.relaxed(self.network))
+        return replace(self, network=self.arithmetic.for_activation_search(self.network))
 
     def entering(self, analysis: Analysis, box: Interval) -> Interval:
         return self.shaped(box)

@@ -14,10 +14,9 @@ import torch
 
 from service.bounds.capture import capture
 from service.bounds.graph_module import ExecutableGraph
-from service.bounds.network import from_graph, prepare
 from service.bounds.rank_group import RankGroup
 from service.bounds.shard import shard
-from service.bounds.stages import StageLink, divide_into_stages
+from service.bounds.stages import StageLink
 from service.models.build_once import build_once
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property
@@ -60,7 +59,8 @@ def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSiz
         module = load_module(content)
         asked, runtime = property_of((module.features, module.outputs)), Runtime.of(parse(content))
         module = module.to(loader.device)
-        return loader.task(module, prepare(loader.arithmetic.bounded(module), (module.features,)), asked, runtime)
+        engine = loader.engine_of_module(loader.arithmetic.module_to_bound(module), (module.features,))
+        return loader.task(module, engine, asked, runtime)
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -72,22 +72,16 @@ def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyO
     from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
 
     dtype, tp = loader.arithmetic.dtype, loader.mesh.tp
-    line, device = loader.line, loader.device
     folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = property_of(sizes)
     runtime = _FirstRankRuntime(
-        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), RankGroup(tp), line, device
+        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), RankGroup(tp), loader.line, loader.device
     )
     notes: list[str] = []
-    graph = shard(capture(module, sizes[:1]), tp, notes.append)
-    if line is not None:
-        staged = divide_into_stages(graph, tp, line)
-        task = loader.staged_task(ExecutableGraph(staged.network.graph), staged, asked, runtime)
-    else:
-        graph = graph.to(device)
-        task = loader.task(ExecutableGraph(graph), from_graph(graph, tp), asked, runtime)
+    engine = loader.engine_of_graph(shard(capture(module, sizes[:1]), tp, notes.append))
+    task = loader.task(ExecutableGraph(engine.network.graph), engine, asked, runtime)
     check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
     return replace(task, notes=tuple(notes))
 
@@ -103,16 +97,14 @@ class _FirstRankRuntime:
     outputs: int
     dtype: type[np.floating[Any]]
     tp_group: RankGroup
-    line: StageLink | None
+    line: StageLink
     device: torch.device
 
     def flat(self, instance: Array) -> Array:
         found = torch.zeros(self.outputs, dtype=torch.float64, device=self.device)
-        if self.tp_group.axis.rank == 0 and (self.line is None or self.line.is_first):
+        if self.tp_group.axis.rank == 0 and self.line.is_first:
             found = torch.from_numpy(self._session.flat(instance)).to(self.device)
-        found = self.tp_group.agree(found)
-        found = found if self.line is None else self.line.of_first(found)
-        return np.asarray(found.cpu())
+        return np.asarray(self.line.of_first(self.tp_group.agree(found)).cpu())
 
     @cached_property
     def _session(self) -> Running:

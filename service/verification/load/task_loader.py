@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from service.bounds.graph import UnsupportedModelError
+from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.memory import is_out_of_memory, make_room
-from service.bounds.network import Network
-from service.bounds.stages import InStages, Staged, StageLink
+from service.bounds.network import from_graph, prepare
+from service.bounds.stages import InStages, StageLink, divide_into_stages, prepare_stages
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
@@ -37,48 +37,47 @@ class LoadedTasks:
 
 @dataclass(frozen=True, eq=False)
 class TaskLoader:
-    """This rank of the job's mesh; ``line`` connects the stages that all models of the job are divided into."""
+    """Makes tasks on this rank of the job's mesh; ``line`` connects the stages that each model is divided into."""
 
     spec: VerifySpec
     mesh: Mesh
     device: torch.device
-    line: StageLink | None
+    line: StageLink
 
     @property
     def is_alone(self) -> bool:
         """Return whether this rank has models whole, so that no other waits while it prepares one."""
-        return self.line is None and self.mesh.tp.size == 1
+        return self.line.size == 1 and self.mesh.tp.size == 1
 
     @property
     def arithmetic(self) -> Arithmetic:
         """Return the arithmetic in which models are bounded."""
         return arithmetic_of(self.spec)
 
-    def task(self, module: nn.Module, network: Network, asked: Property, runtime: Running | None = None) -> Task:
-        """Return the task of a module that this rank has whole, or its shards of, and the network that bounds it."""
-        engine = NetworkEngine(network, self.arithmetic, self.device)
-        return self._task(module, engine, asked, layers_of(network, self.mesh.tp.size), runtime)
+    def engine_of_module(self, module: nn.Module, input_shape: Sequence[int]) -> BoundingEngine:
+        """Trace a module, this rank's part of the model, and return what bounds the model; all ranks of it call it."""
+        if self.line.size > 1:
+            return StagesEngine.of(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
+        return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
-    def staged_task(self, module: nn.Module, staged: Staged, asked: Property, runtime: Running | None = None) -> Task:
-        """Return the task of a model of which ``module`` is this rank's stage; every stage calls it."""
-        layers, line = self._layers_of_stages(staged), staged.line
-        return self._task(InStages(module, line), StagesEngine.of(staged, self.arithmetic), asked, layers, runtime)
+    def engine_of_graph(self, graph: Graph) -> BoundingEngine:
+        """Return what bounds the model of a traced graph, which has all stages; all ranks of the model call it."""
+        if self.line.size > 1:
+            return StagesEngine.of(divide_into_stages(graph, self.mesh.tp, self.line), self.arithmetic)
+        return NetworkEngine(from_graph(graph.to(self.device), self.mesh.tp), self.arithmetic, self.device)
 
-    def _task(
-        self,
-        module: nn.Module,
-        engine: BoundingEngine,
-        asked: Property,
-        layers: Sequence[NonlinearLayer],
-        runtime: Running | None,
-    ) -> Task:
-        return Task(self.spec, self.mesh, self.device, asked, module, engine, layers, runtime)
+    def task(self, module: nn.Module, engine: BoundingEngine, asked: Property, runtime: Running | None = None) -> Task:
+        """Return the task of a model of which ``module`` is this rank's part; all ranks of the model call it."""
+        model = module if engine.has_all_layers else InStages(module, self.line)
+        return Task(self.spec, self.mesh, self.device, asked, model, engine, self._layers(engine), runtime)
 
-    def _layers_of_stages(self, staged: Staged) -> list[NonlinearLayer]:
+    def _layers(self, engine: BoundingEngine) -> list[NonlinearLayer]:
         """Return the layers of all stages, in order; every stage calls it."""
-        own = layers_of(staged.network, self.mesh.tp.size)
-        gathered: list[list[NonlinearLayer]] = [[] for _ in range(self.mesh.pp.size)]
-        named = [replace(layer, name=f"stage {staged.line.rank}: {layer.name}") for layer in own]
+        own = layers_of(engine.network, self.mesh.tp.size)
+        if engine.has_all_layers:
+            return own
+        gathered: list[list[NonlinearLayer]] = [[] for _ in range(self.line.size)]
+        named = [replace(layer, name=f"stage {self.line.rank}: {layer.name}") for layer in own]
         dist.all_gather_object(gathered, named, group=resolve(self.mesh.pp.group))
         return [layer for layers in gathered for layer in layers]
 

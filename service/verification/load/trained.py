@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.memory import MemoryShortageError
-from service.bounds.network import prepare
-from service.bounds.stages import prepare_stages
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty
@@ -47,11 +45,7 @@ def load_trained(data: DataLayout, loader: TaskLoader) -> Task | RefusedModel:
         else:
             asked, module = _of_tokens(module, data, loader)
             shape = (asked.samples.inputs.shape[1],)
-        tp, line = loader.mesh.tp, loader.line
-        bounded = loader.arithmetic.bounded(module)
-        if line is not None:
-            return loader.staged_task(module, prepare_stages(bounded, shape, tp, line), asked)
-        return loader.task(module, prepare(bounded, shape, tp), asked)
+        return loader.task(module, loader.engine_of_module(loader.arithmetic.module_to_bound(module), shape), asked)
 
     return loader.unless_too_large(load, features_property)
 
@@ -67,8 +61,6 @@ def _of_tokens(module: nn.Module, data: DataLayout, loader: TaskLoader) -> tuple
     model, device = module, next(module.parameters()).device
 
     def embed(ids: Tensor) -> Tensor:
-        if line is None:
-            return embedded(model, ids.to(device))
         return line.of_first(embedded(model, ids.to(device)) if line.is_first else None)
 
     asked = robust_tokens(property_spec, model.config, embed, data)

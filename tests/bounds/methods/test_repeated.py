@@ -31,6 +31,7 @@ from service.bounds.rank_group import RankGroup
 from service.bounds.replay import Memory, Plain, Recorded
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
+from service.verification.engine import NetworkEngine
 from service.verification.properties import read
 
 PASSES = [name for name, method in METHODS.items() if isinstance(method.plain, Passes)]
@@ -168,13 +169,13 @@ def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
 def test_batches_of_a_job_are_decided_as_if_each_was_the_only_one() -> None:
     """What was found of all of them is compared at the end: a later batch may not change an earlier one's."""
     module = mlp([64, 24, 16, 10], nn.ReLU(), seed=3).double()
-    network, checker = prepared(module, 64), CounterexampleChecker(module, RankGroup())
+    engine, checker = NetworkEngine(prepared(module, 64)), CounterexampleChecker(module, RankGroup())
     asked = read(robustness(count=30, eps=0.002), 64, 10)
     like = torch.empty(0, dtype=torch.float64)
     questions = [asked.batch(range(first, first + 6), like) for first in range(0, 30, 6)]
     repeating = rehearsed("crown")
     found, alone = (
-        [certify(network, checker, method, BoundOptions(), batch) for batch in questions]
+        [certify(engine, checker, method, BoundOptions(), batch) for batch in questions]
         for method in (repeating, METHODS["crown"])
     )
     for one, other in zip(found, alone, strict=True):

@@ -12,8 +12,8 @@ from programs import callings
 from programs.callings import Calling, Lens
 
 from service.compilation.monitor.uncompiled_calls import Called, compiled_units, counted_calls
-from service.compilation.program import Phase
 from service.compilation.rungs import LADDER, RUNGS
+from service.jobs.spec.compile import Phase
 
 PHASES: tuple[Phase, ...] = ("train", "inference")
 INSTEAD = "which does not go through the compiled forward; call lens(...) itself"

@@ -82,11 +82,11 @@ def test_recordings_and_skips_are_heard_by_iteration() -> None:
         with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
             pass
         assert captures.end_iteration()
-    found = captures.evidence(CPU, settled=1)
+    found = captures.evidence(CPU, steady=1)
     assert found.captures == 1
     assert found.skips == (Reason("cpu device (arg0_1)"),)
     assert found.late == (1,)
-    assert captures.evidence(CPU, settled=2).late == ()
+    assert captures.evidence(CPU, steady=2).late == ()
 
 
 def test_recordings_are_told_by_shape_and_errors_of_overwritten_results_by_themselves() -> None:
@@ -114,7 +114,7 @@ def test_what_the_trees_recorded_again_is_counted_by_function(monkeypatch: pytes
     manager = SimpleNamespace(graph_counter=count(4), num_rerecord={None: {function: 2}, 3: {function: 1}})
     monkeypatch.setattr(cudagraphs, "_manager", lambda device: manager)
     with watched_captures() as captures:
-        found = captures.evidence(CPU, settled=1)
+        found = captures.evidence(CPU, steady=1)
     assert found.captures == 4  # that were numbered, although no callback told of them
     (again,) = found.rerecords
     assert (again.count, again.reason.partition(":")[0]) == (3, "function 7")

@@ -9,7 +9,7 @@ from programs.parts import CLASSES, FEATURES, Perceptron, program
 
 
 class Disabled(Perceptron):
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)
 

@@ -23,7 +23,8 @@ def keeping(name: str, way: Way) -> StepOf:
         state.scores.append(way(state, state.call(state.batch())))
         if state.device.type == "cuda":
             torch.cuda.synchronize()  # a copy to the host that does not wait is there only then
-        return Step(outputs={"scores": sum(torch.as_tensor(each, device="cpu").double() for each in state.scores[-3:])})
+        kept = [torch.as_tensor(each, device="cpu").double() for each in state.scores[-3:]]
+        return Step(outputs={"scores": torch.stack(kept).sum(dim=0)})
 
     step.__name__ = name
     return step

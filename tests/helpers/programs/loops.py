@@ -246,7 +246,7 @@ def marking_each_forward(state: State) -> Step:
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=state.device, dtype=state.parts.dtype)
     for micro in range(MICRO_BATCHES):
-        mark()  # type: ignore[no-untyped-call]
+        mark()
         loss = loss + _loss(state.scorer(state.batch(micro)))
     loss.backward()
     return _update(state, loss)
@@ -254,10 +254,10 @@ def marking_each_forward(state: State) -> Step:
 
 def marking_telemetry(state: State) -> Step:
     """Telemetry marks a step of its own between forward and backward."""
-    mark()  # type: ignore[no-untyped-call]
+    mark()
     state.optimizer.zero_grad()
     loss = _loss(state.scorer(state.batch()))
-    mark()  # type: ignore[no-untyped-call]
+    mark()
     # With gradients: the same graph as the forward that is waiting.
     seen = state.scorer(state.batch(1)).detach().mean().clone()
     loss.backward()
@@ -279,7 +279,7 @@ def marking_each_micro_batch(state: State) -> Step:
     state.optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=state.device, dtype=state.parts.dtype)
     for micro in range(MICRO_BATCHES):
-        mark()  # type: ignore[no-untyped-call]
+        mark()
         loss = _loss(state.scorer(state.batch(micro)))
         loss.backward()
         total += loss.detach()

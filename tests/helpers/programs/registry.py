@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from programs import loops
-from service.compilation.program import Phase
 from service.compilation.verdicts import Verdict
+from service.jobs.spec.compile import Phase
 
 
 @dataclass(frozen=True)

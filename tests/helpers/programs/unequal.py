@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from programs.parts import Perceptron, program
 
@@ -25,11 +25,15 @@ class Scores:
     values: Tensor
 
 
-class Aside(Perceptron):
+class Aside(nn.Module):
     """What is not in the loss is wrong."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.scorer = Perceptron()
+
     def forward(self, x: Tensor) -> tuple[Tensor, Scores]:
-        outputs = super().forward(x)
+        outputs = self.scorer(x)
         return outputs, Scores(outputs * (2 if torch.compiler.is_compiling() else 1))
 
 

@@ -67,7 +67,7 @@ def found(
     known = {each.id: each for each in jobs}
     context = fleet_context(fleet, drained)
     problems = check(given_spec, replace(context, lookup=known.get))
-    assert check(given_spec, replace(context, lookup=related(given_spec, known.get).get)) == problems
+    assert check(given_spec, replace(context, lookup=related([given_spec], known.get, known.get).get)) == problems
     return [(problem.path, problem.got, problem.expected) for problem in problems]
 
 

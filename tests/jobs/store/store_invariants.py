@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from service.jobs.store.keyspace import (
     PENDING,
     PENDING_NODE,
     PENDING_SLICE,
+    USES,
     Key,
 )
 
@@ -36,6 +38,7 @@ _READ_ALL = """
 local read = {
   string = function(key) return redis.call("GET", key) end,
   hash = function(key) return redis.call("HGETALL", key) end,
+  list = function(key) return redis.call("LRANGE", key, 0, -1) end,
   set = function(key) return redis.call("SMEMBERS", key) end,
   zset = function(key) return redis.call("ZRANGE", key, 0, -1, "WITHSCORES") end,
   stream = function(key) return redis.call("XRANGE", key, "-", "+") end,
@@ -113,6 +116,16 @@ def check_devices(now: Snapshot, processes: Mapping[AttemptRef, tuple[str, tuple
     for ref, (pool, devices) in processes.items():
         for device in devices:
             assert held.get((ref.host, pool, device)) == f"{ref.job_id}:{ref.attempt}", f"{ref} on {pool} {device}"
+
+
+def check_uses(now: Snapshot) -> None:
+    """Each project is charged for what its parts hold, and for nothing else."""
+    parts = [orjson.loads(text) for host in now.pairs(HOSTS()) for text in now.pairs(HOST_PARTS(host)).values()]
+    held: Counter[str] = Counter()
+    for part in parts:
+        held[part["project"]] += len(part["devices"])
+    charged = {project: int(use.split()[1]) for project, use in now.pairs(USES()).items()}
+    assert {project: count for project, count in charged.items() if count} == dict(held)
 
 
 def check_jobs(now: Snapshot, model: Model) -> None:

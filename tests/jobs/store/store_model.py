@@ -20,6 +20,7 @@ specs = st.fixed_dictionaries(
         "retries": st.integers(0, 1),
         "max_hosts": st.integers(1, 3),
         "device": st.sampled_from(["auto", "cpu", "cuda"]),
+        "preemptible": st.booleans(),
     }
 )
 statuses = st.sampled_from(["succeeded", "failed", "stopped", "interrupted", "lost"])
@@ -40,6 +41,8 @@ class ModelJob:
     id: str
     retries: int
     needs: tuple[str, ...]
+    priority: int = 0
+    preemptible: bool = False
     state: JobState = "queued"
     number: int = 0
     attempt: Attempt | None = None
@@ -92,6 +95,10 @@ class Model:
             job.state = "cancelling"
             self._settle(job)
 
+    def preempt(self, job: ModelJob) -> None:
+        assert job.attempt is not None
+        job.attempt.fault = "preempted"
+
     def retry(self, job: ModelJob) -> None:
         job.state, job.retries_used, job.lost_attempts = "queued", 0, 0
 
@@ -137,9 +144,9 @@ class Model:
         job.attempt = None
         if job.state == "cancelling":
             self._end(job, "succeeded" if all_succeeded and not attempt.told_to_stop else "cancelled")
-        elif attempt.fault is None:
+        elif attempt.fault is None or (attempt.fault == "preempted" and all_succeeded):
             self._end(job, "succeeded")
-        elif attempt.fault == "interrupted":
+        elif attempt.fault in ("interrupted", "preempted"):
             job.state = "queued"
         elif attempt.fault in ("lost", "unclaimed"):
             job.lost_attempts += 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from store_builders import train, verify
 
 from service.jobs.records import Job, Rejected
-from service.jobs.store import JobFilter, Store, StoreLimits
+from service.jobs.store import HostReport, JobFilter, Store, StoreLimits
 from service.jobs.store.keyspace import JOB, JOBS
 
 
@@ -23,19 +25,19 @@ def test_filters_combine(store: Store, submit: Callable[..., Job]) -> None:
     four, _ = store.jobs.submit(verify(one.id), "bob")
     store.jobs.cancel(two.id)
 
-    def ids(**fields: str) -> set[str]:
+    def ids(**fields: Any) -> set[str]:
         return {job.id for job in store.jobs.list(JobFilter(**fields)).items}
 
     assert ids() == {one.id, two.id, three.id, four.id}
     assert ids(kind="verify") == {four.id}
-    assert ids(state="cancelled") == {two.id}
+    assert ids(states=("cancelled",)) == {two.id}
     assert ids(label="team") == {one.id, two.id, three.id}
     assert ids(label="team=x") == {one.id, three.id}
     assert ids(owner="bob", kind="train") == {three.id}
     assert ids(q="ALPHA") == {one.id, three.id}
     assert ids(q="alpha", owner="ada", label="tier=1") == {one.id}
     assert ids(q=four.id[-8:]) == {four.id}
-    assert ids(state="running") == set()
+    assert ids(states=("running",)) == set()
 
 
 def test_pages_are_stable_while_jobs_arrive(store: Store, submit: Callable[..., Job]) -> None:
@@ -114,3 +116,74 @@ def test_a_page_of_long_records_ends_early_and_goes_on(store: Store, submit: Cal
         walked += [job.id for job in page.items]
         cursor, pages = page.next_cursor, pages + 1
     assert walked == [job.id for job in reversed(jobs)]
+
+
+def walk_active(store: Store, limit: int, **fields: Any) -> list[str]:
+    """The ids of all pages in the order ``active``."""
+    walked, cursor, pages = list[str](), None, 0
+    while cursor is not None or not pages:
+        page = store.listing.active(JobFilter(**fields), limit, cursor, specs=False, queue=store.queue)
+        assert len(page.items) <= limit
+        walked += [job.id for job in page.items]
+        cursor, pages = page.next_cursor, pages + 1
+        assert pages < 100
+    return walked
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+def test_what_runs_comes_first_then_the_queue_then_what_is_over(
+    store: Store, submit: Callable[..., Job], limit: int
+) -> None:
+    over, runs, urgent = submit(name="over"), submit(name="runs"), submit(name="urgent", priority=50)
+    first, second = submit(name="first", labels={"team": "x"}), submit(name="second")
+    dependent = submit(name="dependent", after=[first.id])
+    store.jobs.cancel(over.id)
+    store.hosts.beat(HostReport("a", "a", cpu_slots=1))
+    store.jobs.cancel(urgent.id)
+    store.attempts.place()
+    assert store.jobs.get(runs.id).state == "starting"
+    urgent = submit(name="later but urgent", priority=50)
+    queued = [urgent.id, first.id, second.id, dependent.id]
+    ended = [job.id for job in store.jobs.list(JobFilter(states=("cancelled",))).items]
+    assert walk_active(store, limit) == [runs.id, *queued, *ended]
+    assert walk_active(store, limit, states=("queued", "starting")) == [runs.id, *queued]
+    assert walk_active(store, limit, states=("cancelled",)) == ended
+    assert walk_active(store, limit, label="team=x") == [first.id]
+    assert walk_active(store, limit, q="urgent") == [urgent.id, ended[0]]
+
+
+@pytest.mark.parametrize("cursor", ["queued:job_00000000000000000000", "active:7", "ended", "queued:-1", "a:"])
+def test_a_cursor_of_another_list_is_refused(store: Store, cursor: str) -> None:
+    with pytest.raises(Rejected, match="cursor"):
+        store.listing.active(JobFilter(), 5, cursor, specs=False, queue=store.queue)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    jobs=st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=10),
+    filters=st.builds(JobFilter, owner=st.sampled_from(["a", None]), q=st.sampled_from([None, "TRAIN", "nothing"])),
+    scan=st.integers(1, 3),
+)
+def test_counts_agree_with_the_list(
+    store: Store, redis: redis_py.Redis, jobs: list[tuple[str, bool]], filters: JobFilter, scan: int
+) -> None:
+    redis.flushall()
+    for name, is_over in jobs:
+        job, _ = store.jobs.submit(train(name="train"), name)
+        if is_over:
+            store.jobs.cancel(job.id)
+    listing = replace(store.listing, limits=StoreLimits(list_scan=scan))
+    listed = Counter(job.state for job in store.jobs.list(filters).items)
+    counted = listing.counts(replace(filters, states=("running",)))
+    assert counted.exact
+    assert {state: count for state, count in counted.states.items() if count} == listed
+
+
+@pytest.mark.parametrize("q", [None, "train"])
+def test_counts_say_when_they_were_cut_off(store: Store, submit: Callable[..., Job], q: str | None) -> None:
+    for _ in range(4):
+        submit(name="train")
+    listing = replace(store.listing, limits=StoreLimits(list_most=3, list_scan=1))
+    for filters in (JobFilter(q=q), JobFilter(q=q, owner="ada")):
+        counted = listing.counts(filters)
+        assert (counted.states["queued"], counted.exact) == (3, False)

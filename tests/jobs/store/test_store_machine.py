@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, settings
@@ -25,14 +26,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from store_builders import LIMITS, train
-from store_invariants import Snapshot, check_devices, check_jobs, check_parts, check_queue
+from store_invariants import Snapshot, check_devices, check_jobs, check_parts, check_queue, check_uses
 from store_model import DECLARED, OPEN, Model, ModelJob, hosts, specs, statuses
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Conflict, JobError, NotFound, PartOutcome, Rejected, Superseded
 from service.jobs.states import TERMINAL
-from service.jobs.store import HostReport, Store, parse_ref
-from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, OUTBOX
+from service.jobs.store import HostReport, Store, parse_ref, stubs
+from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, MADE_ROOM, OUTBOX
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -89,7 +90,9 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             refused = set()
             assert created
-            self.model.jobs[job.id] = ModelJob(job.id, retries, tuple(after))
+            self.model.jobs[job.id] = ModelJob(
+                job.id, retries, tuple(after), priority=job.priority, preemptible=job.spec["preemptible"]
+            )
         assert refused <= {"device", "parallel"}
 
     @rule(pick=st.data())
@@ -144,6 +147,21 @@ class StoreMachine(RuleBasedStateMachine):
             assert len(job.placement) <= job.spec["max_hosts"]
             assert all(set(share.devices) <= set(alive[share.host].free[share.pool]) for share in job.placement)
             self.model.place(self.model.jobs[job_id], [share.host for share in job.placement])
+
+    @rule(pick=st.data())
+    @precondition(lambda self: self.model.in_state("running") and self.model.in_state("queued"))
+    def preempt(self, pick: st.DataObject) -> None:
+        victim = pick.draw(st.sampled_from(self.model.in_state("running")))
+        job = pick.draw(st.sampled_from(self.model.in_state("queued")))
+        assert victim.attempt is not None
+        is_able = victim.preemptible and not victim.attempt.fault
+        expected = is_able and self.model.is_pending(job) and job.priority > victim.priority
+        self.redis.delete(MADE_ROOM("cpu"))
+        words = orjson.dumps([{"id": victim.id, "attempt": victim.number}]).decode()
+        limits = self.store.attempts.limits.script_argument
+        assert stubs.preempt(self.store.client, limits, job.id, "cpu", words) == expected
+        if expected:
+            self.model.preempt(victim)
 
     @rule(again=st.booleans())
     @precondition(lambda self: self.model.in_state("starting"))
@@ -337,6 +355,7 @@ class StoreMachine(RuleBasedStateMachine):
     def promises_hold(self) -> None:
         now = Snapshot(self.redis)
         check_devices(now, self.processes)
+        check_uses(now)
         check_jobs(now, self.model)
         check_queue(now, self.model)
         check_parts(now, self.model)

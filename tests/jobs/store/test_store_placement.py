@@ -82,7 +82,7 @@ def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Submi
     store.attempts.place()
     reason = store.jobs.get(alone.id).reason
     assert reason is not None
-    assert reason.endswith("even when idle")
+    assert reason.endswith("even when idle (host b is draining)")
 
 
 def test_backfill_until_the_bound_then_a_reservation(
@@ -170,10 +170,10 @@ def test_auto_does_not_wait_for_a_drained_host(store: Store, submit: Submit, bea
     first, second, third = submit(), submit(), submit(device="cuda")
     assert store.attempts.place() == [first.id]
     assert store.jobs.get(first.id).placement[0].pool == "cpu"
-    assert store.jobs.get(second.id).reason == "waits for 1 free cpu devices on one host"
+    assert store.jobs.get(second.id).reason == "waits for 1 free cpu devices on one host (host b is draining)"
     assert (
         store.jobs.get(third.id).reason
-        == "no hosts that take work have 1 free cuda devices on one host, even when idle"
+        == "no hosts that take work have 1 free cuda devices on one host, even when idle (host b is draining)"
     )
     store.hosts.resume("b")
     assert store.attempts.place() == [second.id]
@@ -238,11 +238,10 @@ def test_the_work_of_one_placement_is_bounded_whatever_is_pending(
 def submit_raw(store: Store, *, ranks: int, hosts: int, priority: int) -> str:
     """Through the script alone: the checks of a spec take longer than all that is tested here."""
     record = {"priority": str(priority), "shape": f"cpu:{ranks}:{hosts}", "after": "[]"}
-    text, suffix = orjson.dumps(record).decode(), secrets.token_hex(6)[:11]
-    limits = LIMITS.script_argument
-    return stubs.submit(
-        store.client, limits=limits, idem="", body_hash="", suffix=suffix, record=text, indexes="[]", after="[]"
-    )[1]
+    suffix = secrets.token_hex(6)[:11]
+    entry = {"idem": "", "body_hash": "", "suffix": suffix, "record": record, "indexes": [], "after": [], "files": []}
+    entries = orjson.dumps([entry]).decode()
+    return stubs.submit(store.client, limits=LIMITS.script_argument, entries=entries)[0][1]
 
 
 def test_a_full_fleet_costs_almost_nothing_until_something_changes(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -112,10 +113,6 @@ def test_leftovers_and_foreign_entries_are_ignored(tmp_path: Path) -> None:
     assert [found.step for found in checkpoint.complete(tmp_path)] == [1]
     checkpoint.save(tmp_path, 2, tensors(), {})
     assert not (tmp_path / ".unfinished_step_9").exists()
-
-
-def full_disk(*_: object, **__: object) -> None:
-    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 import torch
-from search_problems import specification_of_cases
+from search_problems import model_from, specification_of_cases
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.network import prepare
 from service.verification.bab.attack import attack, attack_boxes, attack_from_many_samples
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import AttackSettings, SearchSettings
-from service.verification.engine import NetworkEngine
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -34,14 +32,9 @@ class Wells(nn.Module):
         return torch.cat([1 - first - 0.5 * second, 1 - 0.5 * first - second], dim=1)
 
 
-def subject(module: nn.Module, features: int) -> ModelUnderVerification:
-    module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64)
-
-
 @pytest.fixture(scope="module")
 def wells() -> ModelUnderVerification:
-    return subject(Wells(), 2)
+    return model_from(Wells(), 2)
 
 
 @pytest.mark.parametrize("output", [0, 1])

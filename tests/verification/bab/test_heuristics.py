@@ -35,8 +35,8 @@ from service.verification.bab.heuristics import (
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
-from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
+from service.verification.verdict import Verdict
 
 FEATURES = 3
 shapes: list[tuple[int, ...]] = []

@@ -16,11 +16,11 @@ from search_problems import (
     bounding_of,
     evaluated,
     exact_minimum,
+    model_from,
+    model_named,
     random_domains,
     searched,
     specification_of,
-    subject_from,
-    subject_of,
 )
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InvpropSettings, PoolSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 ROWS = torch.tensor([[1.0, -1.0], [-0.3, 1.0]], dtype=torch.float64)
 
@@ -80,7 +80,7 @@ def hidden_values(subject: ModelUnderVerification, x: Tensor) -> tuple[Tensor, T
 @given(seed=st.integers(0, 3), share=st.floats(0.01, 0.5), radius=st.floats(0.1, 1.0), both=st.booleans())
 def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: float, radius: float, both: bool) -> None:
     """Of each disjunct for itself, whatever is taken for the margin that the whole box lacks."""
-    subject, generator = subject_of(name, seed), torch.Generator().manual_seed(seed)
+    subject, generator = model_named(name, seed), torch.Generator().manual_seed(seed)
     centre = 0.3 * torch.randn(1, 3, generator=generator, dtype=torch.float64)
     x = centre + radius * (2 * torch.rand(1000, 3, generator=generator, dtype=torch.float64) - 1)
     hidden, outputs = hidden_values(subject, x)
@@ -103,7 +103,7 @@ def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: fl
 
 def test_bounds_are_tighter_than_those_that_always_hold() -> None:
     """By far, and of one disjunct without a change of the other's."""
-    subject, centre = subject_of("relu", 1), torch.zeros(1, 3, dtype=torch.float64)
+    subject, centre = model_named("relu", 1), torch.zeros(1, 3, dtype=torch.float64)
     x = 2 * torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
     _, outputs = hidden_values(subject, x)
     thresholds = (outputs @ ROWS.T).amin(dim=0)[:, None] + 0.05
@@ -122,7 +122,7 @@ def test_bounds_are_tighter_than_those_that_always_hold() -> None:
 def test_a_property_that_holds_is_proved_without_splits_and_no_other(share: float) -> None:
     """``share`` of what CROWN loses is between the exact minimum and the threshold."""
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
-    subject, one = subject_from(net, 3), torch.ones(3, dtype=torch.float64)
+    subject, one = model_from(net, 3), torch.ones(3, dtype=torch.float64)
     least = exact_minimum(net, -one, one, ROWS[0])
     box = Interval(-one[None], one[None])
     lost = least - margin_of(objective_of(subject, box, ROWS[None, :1], torch.zeros(1, 1, dtype=torch.float64))[0], 0)
@@ -140,7 +140,7 @@ def test_a_property_that_holds_is_proved_without_splits_and_no_other(share: floa
 
 
 def test_what_time_does_not_suffice_for_stays_as_it_is() -> None:
-    subject, centre = subject_of("relu", 0), torch.zeros(1, 3, dtype=torch.float64)
+    subject, centre = model_named("relu", 0), torch.zeros(1, 3, dtype=torch.float64)
     thresholds = torch.zeros(1, 2, dtype=torch.float64)
     objective, specification_rows = objective_of(subject, Interval(centre - 1, centre + 1), ROWS[None], thresholds)
     before, found = objective.bounds, Invprop(objective, specification_rows, InvpropSettings())
@@ -163,7 +163,7 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
     least = [exact_minimum(net, lower, upper, row) for row in ROWS]
     for offset, verdict in ((-1e-3, Verdict.VERIFIED), (1e-3, Verdict.FALSIFIED)):
         specification = specification_of(lower, upper, ROWS, [least[0] - 1e-3, least[1] + offset], [0, 1])
-        finding, heard = searched(replace(subject_from(net, 3), settings=at_once), specification)
+        finding, heard = searched(replace(model_from(net, 3), settings=at_once), specification)
         assert finding.verdict is verdict
         bounds = [moment.bound for moment in heard]
         assert bounds == sorted(bounds)
@@ -186,7 +186,7 @@ def test_a_search_supposes_nothing_when_its_time_is_over(monkeypatch: pytest.Mon
     monkeypatch.setattr(activations._ActivationSearch, "_tighten_disjunct", suppose)
     net, one = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False), torch.ones(3, dtype=torch.float64)
     finding, _ = searched(
-        replace(subject_from(net, 3), settings=AT_ONCE),
+        replace(model_from(net, 3), settings=AT_ONCE),
         specification_of(-one, one, ROWS, [1e3, 1e3], [0, 1]),
         seconds=0.5,
     )
@@ -208,7 +208,7 @@ def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pyte
     least = exact_minimum(net, lower, upper, ROWS[0])
     for offset, verdict in ((-1e-3, Verdict.VERIFIED), (1e-3, Verdict.FALSIFIED)):
         finding, _ = searched(
-            replace(subject_from(net, 3), settings=AT_ONCE),
+            replace(model_from(net, 3), settings=AT_ONCE),
             specification_of(lower, upper, ROWS[:1], [least + offset], [0]),
         )
         assert finding.verdict is verdict
@@ -221,7 +221,7 @@ class Looking(activations._ActivationSearch):
     def __init__(self, relaxed: list[int]) -> None:
         self.pool, _ = waiting(-torch.ones(1), 1)
         one, rows = torch.ones(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
-        self.domain_bounds = bounding_of(subject_of("relu", 0), -one, one, rows)
+        self.domain_bounds = bounding_of(model_named("relu", 0), -one, one, rows)
         self.time = TimePlan()
         self.started, self.is_optimised = time.monotonic() - 1, True
         self.relaxed, self.seconds = iter(relaxed), list[float]()
@@ -255,7 +255,7 @@ def waiting(
 ) -> tuple[DomainPool, Domains]:
     """A pool of domains with these margins, of each disjunct in turn, and the same domains."""
     domain_bounds = bounding_of(
-        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
+        model_named("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
     domains = random_domains(domain_bounds, len(margins), 2, torch.Generator().manual_seed(0))
     domains = domains.with_(margin=margins.double(), disjunct=torch.arange(len(margins)) % disjuncts)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from recording_without_device import Rehearsed
-from search_problems import NETS, bounding_and_batches, subject_of
+from search_problems import NETS, bounding_and_batches, model_named
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
@@ -29,7 +29,7 @@ def of_records(domain_bounds: DomainBounds, repeat: Callable[[], Any], free: int
 def moved(name: str, device: torch.device) -> DualObjective:
     """The objective of :func:`bounding_and_batches` on a device."""
     objective = bounding_and_batches(name, [])[0].objective
-    module = copy.deepcopy(subject_of(name, 3).module).to(device)
+    module = copy.deepcopy(model_named(name, 3).module).to(device)
     network = prepare(module, (3,))
     rows = objective.specification_rows
     specification_rows = DisjunctRows(

@@ -38,7 +38,7 @@ from service.verification.bab.activations.dual_objective import DisjunctRows, Du
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.settings import OptimiserSettings
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 DOUBLE = torch.float64
 DECIDING = importlib.import_module("service.verification.bab.driver")

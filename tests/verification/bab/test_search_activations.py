@@ -18,11 +18,11 @@ from search_problems import (
     evaluated,
     exact_minimum,
     least_sampled,
+    model_from,
+    model_named,
     random_domains,
     searched,
     specification_of,
-    subject_from,
-    subject_of,
 )
 from torch import Tensor, nn
 from verify_jobs import context
@@ -47,8 +47,8 @@ from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan
-from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
+from service.verification.verdict import Verdict
 
 
 @pytest.mark.parametrize("name", sorted(NETS))
@@ -58,7 +58,7 @@ def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     name: str, seed: int, depth: int, optimised: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    subject = subject_of(name, seed % 2)
+    subject = model_named(name, seed % 2)
     centre = torch.randn(3, generator=generator, dtype=torch.float64)
     rows = torch.randn(2, 2, generator=generator, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
@@ -75,7 +75,7 @@ def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
 def test_multipliers_of_the_wrong_sign_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: with the constraints turned round the optimiser climbs past the samples."""
     generator = torch.Generator().manual_seed(0)
-    subject = subject_of("relu", 0)
+    subject = model_named("relu", 0)
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.4, centre + 0.4, torch.eye(2, dtype=torch.float64))
     domains = random_domains(domain_bounds, 64, 2, generator)
@@ -93,7 +93,7 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
             z = x[:, :1] + x[:, 1:]
             return x[:, :1] - x[:, 1:] * 0 + 0.0 * torch.relu(z)
 
-    subject = subject_from(Positive(), 2)
+    subject = model_from(Positive(), 2)
     one = torch.ones(2, dtype=torch.float64)
     domain_bounds = bounding_of(subject, -one, one, torch.ones(1, 1, dtype=torch.float64))
     root = domain_bounds.roots(torch.full((1, 1), -torch.inf, dtype=torch.float64))
@@ -119,7 +119,7 @@ def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
     lower, upper = centre - 0.7, centre + 0.7
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
     least = exact_minimum(net.requires_grad_(False), lower, upper, row, slope)
-    subject = subject_from(net, 3)
+    subject = model_from(net, 3)
     for offset, verdict in ((-1e-4, Verdict.VERIFIED), (1e-4, Verdict.FALSIFIED)):
         goal = specification_of(lower, upper, row[None], [least + offset], [0])
         finding, heard = searched(subject, goal)
@@ -152,7 +152,7 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
     monkeypatch.setattr(activations._ActivationSearch, "_optimise_from_scratch", lambda self, domains: domains)
     monkeypatch.setattr(activations._ActivationSearch, "_solve_programs", counted)
     subject = replace(
-        subject_from(net, 3), settings=SearchSettings(time=TimePlan(program_seconds=-1.0), activations=hasty)
+        model_from(net, 3), settings=SearchSettings(time=TimePlan(program_seconds=-1.0), activations=hasty)
     )
     for offset, verdict in ((-1e-5, Verdict.VERIFIED), (1e-5, Verdict.FALSIFIED)):
         finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))
@@ -175,13 +175,13 @@ def test_a_device_without_memory_is_asked_for_less(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(DomainBounds, "optimise", scarce)
     for offset, verdict in ((-1e-2, Verdict.VERIFIED), (1e-2, Verdict.FALSIFIED)):
-        finding, _ = searched(subject_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
+        finding, _ = searched(model_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
     assert refused
 
 
 def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, one = subject_of("relu", 0), torch.ones(3, dtype=torch.float64)
+    subject, one = model_named("relu", 0), torch.ones(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, -one, one, torch.eye(2, dtype=torch.float64))
     roots = domain_bounds.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
     steps, descent = [], DualObjective.descent
@@ -197,7 +197,7 @@ def test_a_disjunct_needs_one_row_and_every_disjunct_one_of_its_own() -> None:
     lower, upper = -0.5 * torch.ones(3, dtype=torch.float64), 0.5 * torch.ones(3, dtype=torch.float64)
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
     least = [exact_minimum(net, lower, upper, row) for row in rows[:2]]
-    subject = subject_from(net, 3)
+    subject = model_from(net, 3)
     # y0 cannot reach its threshold, so the first disjunct is impossible whatever y1 does; the second one is possible.
     thresholds = [least[0] - 0.01, least[1] + 1.0, least[1] + 1e-3]
     finding, _ = searched(subject, specification_of(lower, upper, rows, thresholds, [0, 0, 1]))
@@ -217,7 +217,7 @@ def test_rows_of_a_disjunct_are_combined() -> None:
             z = torch.tanh(x.sum(dim=1, keepdim=True))
             return torch.cat([0.1 + z, 0.1 - z], dim=1)
 
-    subject = subject_from(Both(), 3)
+    subject = model_from(Both(), 3)
     one = torch.ones(3, dtype=torch.float64)
     finding, heard = searched(
         subject, specification_of(-one, one, torch.eye(2, dtype=torch.float64), [0.0, 0.0], [0, 0])
@@ -235,7 +235,7 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
     sampled = float((net(x) @ row[0]).min())
     goal = specification_of(lower, upper, row, [sampled - 4.0], [0])
     started = time.monotonic()
-    finding, heard = searched(subject_from(net, 12), goal, seconds=2.0)
+    finding, heard = searched(model_from(net, 12), goal, seconds=2.0)
     bounds = [moment.bound for moment in heard]
     assert bounds == sorted(bounds)
     assert finding.bound == bounds[-1] <= 4.0
@@ -286,7 +286,7 @@ def refined_bounds(network: Network, box: Interval, bounds: Interval, deadline: 
 
 
 def test_refined_bounds_are_tighter_and_hold() -> None:
-    subject = subject_of("relu", 1)
+    subject = model_named("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
     before = domain_bounds.bounds
@@ -302,7 +302,7 @@ def test_refined_bounds_are_tighter_and_hold() -> None:
 
 def test_refining_looks_at_the_clock_between_parts() -> None:
     """Leaves whose turn comes too late stay as they are."""
-    subject = subject_of("relu", 1)
+    subject = model_named("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
     known = torch.tensor([-5.0], dtype=torch.float64)
@@ -319,7 +319,7 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
 
 def test_operators_that_read_each_other_are_refined() -> None:
     """A value may be the start of a question and relaxed itself."""
-    subject = subject_of("gate", 3)
+    subject = model_named("gate", 3)
     lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
     bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, BoundOptions()).inputs)
@@ -335,7 +335,7 @@ def test_operators_that_read_each_other_are_refined() -> None:
 
 
 def test_margins_of_all_domains_are_found_while_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of("relu", 1)
+    subject = model_named("relu", 1)
     domain_bounds = bounding_of(subject, -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double())
     domains = random_domains(domain_bounds, 23, 2, torch.Generator().manual_seed(1))
     expected = domain_bounds.margins(domains)
@@ -347,7 +347,7 @@ def test_margins_of_all_domains_are_found_while_memory_comes_and_goes(monkeypatc
 def test_the_pool_gives_the_least_margins_first_and_loses_none() -> None:
     generator = torch.Generator().manual_seed(0)
     domain_bounds = bounding_of(
-        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
+        model_named("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
     pool = DomainPool(random_domains(domain_bounds, 1, 1, generator))
     margins = -torch.rand(40, generator=generator, dtype=torch.float64)
@@ -363,7 +363,7 @@ def test_the_pool_gives_the_least_margins_first_and_loses_none() -> None:
 def test_contradicting_splits_leave_nothing_to_prove() -> None:
     generator = torch.Generator().manual_seed(0)
     domain_bounds = bounding_of(
-        subject_of("tanh", 0), -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double()
+        model_named("tanh", 0), -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
     root = domain_bounds.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
     entry, one = torch.tensor([3]), torch.ones(1, dtype=torch.float64)

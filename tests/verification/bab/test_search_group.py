@@ -134,7 +134,7 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
     assert sorted(everything.box.lower[:, 0].tolist()) == [0.0, 3.0, 6.0, 9.0]
 
 
-def subject_of(module: nn.Module, features: int, search_group: Any) -> Any:
+def model_named(module: nn.Module, features: int, search_group: Any) -> Any:
     from service.bounds.network import prepare
     from service.verification.bab.model import ModelUnderVerification
     from service.verification.engine import NetworkEngine
@@ -182,7 +182,7 @@ def search() -> list[dict[str, Any]]:
             findings = []
             with patch.object(transfer, "receive", receive):
                 for each in (SINGLE_RANK, search_group):
-                    subject = replace(subject_of(net, features, each), settings=small)
+                    subject = replace(model_named(net, features, each), settings=small)
                     started = time.monotonic()
                     findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
             alone, together = findings

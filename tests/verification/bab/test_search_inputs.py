@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search_problems import model_from
 from torch import Tensor, nn
 
 from service.bounds.affine_forward import affine_forward
 from service.bounds.folded import fold
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, BoundOptions
-from service.bounds.network import prepare
 from service.bounds.planes import BoxPlanes, minimum
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.clipping import LinearCut, clipped
@@ -28,16 +28,10 @@ from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings, SearchSettings
 from service.verification.bab.specification import specifications
-from service.verification.certify import Verdict
-from service.verification.engine import NetworkEngine
+from service.verification.verdict import Verdict
 
 CPU = torch.device("cpu")
 deciding = importlib.import_module("service.verification.bab.driver")
-
-
-def subject(module: nn.Module, features: int) -> ModelUnderVerification:
-    module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64)
 
 
 def dense(seed: int, *sizes: int) -> nn.Sequential:
@@ -116,9 +110,9 @@ def test_small_networks_are_decided_next_to_their_exact_minimum(seed: int, above
     module = dense(seed, 2, 7, 1)
     least = float(module(vertices(module)).min())
     asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], least + above)])
-    found = search(subject(module, 2), asked)
+    found = search(model_from(module, 2), asked)
     assert found.verdict is (Verdict.FALSIFIED if above > 0 else Verdict.VERIFIED)
-    assert above < 0 or violates(subject(module, 2), asked, found)
+    assert above < 0 or violates(model_from(module, 2), asked, found)
 
 
 @settings(max_examples=8, deadline=None)
@@ -127,7 +121,7 @@ def test_verdicts_agree_with_a_grid(seed: int, threshold: float, joint: bool, sm
     module = Mixed(seed).double() if smooth else dense(seed, 2, 6, 6, 2)
     rows = [([1.0, 0.0], threshold), ([0.0, -1.0], threshold)]
     asked = query([-1.0, -0.5], [1.0, 1.0], *([rows] if joint else [[row] for row in rows]))
-    under = subject(module, 2)
+    under = model_from(module, 2)
     found = search(under, asked)
     x = torch.cartesian_prod(torch.linspace(-1, 1, 60), torch.linspace(-0.5, 1, 60)).double()
     first, second = under.float64_module(x)[:, 0] <= threshold, -under.float64_module(x)[:, 1] <= threshold
@@ -149,12 +143,12 @@ def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[floa
     cases = [[(row.tolist(), float(each))] for row, each in zip(rows, thresholds, strict=True)]
     moments: list[SearchProgress] = []
     (specification,) = specifications(query([-1.0, -0.5], [1.0, 1.0], *cases), CPU)
-    found = split_inputs(subject(module, 2), specification, CROWN, time.monotonic() + 600, moments.append)
+    found = split_inputs(model_from(module, 2), specification, CROWN, time.monotonic() + 600, moments.append)
     assert max(found.bound, *(each.bound for each in moments)) <= float((values - thresholds).min()) + 1e-9
 
 
 def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
-    under = subject(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
+    under = model_from(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
     with torch.no_grad():
         under.module.get_parameter("0.weight").fill_(1.0)
     cases = [Disjunct((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (1.0, 0.0, 2.0)]
@@ -173,7 +167,7 @@ def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
 def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:
     module = Mixed(seed).double() if seed % 2 else dense(seed, 2, 6, 6, 2)
-    network = subject(module, 2).network
+    network = model_from(module, 2).network
     lower = torch.randn(5, 2, dtype=torch.float64)
     box = Interval(lower, lower + scale * torch.rand(5, 2, dtype=torch.float64))
     rows = torch.randn(3, 2, dtype=torch.float64)
@@ -194,7 +188,7 @@ def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
 def test_affine_forms_hold_every_value(seed: int, scale: float) -> None:
     module = Mixed(seed).double() if seed % 2 else dense(seed, 2, 6, 6, 2)
-    network = subject(module, 2).network
+    network = model_from(module, 2).network
     lower = torch.randn(4, 2, dtype=torch.float64)
     width = scale * torch.rand(4, 2, dtype=torch.float64)
     width[:, seed % 2] *= seed % 3  # sometimes without any width
@@ -233,7 +227,7 @@ def test_clipping_loses_no_counterexample(seed: int, disjuncts: int) -> None:
 
 def test_inputs_without_width_stay_where_they_are() -> None:
     module = dense(5, 3, 6, 1)
-    under = subject(module, 3)
+    under = model_from(module, 3)
     line = torch.linspace(-1, 1, 2001, dtype=torch.float64)
     values = module(torch.stack([torch.full_like(line, 0.3), line, torch.full_like(line, -0.2)], dim=1))
     for share, verdict in ((1e-3, Verdict.FALSIFIED), (-1e-3, Verdict.VERIFIED)):
@@ -245,7 +239,7 @@ def test_inputs_without_width_stay_where_they_are() -> None:
 
 
 def test_every_box_of_a_query_counts() -> None:
-    under = subject(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
+    under = model_from(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
     with torch.no_grad():
         under.module.get_parameter("0.weight").fill_(1.0)
     apart = [Disjunct((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (-2.0, -1.0, 0.0)]
@@ -259,7 +253,7 @@ def test_every_box_of_a_query_counts() -> None:
 
 def test_a_search_without_time_tells_what_it_knows() -> None:
     module = dense(3, 2, 12, 1)
-    under = subject(module, 2)
+    under = model_from(module, 2)
     asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], float(module(vertices(module)).min()) - 1e-6)])
     moments: list[SearchProgress] = []
     (specification,) = specifications(asked, CPU)
@@ -284,7 +278,7 @@ def test_a_tie_is_no_verdict() -> None:
             return x * x - 0.6 * x
 
     coarse = SearchSettings(inputs=InputSearchSettings(smallest_width=1e-3))
-    under = replace(subject(Shifted(), 1), settings=coarse)
+    under = replace(model_from(Shifted(), 1), settings=coarse)
     found = search(under, query([-1.0], [1.0], [([1.0], -0.09 - 1e-13)]))
     assert found.verdict is Verdict.UNKNOWN
     assert found.bound <= 0
@@ -296,7 +290,7 @@ def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
 ) -> None:
     """Where splits of activations decide, that is the answer; else the search goes on from what they have shown."""
     features = SearchSettings().several_inputs + 1
-    lower, upper, under = [-0.1] * features, [0.1] * features, subject(dense(0, features, 8, 1), features)
+    lower, upper, under = [-0.1] * features, [0.1] * features, model_from(dense(0, features, 8, 1), features)
     far = decide(under, query(lower, upper, [([1.0], -1e3)]), CROWN, 5.0, restarts=0)
     if not suffices:
 

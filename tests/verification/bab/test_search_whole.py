@@ -12,8 +12,8 @@ from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
 from service.verification.bab.decision import Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.certify import Verdict
 from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
+from service.verification.verdict import Verdict
 
 FEATURES = 70
 

@@ -27,7 +27,7 @@ from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 IDENTITY = model([node("Identity", ["x"])], [1, 1])
 DECLARED = "(declare-const X_0 Real)(declare-const Y_0 Real)"

@@ -58,11 +58,6 @@ def run(data: DataLayout, content: bytes, **fields: Any) -> tuple[dict[str, Any]
     return job.run(specification(data, content, **fields), ranked), report
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> DataLayout:
-    return DataLayout(tmp_path)
-
-
 @pytest.mark.parametrize("rigorous", [False, True])
 def test_every_row_is_an_instance_with_the_name_that_the_file_gives_it(data: DataLayout, rigorous: bool) -> None:
     """Models one after the other, of different sizes."""

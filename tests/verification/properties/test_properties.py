@@ -20,11 +20,13 @@ from service.bounds.rank_group import RankGroup
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty
 from service.models.data import Split
-from service.verification.certify import Verdict, certify
+from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
+from service.verification.engine import NetworkEngine
 from service.verification.properties import InstanceBatch, PropertyError, read
 from service.verification.properties.base import below
 from service.verification.properties.robustness import RobustSamples, margin_rows
+from service.verification.verdict import Verdict
 
 LIKE = torch.empty(0)
 
@@ -117,7 +119,11 @@ def verdict_of(shift: float, threshold: float = 0.0, output: list[dict[str, Any]
     module = Shifted(shift)
     batch = read(box(output=halfspaces), 2, 2).batch([0], LIKE)
     return certify(
-        prepared(module, 2), CounterexampleChecker(module, RankGroup()), METHODS["crown"], BoundOptions(), batch
+        NetworkEngine(prepared(module, 2)),
+        CounterexampleChecker(module, RankGroup()),
+        METHODS["crown"],
+        BoundOptions(),
+        batch,
     )
 
 
@@ -178,7 +184,11 @@ def test_misclassified_samples_and_only_those_are_falsified() -> None:
     asked = read(robustness(count=60, eps=1e-4), 64, 10)
     batch = asked.batch(range(60), LIKE)
     outcome = certify(
-        prepared(module, 64), CounterexampleChecker(module, RankGroup()), METHODS["crown"], BoundOptions(), batch
+        NetworkEngine(prepared(module, 64)),
+        CounterexampleChecker(module, RankGroup()),
+        METHODS["crown"],
+        BoundOptions(),
+        batch,
     )
     exact = module.double()(batch.witnesses.double())
     wrong = torch.einsum("brk,bk->br", batch.rows.double(), exact).amin(dim=1) < 0

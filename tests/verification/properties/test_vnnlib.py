@@ -17,7 +17,7 @@ from service.formats.vnnlib import Halfspace, Query, VnnlibError, parse
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 DECLARED = "\n".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
 BOX = "(assert (<= X_0 1)) (assert (>= X_0 -1.5e0))\n(assert (and (<= X_1 0.5) (<= 0 X_1))) ; a comment"

@@ -115,6 +115,27 @@ def test_a_fork_ends_as_its_program_does(tmp_path: Path, source: str, code: int)
     assert forked(([str(path)], {}))[0] == [code]
 
 
+SIGNALLED_AT_BIRTH = """
+import os, signal, sys
+from workers.launcher.forked_ranks import ForkedProgram
+signal.signal(signal.SIGTERM, lambda *_: print("handled by the parent's handler", os.getpid(), flush=True))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+program = ForkedProgram([sys.executable, "-u", "-m", "json.tool", "--help"], {"PATH": os.defpath})
+code = program.wait(60.0)
+os.kill(os.getpid(), signal.SIGTERM)
+print("the fork ended with", code, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_signal_to_a_fork_that_is_not_yet_its_program_does_what_it_does_to_a_new_program() -> None:
+    """The parent's handler would have a second torchrun of it; and the parent goes on to take signals."""
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED_AT_BIRTH], capture_output=True, text=True, check=True)
+    handled, fork = ended.stdout.splitlines()
+    assert handled.startswith("handled by the parent's handler")
+    assert fork == f"the fork ended with {-signal.SIGTERM}"
+
+
 def test_a_module_is_found_as_python_finds_it() -> None:
     assert forked((["-m", "json.tool", "--help"], {}))[0] == [0]
 

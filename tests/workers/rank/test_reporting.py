@@ -29,14 +29,6 @@ ROW = BoundsRow(
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> JobPaths:
-    paths = JobPaths(tmp_path / "job")
-    paths.artifacts.mkdir(parents=True)
-    paths.attempt(1).mkdir(parents=True)
-    return paths
-
-
-@pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
     yield ours, theirs

@@ -7,10 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from service.jobs.event_files import log_file, newest_logged, recorded
 from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
@@ -19,13 +23,6 @@ from workers.supervisor.logs import RankLog
 from workers.supervisor.publisher import FOLDER, UnusableArtifact, publish
 
 REF = AttemptRef("job_1", 1, "alpha")
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> JobPaths:
-    paths = JobPaths(tmp_path / "job")
-    paths.artifacts.mkdir(parents=True)
-    return paths
 
 
 def test_files_are_hashed_and_folders_measured(paths: JobPaths) -> None:
@@ -100,18 +97,51 @@ def test_an_entry_lives_while_its_keeper_does(tmp_path: Path) -> None:
     assert SupervisorRegistry(tmp_path).live() == ()
 
 
-def test_a_log_file_has_a_largest_size(tmp_path: Path) -> None:
-    log = RankLog(tmp_path / "rank-0.log", file_bytes=100)
-    for _ in range(50):
-        log.add("x" * 9)
-    log.file.write()
-    lines = (tmp_path / "rank-0.log").read_text().splitlines()
-    assert lines == ["x" * 9] * 10 + ["[the log reached its largest size and ends here]"]
+@given(lengths=st.lists(st.integers(0, 300), max_size=120), most=st.integers(2000, 6000), chunk=st.integers(1, 40))
+def test_a_log_keeps_its_beginning_and_its_newest_lines_within_its_size(
+    lengths: list[int], most: int, chunk: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = RankLog(folder, 0, most_bytes=most)
+        told = [f"{number} {'x' * length}" for number, length in enumerate(lengths)]
+        for number, text in enumerate(told):
+            log.add(text, "stdout")
+            if number % chunk == 0:
+                log.file.write()
+        log.file.write()
+        longest = max((path.stat().st_size for path in folder.iterdir()), default=0)
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= most + 8 * longest
+        found = list(recorded(folder, {"log"}))
+        backwards = [event["line"] for event in newest_logged(folder)][::-1]
+        assert backwards == [event["line"] for event in found if event["stream"] == "stdout"]
+    kept = [told.index(event["line"]) for event in found if event["stream"] == "stdout"]
+    gaps = [int(event["line"][1:].split()[0]) for event in found if event["stream"] == "service"]
+    assert kept == sorted(kept)
+    assert len(kept) + sum(gaps) == len(told)
+    assert len(gaps) <= 1
+    assert not told or (kept[0], kept[-1]) == (0, len(told) - 1)
+
+
+def test_lines_of_several_ranks_come_by_their_time(tmp_path: Path) -> None:
+    logs = [RankLog(tmp_path, rank) for rank in (0, 1)]
+    for number in range(6):
+        logs[number % 2].add(str(number), "stderr")
+    for log in logs:
+        log.file.write()
+    with log_file(tmp_path, 1).open("ab") as file:
+        file.write(b'{"type": "log", "line": "torn')
+    assert [(event["rank"], event["line"]) for event in recorded(tmp_path, {"log"})] == [
+        (number % 2, str(number)) for number in range(6)
+    ]
+    assert [event["line"] for event in newest_logged(tmp_path)] == ["5", "4", "3", "2", "1", "0"]
 
 
 def test_held_back_lines_are_counted(tmp_path: Path) -> None:
-    log = RankLog(tmp_path / "rank-0.log", rate=0, burst=2)
-    relayed = [line for number in range(5) for line in log.add(str(number))]
+    log = RankLog(tmp_path, 0, rate=0, burst=2)
+    relayed = [event["line"] for number in range(5) for event in log.add(str(number), "stdout")]
     assert relayed == ["0", "1"]
-    assert log.close() == ["[3 lines were not relayed: too many at once; they are in rank-0.log]"]
+    (notice,) = log.close()
+    assert notice["line"] == "[3 lines were not relayed: too many at once; the log of the job has them]"
+    assert notice["live"]
     assert list(log.tail) == ["0", "1", "2", "3", "4"]

@@ -75,6 +75,7 @@ function facts(job, needs, compiling) {
     ["Runs on", job.placement.length ? job.placement.map(share) : null],
     ["Parallel", mesh(job.spec.parallel)],
     ["Needs", needs],
+    ["Sweep", job.sweep ? h("a", { href: `/jobs/${encodeURIComponent(job.sweep)}` }, job.sweep) : null],
     ["Compiled", compiling],
     ["Labels", labels.length ? [h("span", { class: "chips" }, ...labels)] : null],
     ["Attempt", String(job.attempt)],

@@ -1,6 +1,7 @@
 /** The head of the job page: what it is, how it goes, what went wrong, and what can be done about it. */
 
 import { percent, placement, visible } from "../lib/format.js";
+import { turn } from "../lib/queue.js";
 import { canCancel, canRetry, fraction, isTerminal, progressWords, title, wholePercent } from "../lib/state.js";
 import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
@@ -24,6 +25,7 @@ export class Header {
     this.where = h("span", { class: "muted" });
     this.duration = h("span", { class: "muted" });
     this.reason = h("p", { class: "reason muted" });
+    this.turn = h("p", { class: "reason turn muted" });
     this.progress = new ProgressBar();
     this.counts = h("span", { class: "muted" });
     this.advance = h("div", { class: "advance" }, this.progress.element, this.counts);
@@ -33,7 +35,7 @@ export class Header {
     this.element = h("div", { class: "jobhead" },
       h("div", { class: "row" }, this.name, h("div", { class: "actions" }, this.cancel, this.retry)),
       h("div", { class: "facts-line" }, this.state, this.kind, this.where, this.duration),
-      this.reason, this.advance, this.error);
+      this.reason, this.turn, this.advance, this.error);
   }
 
   /** @param {string} label @param {string} look @param {() => Promise<void>} act */
@@ -53,6 +55,7 @@ export class Header {
     showDuration(this.duration, job);
     this.duration.hidden = !job.started_at;
     setText(this.reason, isTerminal(job.state) ? "" : (job.reason ?? ""));
+    if (job.state !== "queued") setText(this.turn, "");
     this.progress.update(job);
     this.advance.hidden = job.state === "succeeded" || !job.progress;
     setText(this.counts, job.progress ? progressWords(job.progress) : "");
@@ -60,6 +63,11 @@ export class Header {
     this.retry.hidden = !canRetry(job.state);
     this.showError(job);
     document.title = visible(`${mark(job)}${title(job)} · Trivet`);
+  }
+
+  /** @param {import("../lib/types.js").QueueLine | null} line the job's line of the queue, while it has one */
+  showTurn(line) {
+    setText(this.turn, this.job?.state === "queued" ? turn(line, Date.now()) : "");
   }
 
   /** @param {Job} job */

@@ -1,7 +1,7 @@
-/** The log as it is written: follow or pause, one rank or all. */
+/** The log as it is written: follow or pause, one rank or all, lines with a text; the newest of them. */
 
 import { clock, dateTime, many } from "../lib/format.js";
-import { KEEP, LogStore, fromEvent, passes } from "../lib/log.js";
+import { KEEP, LogStore, fromEvent, hasText, logQuery, passes } from "../lib/log.js";
 import { isTerminal } from "../lib/state.js";
 import { callLines, jobPath } from "../ui/api.js";
 import { fill, h, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
@@ -13,6 +13,8 @@ import { Section } from "./section.js";
 const TAIL = 1000;
 /** Within this many pixels of the foot, the reader is at the foot. */
 const NEAR = 24;
+/** After so long without a key the text is searched for, in ms. */
+const TYPED_MS = 300;
 
 export class Log extends Section {
   constructor() {
@@ -21,6 +23,10 @@ export class Log extends Section {
     /** @type {LogLine[]} lines that are not on the page yet */
     this.fresh = [];
     this.filter = "all";
+    this.text = "";
+    this.typed = 0;
+    /** @type {import("../lib/types.js").Job | null} */
+    this.job = null;
     this.following = true;
     this.ended = false;
     this.view = h("div", { class: "lines", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log lines" });
@@ -28,7 +34,8 @@ export class Log extends Section {
     this.select = h("select", { "aria-label": "Rank" }, h("option", { value: "all" }, "All ranks"));
     this.follow = h("button", { class: "tiny", type: "button", "aria-pressed": "true", id: "follow" }, "Following");
     this.body.append(this.view, this.empty);
-    this.aside.append(this.select, this.follow);
+    this.search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log" });
+    this.aside.append(this.search, this.select, this.follow);
     this.flush = oncePerFrame(() => this.append());
     this.listen();
   }
@@ -36,7 +43,11 @@ export class Log extends Section {
   listen() {
     this.select.addEventListener("change", () => {
       this.filter = this.select.value;
-      this.redraw();
+      this.reload();
+    });
+    this.search.addEventListener("input", () => {
+      clearTimeout(this.typed);
+      this.typed = setTimeout(() => this.reload(), TYPED_MS);
     });
     this.follow.addEventListener("click", () => this.setFollowing(!this.following));
     this.view.addEventListener("scroll", () => {
@@ -59,16 +70,30 @@ export class Log extends Section {
 
   /** @param {import("../lib/types.js").Job} job */
   async fetch(job) {
-    const events = await callLines(jobPath(job.id, `/logs?format=jsonl&tail=${TAIL}`));
-    this.store = new LogStore(events.map(fromEvent));
+    this.job = job;
+    const { text, filter } = this;
+    const events = await callLines(jobPath(job.id, `/logs?${logQuery(text, filter, TAIL)}`));
+    if (text !== this.text || filter !== this.filter) return;
+    const before = this.store;
+    this.store = new LogStore(events.map(fromEvent), before.ranks());
+    const newest = this.store.lines.at(-1)?.time ?? -Infinity;
+    // What arrived while this was fetched.
+    for (const line of before.lines) if (line.time > newest && hasText(line, text)) this.store.add(line);
     this.redraw();
+    this.setFollowing(true);
+  }
+
+  /** Fetch what the reader asks for now: the service has lines that this page never saw. */
+  reload() {
+    this.text = this.search.value;
+    if (this.job !== null) this.fetch(this.job).catch((problem) => this.remark(String(problem.message)));
   }
 
   /** @param {import("../lib/types.js").StreamedEvent} streamed */
   take({ event }) {
     if (event.type !== "log") return;
     const line = fromEvent(event);
-    if (!this.store.add(line)) return;
+    if (!hasText(line, this.text) || !this.store.add(line)) return;
     this.fresh.push(line);
     this.flush();
   }
@@ -102,7 +127,9 @@ export class Log extends Section {
     const count = this.store.lines.length;
     this.view.hidden = count === 0;
     this.remark(count ? `${this.store.dropped || count >= TAIL ? "last " : ""}${many(count, "line")}` : "");
-    fill(this.empty, count === 0 && blank(this.ended ? "This job wrote no log" : "Nothing written yet"));
+    this.search.hidden = count === 0 && this.text === "";
+    const nothing = this.ended ? "This job wrote no log" : "Nothing written yet";
+    fill(this.empty, count === 0 && blank(this.text === "" && this.filter === "all" ? nothing : "No line like that"));
   }
 
   /** @param {(number | null)[]} ranks */

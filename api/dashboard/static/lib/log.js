@@ -19,8 +19,12 @@ export function fromEvent(event) {
 
 /** What is kept of a log. A line of the snapshot that the stream repeats is kept once. */
 export class LogStore {
-  /** @param {readonly LogLine[]} [snapshot] */
-  constructor(snapshot = []) {
+  /**
+   * @param {readonly LogLine[]} [snapshot]
+   * @param {readonly (number | null)[]} [known] ranks that wrote something, also where the snapshot has none of it
+   */
+  constructor(snapshot = [], known = []) {
+    this.known = known;
     this.lines = [...snapshot];
     this.dropped = 0;
     /** @type {Map<string, number>} how often the stream may still repeat each line of the snapshot */
@@ -49,9 +53,30 @@ export class LogStore {
 
   /** The ranks that wrote something, ascending; the service's own lines are rank null. */
   ranks() {
-    const found = [...new Set(this.lines.map((line) => line.rank))];
+    const found = [...new Set([...this.known, ...this.lines.map((line) => line.rank)])];
     return found.sort((a, b) => (a ?? -1) - (b ?? -1));
   }
+}
+
+/**
+ * Whether a line holds a text, in any case.
+ * @param {LogLine} line
+ * @param {string} text
+ */
+export const hasText = (line, text) => line.text.toLowerCase().includes(text.toLowerCase());
+
+/**
+ * The query for the newest lines with a text that pass the filter.
+ * @param {string} text
+ * @param {string} filter
+ * @param {number} tail
+ */
+export function logQuery(text, filter, tail) {
+  const query = new URLSearchParams({ format: "jsonl", tail: String(tail) });
+  if (text !== "") query.set("q", text);
+  if (filter === "service") query.set("stream", "service");
+  else if (filter !== "all") query.set("rank", filter);
+  return query.toString();
 }
 
 /**

@@ -12,6 +12,7 @@
  * @property {string} name
  * @property {Record<string, string>} labels
  * @property {string} owner
+ * @property {string} project
  * @property {JobState} state
  * @property {number} attempt
  * @property {number} priority
@@ -25,6 +26,14 @@
  * @property {Record<string, any>} spec null in lists
  * @property {Record<string, any> | null} result
  * @property {JobError | null} error
+ * @property {string | null} sweep the parent of a job that is one of a sweep
+ * @property {Record<string, unknown> | null} parameters its swept fields, by dotted path
+ * @property {SweepJobs | null} children of a parent
+ *
+ * @typedef {Record<JobState | "total", number> & {best: {job: string, value: number} | null}} SweepJobs
+ *
+ * @typedef {{at: string, rests_on: ("durations" | "limits" | "progress")[]}} StartEstimate
+ * @typedef {{job: string, place: number | null, reason: string | null, start: StartEstimate | null}} QueueLine
  *
  * @typedef {object} Host
  * @property {string} name
@@ -35,7 +44,7 @@
  * @property {number} cpu_slots
  * @property {Record<string, number[]>} free
  * @property {string[]} running
- * @property {{job: string, attempt: number, pool: string, devices: number[], lost: boolean}[]} held
+ * @property {{job: string | null, attempt: number, pool: string, devices: number[], lost: boolean}[]} held
  * @property {{reason: string, since: string, failed_starts: number, retry_in_s: number} | null} failing
  * @property {string} seen_at
  * @property {Record<string, string>} versions

@@ -10,13 +10,17 @@ import { blank, notify, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Host} Host */
 /** @typedef {import("../lib/types.js").Job} Job */
+/** @typedef {{name: string, state: string, labels: Record<string, string>, meaning: string, action: string}} Alert */
 /** @typedef {{pool: string, index: number, model: string, free: boolean, lost: boolean, job: Job | null}} Device */
 
 const POLL_MS = 2500;
+const ALERTS_MS = 15_000;
 /** @type {Map<string, {element: Element, update: (host: Host) => void}>} */
 const cards = new Map();
 /** @type {Map<string, Job>} */
 let jobs = new Map();
+/** Whether the session's key is an operator's, who alone drains hosts and is told of alerts. */
+let operator = false;
 
 /** Every device of a host with the job that holds it. @param {Host} host @returns {Device[]} */
 function devices(host) {
@@ -25,7 +29,7 @@ function devices(host) {
     models.map((model, index) => {
       const holding = host.held.find((one) => one.pool === pool && one.devices.includes(index));
       const free = host.free[pool]?.includes(index) ?? false;
-      return { pool, index, model, free, lost: holding?.lost ?? false, job: (holding && jobs.get(holding.job)) ?? null };
+      return { pool, index, model, free, lost: holding?.lost ?? false, job: (holding?.job && jobs.get(holding.job)) || null };
     }),
   );
 }
@@ -69,6 +73,7 @@ class HostCard {
     setAttribute(this.failing, "hidden", host.failing === null);
     keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);
     setText(this.action, host.draining || host.failing ? "Resume" : "Drain");
+    setAttribute(this.action, "hidden", !operator);
     this.showDevices(devices(host));
     const versions = Object.entries(host.versions).map(([name, version]) => `${name} ${version}`);
     setText(this.versions, [...versions, `ranks isolated by ${host.isolation.join(", ")}`].join("  ·  "));
@@ -154,7 +159,34 @@ function summary(hosts) {
   return `${all.length - free} of ${all.length} devices busy`;
 }
 
+/** What fires, for those who may know: the service's numbers are an operator's. */
+async function refreshAlerts() {
+  if (!operator) return;
+  try {
+    const alerts = /** @type {Alert[]} */ (items(await call("/v1/alerts"))).filter((alert) => alert.state === "firing");
+    setText(byId("alerts"), alerts.map(alertLine).join(" "));
+    setAttribute(byId("alerts"), "hidden", alerts.length === 0);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    setAttribute(byId("alerts"), "hidden", true);
+  }
+}
+
+/** @param {Alert} alert */
+function alertLine(alert) {
+  const about = Object.values(alert.labels).join(", ");
+  return `${about ? `${about}: ` : ""}${alert.meaning} ${alert.action}`;
+}
+
+window.setInterval(() => {
+  if (!document.hidden) void refreshAlerts();
+}, ALERTS_MS);
 window.setInterval(() => {
   if (!document.hidden) void refresh();
 }, POLL_MS);
-void refresh();
+
+async function start() {
+  operator = await call("/v1/me").then((me) => me.operator, () => false);
+  await Promise.all([refresh(), refreshAlerts()]);
+}
+void start();

@@ -8,6 +8,7 @@ import { History } from "../job/history.js";
 import { Log } from "../job/log.js";
 import { Metrics } from "../job/metrics.js";
 import { Spec } from "../job/spec.js";
+import { Sweep } from "../job/sweep.js";
 import { isTerminal, reduce } from "../lib/state.js";
 import { Problem, call, jobPath } from "../ui/api.js";
 import { byId, fill, h, oncePerFrame } from "../ui/dom.js";
@@ -26,8 +27,9 @@ const id = place.dataset.job ?? "";
 /** Kinds that bring a module for the middle of the page. @type {string[]} */
 const kindsWithPage = JSON.parse(place.dataset.kinds ?? "[]");
 
-/** What the middle of the page shows, by the job's kind. @param {string} kind @returns {Promise<Section[]>} */
-async function sectionsOf(kind) {
+/** What the middle of the page shows: the jobs of a sweep, else by the job's kind. @param {Job} job @returns {Promise<Section[]>} */
+async function sectionsOf({ kind, children }) {
+  if (children) return [new Sweep()];
   if (kindsWithPage.includes(kind)) {
     try {
       return (await import(`/static/kinds/${encodeURIComponent(kind)}.js`)).sections();
@@ -115,6 +117,12 @@ class JobPage {
     const mine = ++this.fresh;
     const job = await call(jobPath(id)).catch(() => null);
     if (job && mine === this.fresh) this.set(job);
+    if (job?.state === "queued") await this.askTurn();
+  }
+
+  async askTurn() {
+    const page = await call(`/v1/queue?job=${encodeURIComponent(id)}`).catch(() => null);
+    if (page) this.header.showTurn(page.items[0] ?? null);
   }
 
   /** What an action answered is newer than any refresh that is under way. @param {Job} job */
@@ -139,7 +147,7 @@ class JobPage {
 async function start() {
   try {
     const job = await call(jobPath(id));
-    new JobPage(job, await sectionsOf(job.kind));
+    new JobPage(job, await sectionsOf(job));
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     if (error.passing) {

@@ -1,8 +1,11 @@
 /** The list of jobs: filters in the address, one page at a time, changes as they happen. */
 
-import { STATES, isTerminal, reduce } from "../lib/state.js";
+import { FIELDS, STATES_SHOWN, countsPath, isNarrowed, listPath, toggled } from "../lib/filters.js";
+import { many, number } from "../lib/format.js";
+import { isTerminal, reduce } from "../lib/state.js";
+import { BulkBar } from "../ui/bulk.js";
 import { Problem, call, callAt, items, jobPath } from "../ui/api.js";
-import { byId, fill, h, keyed, setText } from "../ui/dom.js";
+import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
 import { JobRow } from "../ui/jobrow.js";
 import { blank, showConnection } from "../ui/status.js";
 import { Stream } from "../ui/stream.js";
@@ -11,75 +14,102 @@ import { Stream } from "../ui/stream.js";
 
 const POLL_MS = 3000;
 const PAGE = 50;
+/** Jobs of a sweep that are shown below it; its own page has all of them. */
+const FOLDED = 200;
+/** Jobs that one stream of events follows. */
+const FOLLOWED = 100;
 const form = /** @type {HTMLFormElement} */ (byId("filters"));
-const address = new URLSearchParams(location.search);
+const all = /** @type {HTMLInputElement} */ (byId("all"));
+const bulk = new BulkBar((left) => {
+  keepSelected((id) => left.includes(id));
+  void refresh();
+});
 
 /** @type {Job[]} */
 let jobs = [];
+/** The jobs of unfolded sweeps. @type {Map<string, Job[]>} */
+const unfolded = new Map();
+/** @type {Map<string, Job>} */
+const selected = new Map();
 /** @type {string | null} */
 let following = null;
 /** @type {Stream | null} */
 let stream = null;
-/** @type {Map<string, {element: Element, update: (job: Job) => void}>} */
+/** @type {Map<string, JobRow>} */
 const rows = new Map();
+/** @type {Map<string, HTMLElement>} */
+const chips = new Map();
 let watched = "";
 let turn = 0;
 
-/** @param {string} name @param {string} all @param {string[]} values */
-function options(name, all, values) {
-  const select = /** @type {HTMLSelectElement} */ (form.elements.namedItem(name));
-  select.append(h("option", { value: "" }, all), ...values.map((value) => h("option", { value }, value)));
-  select.value = address.get(name) ?? "";
-}
+const address = () => location.search.slice(1);
 
-function showFilters() {
-  options("kind", "All kinds", JSON.parse(form.dataset.kinds ?? "[]"));
-  options("state", "All states", STATES);
-  /** @type {HTMLInputElement} */ (byId("q")).value = address.get("q") ?? "";
-  const label = address.get("label");
-  if (!label) return;
-  const drop = h("button", { class: "chip", type: "button", "aria-label": `Remove the filter ${label}` }, `${label}  ×`);
-  drop.addEventListener("click", () => visit({ label: null }));
-  fill(byId("label"), drop);
-}
-
-/** Goes to the list with these filters changed. @param {Record<string, string | null>} changes */
-function visit(changes) {
-  for (const [name, value] of Object.entries(changes)) {
-    if (value) address.set(name, value);
-    else address.delete(name);
-  }
-  if (!("cursor" in changes)) address.delete("cursor");
-  location.assign(`/?${address}`);
-}
-
-/** Filters that only narrow the view replace the address, so that typing does not fill the history. */
-function narrow() {
-  for (const [name, value] of new FormData(form)) {
-    if (value) address.set(name, String(value));
-    else address.delete(name);
-  }
-  address.delete("cursor");
-  history.replaceState(null, "", address.size ? `/?${address}` : "/");
+/** Goes on with another address, which does not fill the history: typing must not. @param {string} wanted */
+function narrow(wanted) {
+  history.replaceState(null, "", wanted ? `/?${wanted}` : "/");
+  keepSelected(() => false);
+  showStates();
   void refresh();
 }
 
-function query() {
-  const wanted = new URLSearchParams({ limit: String(PAGE) });
-  for (const name of ["kind", "state", "q", "label", "cursor"]) {
-    const value = address.get(name);
-    if (value) wanted.set(name, value);
+/** @param {string} cursor */
+function turnPage(cursor) {
+  const wanted = new URLSearchParams(address());
+  wanted.set("cursor", cursor);
+  location.assign(`/?${wanted}`);
+}
+
+/** @param {string} name */
+const field = (name) => /** @type {HTMLInputElement | HTMLSelectElement} */ (form.elements.namedItem(name));
+
+function showFilters() {
+  const given = new URLSearchParams(address());
+  /** @type {string[]} */
+  const kinds = JSON.parse(form.dataset.kinds ?? "[]");
+  field("kind").append(h("option", { value: "" }, "All kinds"), ...kinds.map((kind) => h("option", { value: kind }, kind)));
+  for (const name of [...FIELDS, "order"]) field(name).value = given.get(name) ?? "";
+  /** @type {HTMLInputElement} */ (field("sweep")).checked = given.get("sweep") === "all";
+  for (const state of ["", ...STATES_SHOWN]) {
+    const count = h("span", { class: "count" });
+    const chip = h("button", { class: "chip", type: "button", "data-state": state }, state || "all", count);
+    chip.addEventListener("click", () => narrow(toggled(address(), state)));
+    chips.set(state, count);
+    byId("states").append(chip);
   }
-  return `/v1/jobs?${wanted}`;
+  showStates();
+}
+
+function showStates() {
+  const wanted = new URLSearchParams(address()).getAll("state");
+  for (const [state, count] of chips) {
+    const isWanted = state ? wanted.includes(state) : wanted.length === 0;
+    setAttribute(/** @type {Element} */ (count.parentElement), "aria-pressed", String(isWanted));
+  }
+}
+
+function readFilters() {
+  const wanted = new URLSearchParams(address());
+  for (const name of [...FIELDS, "order"]) {
+    if (field(name).value) wanted.set(name, field(name).value);
+    else wanted.delete(name);
+  }
+  const sweeps = /** @type {HTMLInputElement} */ (field("sweep"));
+  if (sweeps.checked) wanted.set("sweep", "all");
+  else if (wanted.get("sweep") === "all") wanted.delete("sweep");
+  wanted.delete("cursor");
+  if (wanted.toString() !== address()) narrow(wanted.toString());
 }
 
 async function refresh() {
   const mine = ++turn;
   try {
-    const { body, after } = await callAt(query());
+    const [{ body, after }, counts] = await Promise.all([callAt(listPath(address(), PAGE)), call(countsPath(address()))]);
     if (mine !== turn) return;
+    const before = jobs;
     jobs = items(body);
     following = body.next_cursor ?? null;
+    for (const job of jobs) if (unfolded.has(job.id) && hasMoved(job, before)) void unfold(job.id);
+    showCounts(counts);
     show();
     watch(after);
     if (!stream) showConnection("live");
@@ -88,43 +118,101 @@ async function refresh() {
   }
 }
 
+/** Whether jobs of a sweep changed since it was shown. @param {Job} sweep @param {Job[]} before */
+function hasMoved(sweep, before) {
+  const known = before.find((job) => job.id === sweep.id);
+  return JSON.stringify(known?.children) !== JSON.stringify(sweep.children);
+}
+
 /** @param {unknown} error */
 function failed(error) {
-  showConnection("reconnecting");
-  if (rows.size > 0 || (error instanceof Problem && error.status === 401)) return;
-  const words = error instanceof Problem ? error.message : "The answer could not be read.";
-  fill(byId("blank"), blank("The jobs cannot be shown", words));
   if (!(error instanceof Problem)) throw error;
+  showConnection(error.passing ? "reconnecting" : "ended");
+  if (error.status === 401 || (error.passing && rows.size > 0)) return;
+  jobs = [];
+  following = null;
+  show();
+  const again = h("button", { class: "button", type: "button" }, "Try again");
+  again.addEventListener("click", () => void refresh());
+  fill(byId("blank"), blank("The jobs cannot be shown", error.message, error.passing ? again : clear()));
 }
+
+/** @param {{states: Record<string, number>, exact: boolean}} counts */
+function showCounts({ states, exact }) {
+  const total = Object.values(states).reduce((sum, count) => sum + count, 0);
+  for (const [state, element] of chips) setText(element, number(state ? (states[state] ?? 0) : total));
+  setText(byId("summary"), exact ? many(total, "job") : `more than ${many(total, "job")}`);
+}
+
+/** The jobs of this page, with those of unfolded sweeps below their parents. */
+const listed = () => jobs.flatMap((job) => [job, ...(unfolded.get(job.id) ?? [])]);
 
 function show() {
-  keyed(byId("rows"), jobs, (job) => job.id, () => new JobRow(changed), rows);
-  const table = /** @type {HTMLElement} */ (byId("rows").parentElement);
-  table.hidden = jobs.length === 0;
-  fill(byId("blank"), jobs.length === 0 && nothing());
-  const older = byId("older");
-  const newer = byId("newer");
-  older.hidden = following === null;
-  newer.hidden = !address.has("cursor");
-  const active = jobs.filter((job) => !isTerminal(job.state)).length;
-  setText(byId("summary"), jobs.length ? `${active} active on this page` : "");
+  const shown = listed();
+  for (const job of shown) if (selected.has(job.id)) selected.set(job.id, job);
+  keyed(byId("rows"), shown, (job) => job.id, () => new JobRow({ selected: select, unfolded: fold }), rows);
+  for (const [id, row] of rows) row.mark(selected.has(id), unfolded.has(id));
+  all.checked = shown.length > 0 && shown.every((job) => selected.has(job.id));
+  all.indeterminate = !all.checked && shown.some((job) => selected.has(job.id));
+  bulk.show([...selected.values()]);
+  /** @type {HTMLElement} */ (byId("rows").parentElement).hidden = shown.length === 0;
+  fill(byId("blank"), shown.length === 0 && nothing());
+  byId("following").hidden = following === null;
+  byId("previous").hidden = !new URLSearchParams(address()).has("cursor");
 }
 
+const clear = () => h("a", { class: "button", href: "/" }, "Clear filters");
+
 function nothing() {
-  const filtered = ["kind", "state", "q", "label"].some((name) => address.get(name));
-  if (!filtered) return blank("No jobs yet", "Submit the first one with: trivet submit SPEC.yaml --watch");
-  return blank("No job matches", "Change the filters, or clear them.", h("a", { class: "button", href: "/" }, "Clear filters"));
+  if (new URLSearchParams(address()).has("cursor")) {
+    return blank("No more jobs", "Those that were here have moved on.", h("a", { class: "button", href: "/" }, "First page"));
+  }
+  if (isNarrowed(address())) return blank("No job matches", "Change the filters, or clear them.", clear());
+  return blank("No jobs yet", "Submit the first one with: trivet submit SPEC.yaml --watch");
+}
+
+/** @param {string} id @param {boolean} isSelected */
+function select(id, isSelected) {
+  const job = listed().find((known) => known.id === id);
+  if (isSelected && job) selected.set(id, job);
+  else selected.delete(id);
+  show();
+}
+
+/** @param {(id: string) => boolean} isKept */
+function keepSelected(isKept) {
+  for (const id of [...selected.keys()]) if (!isKept(id)) selected.delete(id);
+  show();
+}
+
+/** Shows or hides the jobs of a sweep. @param {string} id */
+function fold(id) {
+  if (unfolded.delete(id)) show();
+  else void unfold(id);
+}
+
+/** @param {string} id */
+async function unfold(id) {
+  try {
+    const page = await call(`/v1/jobs?sweep=${encodeURIComponent(id)}&order=active&limit=${FOLDED}`);
+    unfolded.set(id, items(page));
+    show();
+  } catch (error) {
+    failed(error);
+  }
 }
 
 /** One job changed by the user or by an event. @param {Job} job */
 function changed(job) {
-  jobs = jobs.map((known) => (known.id === job.id ? job : known));
+  const replaced = (/** @type {Job[]} */ known) => known.map((one) => (one.id === job.id ? job : one));
+  jobs = replaced(jobs);
+  for (const [sweep, known] of unfolded) unfolded.set(sweep, replaced(known));
   show();
 }
 
 /** Follows the unfinished jobs on this page over one shared connection. @param {string} after */
 function watch(after) {
-  const ids = jobs.filter((job) => !isTerminal(job.state)).map((job) => job.id);
+  const ids = listed().filter((job) => !isTerminal(job.state)).slice(0, FOLLOWED).map((job) => job.id);
   if (ids.join() === watched) return;
   watched = ids.join();
   stream?.close();
@@ -140,16 +228,31 @@ function watch(after) {
 
 /** @param {string | null} id @param {import("../lib/types.js").JobEvent} event */
 async function happened(id, event) {
-  const job = jobs.find((known) => known.id === id);
+  const job = listed().find((known) => known.id === id);
   if (!job) return;
   changed(reduce(job, event));
   if (event.type === "state") changed(await call(jobPath(job.id)).catch(() => reduce(job, event)));
 }
 
-form.addEventListener("input", narrow);
-form.addEventListener("submit", (event) => event.preventDefault());
-byId("older").addEventListener("click", () => visit({ cursor: following }));
-byId("newer").addEventListener("click", () => history.back());
+// A part of a name finds nothing where a whole one is asked for: only the search follows each letter.
+form.addEventListener("input", ({ target }) => {
+  if (target === field("q") || target instanceof HTMLSelectElement) readFilters();
+});
+form.addEventListener("change", readFilters);
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  readFilters();
+});
+all.addEventListener("change", () => {
+  for (const job of listed()) {
+    if (all.checked) selected.set(job.id, job);
+    else selected.delete(job.id);
+  }
+  show();
+});
+byId("following").addEventListener("click", () => following && turnPage(following));
+byId("previous").addEventListener("click", () => history.back());
+byId("bulk").append(bulk.element);
 window.setInterval(() => {
   if (!document.hidden) void refresh();
 }, POLL_MS);

@@ -9,6 +9,9 @@ const SESSION = "trivet-session";
 /** @param {string} secret what signing in answered */
 export const keepSession = (secret) => localStorage.setItem(SESSION, secret);
 
+/** What a request of a page has beside the cookie. */
+export const sessionHeader = () => ({ "X-Trivet-Session": localStorage.getItem(SESSION) ?? "" });
+
 /** A response's date is cut to seconds, and clocks of one site differ a little. */
 const OVERLAP_MS = 3000;
 
@@ -84,7 +87,7 @@ export async function callAt(path) {
 async function answer(path, options) {
   let response;
   try {
-    const headers = { Accept: "application/json", "X-Trivet-Session": localStorage.getItem(SESSION) ?? "" };
+    const headers = { Accept: "application/json", ...sessionHeader() };
     response = await fetch(path, { credentials: "same-origin", headers, ...options });
   } catch {
     throw new Problem(0, "No connection", "The service cannot be reached.");

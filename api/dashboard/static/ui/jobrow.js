@@ -1,81 +1,97 @@
 /** One line of the job list; made once, then only changed where the job did. */
 
-import { mesh, placement, unix } from "../lib/format.js";
-import { canCancel, isTerminal, title } from "../lib/state.js";
-import { Problem, jobPath, post } from "./api.js";
-import { confirmed } from "./confirm.js";
+import { headline } from "../lib/headline.js";
+import { mesh, number, placement, unix } from "../lib/format.js";
+import { isTerminal, title } from "../lib/state.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
 import { ProgressBar, labelChips, showAge, showDuration, stateMark, updateStateMark } from "./parts.js";
-import { notify } from "./status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
+/**
+ * @typedef {object} RowEvents
+ * @property {(id: string, selected: boolean) => void} selected
+ * @property {(id: string) => void} unfolded told when the jobs of a sweep are to be shown or hidden
+ */
+
 export class JobRow {
-  /** @param {(job: Job) => void} changed told when an action changed the job */
-  constructor(changed) {
-    this.changed = changed;
+  /** @param {RowEvents} events */
+  constructor(events) {
     /** @type {Job | null} */
     this.job = null;
+    this.box = h("input", { type: "checkbox" });
+    this.box.addEventListener("change", () => this.job && events.selected(this.job.id, this.box.checked));
     this.state = stateMark("queued");
+    this.fold = h("button", { class: "fold", type: "button", "aria-expanded": "false", hidden: true }, "▸");
+    this.fold.addEventListener("click", () => this.job && events.unfolded(this.job.id));
     this.name = h("a", { class: "name" });
-    this.under = h("div", { class: "under" });
-    this.kind = h("td", { class: "kind" });
+    this.labels = h("span", { class: "labels" });
+    this.kind = h("td", { class: "kind muted" });
     this.progress = new ProgressBar();
-    this.note = h("span", { class: "muted note" });
-    this.where = h("span", {});
-    this.shape = h("span", { class: "muted shape" });
-    this.place = h("td", { class: "where" }, this.where, this.shape);
+    this.note = h("span", { class: "note" });
+    this.outcome = h("td", { class: "outcome" }, h("div", { class: "line" }, this.progress.element, this.note));
+    this.owner = h("a", {});
+    this.project = h("a", { class: "muted" });
+    this.priority = h("td", { class: "right muted priority" });
+    this.place = h("td", { class: "where muted" });
     this.duration = h("td", { class: "right duration" });
     this.age = h("td", { class: "right muted age" });
-    this.cancel = h("button", { class: "tiny", type: "button" }, "Cancel");
-    this.cancel.addEventListener("click", () => void this.ask());
-    this.element = h("tr", {}, h("td", { class: "status" }, this.state), h("td", { class: "what" }, this.name, this.under),
-      this.kind, h("td", { class: "advance" }, this.progress.element, this.note),
-      this.place, this.duration, this.age, h("td", { class: "right act" }, this.cancel));
+    this.element = h("tr", {}, h("td", { class: "pick" }, h("label", {}, this.box)),
+      h("td", { class: "status" }, this.state),
+      h("td", { class: "what" }, h("div", { class: "line" }, this.fold, this.name, this.labels)),
+      this.kind, this.outcome, h("td", { class: "owner" }, h("div", { class: "line" }, this.owner, this.project)),
+      this.priority, this.place, this.duration, this.age);
   }
 
   /** @param {Job} job */
   update(job) {
-    const known = this.job;
+    if (!this.job) this.settle(job);
     this.job = job;
-    setAttribute(this.element, "data-job", job.id);
     updateStateMark(this.state, job.state);
-    setText(this.name, title(job));
-    setAttribute(this.name, "href", `/jobs/${encodeURIComponent(job.id)}`);
-    if (!known) fill(this.under, h("span", { class: "code muted" }, job.id), ...labelChips(job.labels));
-    setText(this.kind, job.kind);
     this.progress.update(job);
-    setText(this.note, this.remark(job));
-    setText(this.where, job.placement.length ? placement(job.placement) : isTerminal(job.state) ? "–" : "waiting");
-    setAttribute(this.where, "class", job.placement.length ? null : "muted");
-    setText(this.shape, mesh(job.parallel));
-    const nowhere = isTerminal(job.state) && job.placement.length === 0;
-    this.shape.hidden = nowhere;
-    setAttribute(this.place, "data-none", nowhere);
+    if (isTerminal(job.state)) this.progress.element.hidden = true;
+    const words = headline(job);
+    setText(this.note, words);
+    setAttribute(this.note, "title", words || null);
+    setAttribute(this.note, "data-tone", job.state === "failed" ? "bad" : job.state === "succeeded" ? "result" : null);
+    const where = job.placement.length ? placement(job.placement) : "";
+    setText(this.place, where || "–");
+    setAttribute(this.place, "title", where ? `${where}, ${mesh(job.parallel ?? undefined)}` : null);
+    setAttribute(this.place, "data-none", !where);
     showDuration(this.duration, job);
     setAttribute(this.duration, "data-none", !job.started_at);
+  }
+
+  /** Shows what never changes. @param {Job} job */
+  settle(job) {
+    setAttribute(this.element, "data-job", job.id);
+    setAttribute(this.element, "data-child", Boolean(job.sweep));
+    setAttribute(this.box, "aria-label", `Select ${title(job)}`);
+    const varied = Object.entries(job.parameters ?? {}).map(([path, value]) => `${path}=${JSON.stringify(value)}`);
+    setText(this.name, job.sweep && varied.length ? varied.join(", ") : title(job));
+    setAttribute(this.name, "href", `/jobs/${encodeURIComponent(job.id)}`);
+    setAttribute(this.name, "title", `${title(job)}, ${job.id}`);
+    if (!job.sweep) fill(this.labels, ...labelChips(job.labels));
+    this.fold.hidden = !job.children;
+    setAttribute(this.fold, "aria-label", `Jobs of the sweep ${title(job)}`);
+    setText(this.kind, job.kind);
+    setText(this.owner, job.owner);
+    setAttribute(this.owner, "href", `/?owner=${encodeURIComponent(job.owner)}`);
+    setAttribute(this.owner, "title", `jobs of ${job.owner}`);
+    setText(this.project, job.project);
+    setAttribute(this.project, "href", `/?project=${encodeURIComponent(job.project)}`);
+    setAttribute(this.project, "title", `jobs of the project ${job.project}`);
+    this.project.hidden = job.project === "default";
+    setText(this.priority, number(job.priority));
+    setAttribute(this.priority, "data-none", job.priority === 0);
     showAge(this.age, unix(job.created_at));
-    this.cancel.hidden = !canCancel(job.state);
-    setAttribute(this.cancel, "aria-label", `Cancel ${title(job)}`);
   }
 
-  /** Why it failed, or what it waits for. @param {Job} job */
-  remark(job) {
-    if (job.state === "failed" && job.error) return `${job.error.type}: ${job.error.message}`;
-    return isTerminal(job.state) ? "" : (job.reason ?? "");
-  }
-
-  async ask() {
-    const job = this.job;
-    if (!job) return;
-    const sure = await confirmed(`Cancel “${title(job)}”?`, consequence(job), "Cancel the job", true);
-    if (!sure) return;
-    try {
-      this.changed(await post(jobPath(job.id, "/cancel")));
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      notify(error.message, "error");
-    }
+  /** @param {boolean} isSelected @param {boolean} isUnfolded */
+  mark(isSelected, isUnfolded) {
+    this.box.checked = isSelected;
+    setAttribute(this.element, "data-selected", isSelected);
+    setAttribute(this.fold, "aria-expanded", String(isUnfolded));
   }
 }
 

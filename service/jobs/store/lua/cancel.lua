@@ -1,6 +1,6 @@
 -- Cancel a job: a queued one at once, an active one when its parts have obeyed.
--- COST: the hosts of the job, and some of its dependents (see lib/ending.lua).
--- USES: core jobs queue devices ending
+-- COST: the hosts of the job, and some of its dependents (see lib/ending.lua); of a sweep those of all its jobs.
+-- USES: core jobs queue device_hours fair_share devices counts sweeps ending
 -- ARGV: limits: json, job_id: str
 -- RETURNS: flat fields and values
 
@@ -9,10 +9,12 @@ if not state then
   return no_such_job(job_id)
 elseif state == "succeeded" or state == "failed" then
   return refuse("CONFLICT", "job " .. job_id .. " has " .. state .. " already; that is final")
-elseif state == "queued" then
-  end_job(job_id, limits.stream_cap, "cancelled")
-elseif state == "starting" or state == "running" then
+elseif not is_sweep(job_id) then
+  cancel_job(job_id, limits)
+elseif state == "running" then
   set_state(job_id, limits.stream_cap, "cancelling")
-  end_attempt_if_over(job_id, limits)
+  for _, child in ipairs(jobs_of(job_id)) do
+    cancel_job(child, limits)
+  end
 end
 return view(job_id)

@@ -1,6 +1,6 @@
 -- Make a supervisor the owner of a part. Asking again is answered again; a second supervisor is refused.
 -- COST: the hosts of the job.
--- USES: core jobs queue devices ending fencing
+-- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, supervisor: str
 -- RETURNS: {spec, placement, address of the leading host}
 
@@ -25,6 +25,8 @@ if first_time then
   end
   if not unclaimed and field(job_id, "state") == "starting" then
     redis.call("HSETNX", KEY.job(job_id), "started_at", whole(wall_ms()))
+    add_count(1, "trivet_attempts_started_total")
+    observe("trivet_start_seconds", (now - part.placed_at) / 1000)
     set_state(job_id, limits.stream_cap, "running")
   end
 end

@@ -1,28 +1,44 @@
--- Forget a terminal job that no unfinished job needs.
--- COST: the labels, 32 at most; the events are freed in the background.
--- USES: core jobs
+-- Forget a terminal job that no unfinished job needs; a sweep goes with all its jobs.
+-- COST: the labels, 32 at most, of a sweep those of each job; the events are freed in the background.
+-- USES: core jobs artifacts sweeps
 -- ARGV: job_id: str
--- RETURNS: 1
+-- RETURNS: the ids that were forgotten
 
 local MOST_NAMED = 5
-local state = field(job_id, "state")
+local state, sweep = field(job_id, "state"), field(job_id, "sweep")
 if not state then
   return no_such_job(job_id)
 elseif state ~= "succeeded" and state ~= "failed" and state ~= "cancelled" then
   return refuse("CONFLICT", "job " .. job_id .. " is " .. state .. "; only an ended job can be deleted")
-end
-local users = redis.call("ZCARD", KEY.job_dependents(job_id))
-if users > 0 then
-  local some = table.concat(redis.call("ZRANGE", KEY.job_dependents(job_id), 0, MOST_NAMED - 1), ", ")
-  local others = users > MOST_NAMED and " and " .. users - MOST_NAMED .. " more" or ""
-  return refuse("CONFLICT", "job " .. job_id .. " is needed by " .. some .. others)
+elseif sweep then
+  return refuse("CONFLICT", "job " .. job_id .. " is one of sweep " .. sweep .. ", which is deleted as a whole")
 end
 
-redis.call("ZREM", KEY.jobs(), job_id)
-redis.call("ZREM", KEY.jobs_by("state:" .. state), job_id)
-for _, index in ipairs(cjson.decode(field(job_id, "indexes"))) do
-  redis.call("ZREM", KEY.jobs_by(index), job_id)
+local ids = jobs_of(job_id)
+ids[#ids + 1] = job_id
+for _, id in ipairs(ids) do
+  local users = redis.call("ZCARD", KEY.job_dependents(id))
+  if users > 0 then
+    local named = {}
+    for _, user in ipairs(redis.call("ZRANGE", KEY.job_dependents(id), 0, MOST_NAMED - 1)) do
+      if project_of(user) == project_of(id) then
+        named[#named + 1] = user
+      end
+    end
+    local some, others = table.concat(named, ", "), users - #named
+    local rest = others > 0 and (#named > 0 and " and " .. others .. " more" or others .. " jobs of other projects") or ""
+    return refuse("CONFLICT", "job " .. id .. " is needed by " .. some .. rest)
+  end
 end
-redis.call("UNLINK", KEY.job(job_id), KEY.job_events(job_id), KEY.job_artifacts(job_id))
-redis.call("DEL", KEY.job_parts(job_id), KEY.job_batches(job_id))
-return 1
+
+for _, id in ipairs(ids) do
+  redis.call("ZREM", KEY.jobs(), id)
+  leave_state(id, field(id, "state"))
+  for _, index in ipairs(cjson.decode(field(id, "indexes"))) do
+    redis.call("ZREM", KEY.jobs_by(index), id)
+  end
+  forget_artifacts(id)
+  redis.call("UNLINK", KEY.job(id), KEY.job_events(id))
+  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id), KEY.sweep(id))
+end
+return ids

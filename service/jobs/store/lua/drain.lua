@@ -1,7 +1,7 @@
 -- Stop ("1") or start ("0") giving work to a host; what runs there goes on. A start also clears what is held against it.
 -- COST: constant.
--- USES: core devices health
--- ARGV: host: str, draining: str
+-- USES: core device_hours fair_share devices counts health
+-- ARGV: limits: json, host: str, draining: str
 -- RETURNS: 1
 
 if redis.call("EXISTS", KEY.host(host)) == 0 then

@@ -1,7 +1,7 @@
 -- Append events of a claimed part to the job's stream; each is a pair of type and JSON.
 -- A batch that is there already (its writer got no answer and sent it again) is not appended twice; 0 is no number.
 -- COST: the events given; a first batch also clears what was held against its host.
--- USES: core jobs queue devices ending fencing health
+-- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing health
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, *entries: str
 -- RETURNS: 1, or 0 of a batch that was known
 
@@ -18,6 +18,7 @@ start_succeeded(job_id, attempt, host)
 for i = 1, #entries, 2 do
   add_event(job_id, limits.stream_cap, entries[i], entries[i + 1])
 end
+add_count(#entries / 2, "trivet_events_total")
 if progress ~= "" then
   redis.call("HSET", KEY.job(job_id), "progress", progress)
 end

@@ -1,12 +1,13 @@
--- Enter a key unless one with the admin scope exists.
+-- Enter a key unless an operator's exists: one with the admin scope, of no project, and that has not expired.
 -- COST: the keys, which only an admin makes.
--- USES: core
+-- USES: core keys
 -- ARGV: key_id: str, entry: str
 -- RETURNS: 1 when entered, else 0
 
 for _, text in ipairs(redis.call("HVALS", KEY.api_keys())) do
-  for _, scope in ipairs(cjson.decode(text).scopes) do
-    if scope == "admin" then
+  local key = cjson.decode(text)
+  for _, scope in ipairs(key.scopes) do
+    if scope == "admin" and (key.project or cjson.null) == cjson.null and not expired(key) then
       return 0
     end
   end

@@ -1,6 +1,6 @@
 -- End a claimed part: free its devices; the last part ends the attempt.
 -- COST: the hosts of the job, and some of its dependents (see lib/ending.lua).
--- USES: core jobs queue devices ending fencing health
+-- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing health
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, status: str, result: str, error: str
 -- RETURNS: flat fields and values
 

@@ -1,8 +1,8 @@
 -- A host says goodbye: no more work for it; its record stays while anything on it holds devices, and while it is
 -- drained: that mark is an operator's, and must be there when the host comes back.
 -- COST: constant.
--- USES: core devices
--- ARGV: host: str
+-- USES: core device_hours fair_share devices
+-- ARGV: limits: json, host: str
 -- RETURNS: 1
 
 if redis.call("EXISTS", KEY.host(host)) == 0 then

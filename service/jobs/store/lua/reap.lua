@@ -2,7 +2,7 @@
 -- (not the drained ones: that mark is an operator's, and must be there when the host comes back).
 -- A claimed part's devices stay held (an orphan) until its host confirms that its processes are gone.
 -- COST: `most` leases, and the devices of hosts that are silent; for each job touched its hosts and some dependents.
--- USES: core jobs queue devices ending health
+-- USES: core jobs queue device_hours fair_share devices counts sweeps ending health
 -- ARGV: limits: json, most: int
 -- RETURNS: ids of the jobs touched
 
@@ -34,6 +34,7 @@ end
 for _, name in ipairs(redis.call("ZRANGE", KEY.leases(), "-inf", whole(now), "BYSCORE", "LIMIT", 0, most)) do
   local id, attempt, host = split_part(name)
   if redis.call("ZSCORE", KEY.leases(), name) then
+    add_count(1, "trivet_lease_expiries_total")
     lose(id, attempt, host, "nobody on host " .. host .. " claimed the job in time")
   end
 end

@@ -1,15 +1,17 @@
 -- Enter an artifact of a claimed part in the job's manifest, with its event; the same entry again changes nothing.
 -- COST: constant.
--- USES: core jobs queue devices ending fencing
+-- USES: core jobs artifacts queue device_hours fair_share devices counts sweeps ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, name: str, entry: str, event: str
 -- RETURNS: 1, or 0 of an entry that was there
 
 if not may_write(job_id, attempt, host, limits) then
   return superseded(job_id, attempt, host)
 end
-if redis.call("HGET", KEY.job_artifacts(job_id), name) == entry then
+local known = redis.call("HGET", KEY.job_artifacts(job_id), name)
+if known == entry then
   return 0
 end
+count_artifact_bytes(job_id, cjson.decode(entry).bytes - (known and cjson.decode(known).bytes or 0))
 redis.call("HSET", KEY.job_artifacts(job_id), name, entry)
 add_event(job_id, limits.stream_cap, "artifact", event)
 return 1

@@ -1,6 +1,6 @@
 -- Extend the lease of a claimed part, and say whether to go on.
 -- COST: constant.
--- USES: core jobs queue devices ending fencing
+-- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str
 -- RETURNS: "run" | "stop" | "lost"
 

@@ -1,8 +1,9 @@
 -- Find the key of a session that a page speaks for, and let the session live on from now. The page proves itself by
 -- its secret, or by a ticket that it was given for this path.
--- USES: core
+-- USES: core keys members
 -- ARGV: session: str, page: str, ticket: str, path: str, idle_ms: int
--- RETURNS: the key's entry and its last use; nothing when the session, its key or the proof is not there
+-- RETURNS: the key's entry, its last use and its owner's role (see lib/members.lua); nothing when
+-- the session, its key or the proof is not there
 
 local held = redis.call("HMGET", KEY.session(session), "key", "page", "ends")
 if not held[1] then
@@ -12,11 +13,11 @@ local proved = held[2] == page or (ticket ~= "" and redis.call("GET", KEY.sessio
 if not proved then
   return {}
 end
-local found = redis.call("HGET", KEY.api_keys(), held[1])
+local found = valid_entry(held[1])
 local left = tonumber(held[3]) - now_ms()
 if not found or left <= 0 then
   redis.call("DEL", KEY.session(session))
   return {}
 end
 redis.call("PEXPIRE", KEY.session(session), whole(math.min(idle_ms, left)))
-return {found, redis.call("HGET", KEY.api_keys_used(), held[1]) or ""}
+return { found, redis.call("HGET", KEY.api_keys_used(), held[1]) or "", role_of(found) }

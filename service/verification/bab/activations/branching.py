@@ -1,4 +1,4 @@
-"""Which preactivation a domain is split at: filtered smart branching (FSB, De Palma et al., 2021).
+"""Chooses the preactivation that a domain is split at: filtered smart branching (FSB, De Palma et al., 2021).
 
 Every score of :mod:`service.verification.bab.heuristics` nominates the best few entries of each domain. Both halves of
 each nominated entry are bounded for real, and the entry whose halves gain most wins.

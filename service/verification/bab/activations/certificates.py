@@ -72,7 +72,9 @@ class Certificates:
         slope_parameters = self.domain_bounds.objective.slope_parameters
         chosen = slope_parameters.members(slope_parameters.families(within), domains.slopes)
         steps = {
-            name: self._own(name, intervals, chosen[name]) if name in chosen else _repeated(step, count)
+            name: self._own(name, intervals, chosen[name])
+            if name in chosen
+            else replace(step, error=step.error.expand(count, *step.error.shape[1:]), lost=step.lost.expand(count))
             for name, step in backward.steps.items()
         }
         return replace(backward, intervals=intervals, steps=steps, divided=False)
@@ -120,7 +122,3 @@ class StagedCertificates(Certificates):
     def _before(self, rows: Tensor, own: bool) -> Tensor:
         self.line.to_previous(rows)
         return self.line.from_previous()
-
-
-def _repeated(step: RigorousStep, count: int) -> RigorousStep:
-    return replace(step, error=step.error.expand(count, *step.error.shape[1:]), lost=step.lost.expand(count))

@@ -23,7 +23,7 @@ from service.bounds.split import Multipliers, Preactivations, Splits, constraine
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.neuron_index import LocalSplits, NeuronIndex, NeuronIndexing
 from service.verification.bab.activations.slope_parameters import SlopeParameters
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 
 class SpecificationRows(Protocol):

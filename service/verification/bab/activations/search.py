@@ -36,7 +36,7 @@ from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.settings import OptimiserSettings
 from service.verification.bab.specification import Counterexample, Specification
 from service.verification.bab.time_plan import share_of_rest
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 T = TypeVar("T")
 ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"

@@ -17,7 +17,7 @@ from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import PiecewiseSlopes, Places
 
 Bounds = Mapping[str, Interval]
-"""Of the values that non-linear operators read, by value."""
+"""Bounds of the values that non-linear operators read, by value."""
 
 
 class SlopeParameters:
@@ -25,7 +25,11 @@ class SlopeParameters:
 
     def __init__(self, network: Network, nodes: Sequence[Node], root: Bounds) -> None:
         self.network, self.nodes = network, nodes
-        self._open = {node.name: Places.of(self._improvable(node, root)) for node in nodes}
+        unstable = {
+            node.name: network.operator_of(node).unstable_on(node, [root[value] for value in node.inputs])[0]
+            for node in nodes
+        }
+        self._open = {name: Places.of(entries) for name, entries in unstable.items()}
         self.tighten(root)
 
     def tighten(self, root: Bounds) -> None:
@@ -70,9 +74,6 @@ class SlopeParameters:
         parts = iter(torch.split(parameters, sizes, dim=1)) if sizes else iter(())
         for name, starts in self._starts.items():
             yield name, tuple(next(parts).reshape(len(parameters), 1, *start.shape[1:]) for start in starts)
-
-    def _improvable(self, node: Node, bounds: Bounds) -> Tensor:
-        return self.network.operator_of(node).unstable_on(node, [bounds[value] for value in node.inputs])[0]
 
     def _family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         operator = self.network.operator_of(node)

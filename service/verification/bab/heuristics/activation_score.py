@@ -97,7 +97,8 @@ class ActivationView:
         arrived, operator = self.inspection.coefficients[node.name].squeeze(1), self.network.operator_of(node)
         arrived = operator.centred(arrived.unsqueeze(1), bounds).squeeze(1)
         if len(bounds) > 1:
-            return [_repeated(loss, times) for loss in self._radius_shares(node, bounds, arrived)]
+            shares = self._radius_shares(node, bounds, arrived)
+            return [loss.expand(times, *loss.shape).flatten(0, 1) for loss in shares]
         family, z = self.inspection.families[node.name], points[node.inputs[0]]
         relaxed = family.relaxation if isinstance(family, PiecewiseSlopes) else operator.relax_on(node, bounds)
         assert isinstance(relaxed, Relaxation)
@@ -117,10 +118,6 @@ class ActivationView:
             weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
             gradients = torch.autograd.grad(weight, radii)
         return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
-
-
-def _repeated(values: Tensor, times: int) -> Tensor:
-    return values.expand(times, *values.shape).flatten(0, 1)
 
 
 def _loss(relaxed: Relaxation, coefficients: Tensor, z: Tensor, value: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from service.verification.bab.inputs.input_bounds import InputBounds, InputBound
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Counterexample, Specification
-from service.verification.certify import Verdict
+from service.verification.verdict import Verdict
 
 T = TypeVar("T")
 STAGE = "the search over inputs"

@@ -1,4 +1,5 @@
--- What a host holds for the parts placed on it; its free sets are always its declared devices less those. Needs core.
+-- What a host holds for the parts placed on it; its free sets are always its declared devices less those. What parts
+-- hold is charged to their projects. Needs core, fair_share.
 
 local function held_part(host, id, attempt)
   local text = redis.call("HGET", KEY.host_parts(host), id .. ":" .. attempt)
@@ -13,12 +14,26 @@ local function declared(host, pool)
   return tonumber(redis.call("HGET", KEY.host(host), "devices:" .. pool) or 0)
 end
 
+-- Begin to hold devices.
+local function take(host, id, attempt, part)
+  charge(part.project, #part.devices, now_ms())
+  hold(host, id, attempt, part)
+end
+
+-- A part that was placed by an older version names no project, and was charged to none.
+local function discharge(part)
+  if part.project then
+    charge(part.project, -#part.devices, now_ms())
+  end
+end
+
 local function release(host, id, attempt)
   local part = held_part(host, id, attempt)
   if not part then
     return
   end
   redis.call("HDEL", KEY.host_parts(host), id .. ":" .. attempt)
+  discharge(part)
   local count = declared(host, part.pool)
   for _, device in ipairs(part.devices) do
     if device < count then
@@ -53,6 +68,9 @@ local function reset_free(host, pool)
 end
 
 local function forget_host(host)
+  for _, text in ipairs(redis.call("HVALS", KEY.host_parts(host))) do
+    discharge(cjson.decode(text))
+  end
   redis.call("ZREM", KEY.hosts(), host)
   redis.call("DEL", KEY.host(host), KEY.host_parts(host), KEY.host_free(host, "cuda"), KEY.host_free(host, "cpu"))
 end

@@ -1,4 +1,4 @@
--- How attempts and jobs end. Needs core, jobs, queue, devices.
+-- How attempts and jobs end. Needs core, jobs, queue, devices, counts, sweeps.
 
 local MOST_TOLD = 100
 
@@ -9,7 +9,7 @@ local function give_up_part(id, attempt, host, status)
   redis.call("ZREM", KEY.outbox(), name)
 end
 
--- The first fault of an attempt decides how it ends; kind is failed, stopped, interrupted, lost or unclaimed.
+-- The first fault of an attempt decides how it ends; kind is failed, stopped, interrupted, preempted, lost or unclaimed.
 local function add_fault(id, kind, error_text)
   redis.call("HSETNX", KEY.job(id), "fault_kind", kind)
   redis.call("HSETNX", KEY.job(id), "fault", error_text)
@@ -22,10 +22,12 @@ local function forget_dependencies(id)
   redis.call("DEL", KEY.job_waits(id))
 end
 
-local function close(id, cap, state, reason, error_text)
+local close
+function close(id, cap, state, reason, error_text)
   dequeue(id)
   set_state(id, cap, state, reason)
   redis.call("HSET", KEY.job(id), "ended_at", whole(wall_ms()))
+  add_count(1, "trivet_jobs_ended_total", field(id, "kind"), state)
   redis.call("HDEL", KEY.job(id), "fault", "fault_kind", "told_to_stop", "lost", "avoid")
   if error_text then
     redis.call("HSET", KEY.job(id), "error", error_text)
@@ -36,6 +38,17 @@ local function close(id, cap, state, reason, error_text)
   forget_dependencies(id)
   if redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0 then
     redis.call("RPUSH", KEY.ended(), id .. ":" .. state)
+  end
+  local sweep = field(id, "sweep")
+  if sweep then
+    compare(sweep, id)
+    if tell_progress(sweep, cap) then
+      local outcome, sweep_error = outcome_of_sweep(sweep)
+      if outcome == "cancelled" and field(sweep, "state") == "running" then
+        set_state(sweep, cap, "cancelling")
+      end
+      close(sweep, cap, outcome, nil, sweep_error)
+    end
   end
 end
 
@@ -111,7 +124,7 @@ end
 local function end_faulty(id, limits, kind, fault)
   local job = redis.call("HMGET", KEY.job(id), "attempt", "retries", "retries_used")
   local message = "attempt " .. job[1] .. ": " .. cjson.decode(fault).message
-  if kind == "interrupted" then
+  if kind == "interrupted" or kind == "preempted" then
     requeue(id, limits.stream_cap, message .. "; queued again")
   elseif kind == "lost" or kind == "unclaimed" then
     local lost, most = redis.call("HINCRBY", KEY.job(id), "lost_attempts", 1), limits.max_lost_attempts
@@ -158,10 +171,24 @@ local function end_attempt_if_over(id, limits)
   end
   if cancelling then
     local in_time = failed == 0 and not job[5]
+    count_attempt(in_time and "succeeded" or "cancelled")
     end_job(id, limits.stream_cap, in_time and "succeeded" or "cancelled")
-  elseif fault then
+  elseif fault and not (job[4] == "preempted" and failed == 0) then
+    count_attempt(job[4], fault)
     end_faulty(id, limits, job[4], fault)
   else
+    count_attempt("succeeded")
     end_job(id, limits.stream_cap, "succeeded")
+  end
+end
+
+-- Cancel a job that is not over: at once while it is queued, else when its parts have obeyed.
+local function cancel_job(id, limits)
+  local state = field(id, "state")
+  if state == "queued" then
+    end_job(id, limits.stream_cap, "cancelled")
+  elseif state == "starting" or state == "running" then
+    set_state(id, limits.stream_cap, "cancelling")
+    end_attempt_if_over(id, limits)
   end
 end

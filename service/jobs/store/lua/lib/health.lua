@@ -1,6 +1,7 @@
 -- Which hosts cannot start work: parts that nobody claimed, or whose supervisor ended before anything ran. A host with
 -- two such parts and no start since is failing: it gets no work for a while, then one part at a time; each further
--- failure doubles the while. Anything that runs there clears it, and so does an operator. Needs core, devices.
+-- failure doubles the while. Anything that runs there clears it, and so does an operator. Needs core, devices,
+-- counts.
 
 local FAILED_STARTS = 2
 local FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 60 * 1000, 3600 * 1000
@@ -16,6 +17,7 @@ end
 -- was marked say nothing new about it.
 local function start_failed(id, host, part, why, now)
   redis.call("HSET", KEY.job(id), "avoid", host)
+  add_count(1, "trivet_failed_starts_total")
   local key = KEY.host(host)
   if redis.call("EXISTS", key) == 0 then
     return

@@ -4,6 +4,16 @@ local function field(id, name)
   return redis.call("HGET", KEY.job(id), name) or nil
 end
 
+-- Jobs that were accepted before there were projects belong to the default one.
+local function project_of(id)
+  return field(id, "project") or "default"
+end
+
+-- Whether a project's members may read a job: it is theirs, or shared with them.
+local function is_visible(id, project)
+  return project_of(id) == project or redis.call("ZSCORE", KEY.jobs_by("visible:" .. project), id)
+end
+
 local function no_such_job(id)
   return refuse("NOTFOUND", "there is no job " .. id)
 end
@@ -17,6 +27,45 @@ local function dependency_reason(id)
     end
   end
   return "waits for " .. table.concat(open, ", ")
+end
+
+-- What a job is told about another one: its name, unless its project may not read that.
+local function name_for(id, other)
+  return is_visible(other, project_of(id)) and "job " .. other or "a job of another project"
+end
+
+-- Whether a pending job comes after the barrier of its pool, while that is pending itself.
+local function is_behind(id, barrier)
+  local score = tonumber(redis.call("ZSCORE", KEY.pending(), id))
+  if barrier.id == id or not redis.call("ZSCORE", KEY.pending(), barrier.id) then
+    return false
+  end
+  local is_equal = redis.call("HGET", KEY.job(id), "priority") == redis.call("HGET", KEY.job(barrier.id), "priority")
+  if is_equal and barrier.yields_to and barrier.yields_to[project_of(id)] then
+    return false
+  end
+  return score > barrier.score or (score == barrier.score and id > barrier.id)
+end
+
+-- Why its project's quotas keep a pending job from being placed, from what placement last saw (see place.lua), or nil.
+local function quota_reason(id, ranks, capacity)
+  local project = project_of(id)
+  local bound = capacity.projects and capacity.projects[project]
+  if not bound then
+    return nil
+  end
+  local hours = bound.hours
+  if hours then
+    local again = hours.below_in_h and ", and falls below that in " .. hours.below_in_h .. " h at the earliest" or ""
+    return "project " .. project .. " has used " .. hours.used .. " of " .. hours.most .. " device-hours in "
+      .. hours.window .. " h" .. again
+  elseif bound.devices and bound.held + ranks > bound.devices then
+    return "project " .. project .. " uses " .. bound.held .. " of " .. bound.devices .. " devices, and this job needs "
+      .. ranks
+  elseif bound.barrier and is_behind(id, bound.barrier) then
+    return "is held back by job " .. bound.barrier.id .. " of its project, which has waited too long to be overtaken"
+  end
+  return nil
 end
 
 local capacity_seen
@@ -33,19 +82,20 @@ local function waiting_reason(id, shape)
   if not seen then
     return "waits for devices"
   end
-  local barrier = seen.barrier
-  if barrier and barrier.id ~= id and redis.call("ZSCORE", KEY.pending(), barrier.id) then
-    local score = tonumber(redis.call("ZSCORE", KEY.pending(), id))
-    if score > barrier.score or (score == barrier.score and id > barrier.id) then
-      return "is held back by job " .. barrier.id .. ", which has waited too long to be overtaken"
-    end
+  local over_quota = quota_reason(id, ranks, capacity)
+  if over_quota then
+    return over_quota
+  elseif seen.barrier and is_behind(id, seen.barrier) then
+    local why = seen.barrier.gets_room and "which others make room for" or "which has waited too long to be overtaken"
+    return "is held back by " .. name_for(id, seen.barrier.id) .. ", " .. why
   end
   local where = hosts == 1 and "one host" or "at most " .. hosts .. " hosts"
   local needs = ranks .. " free " .. pool .. " devices on " .. where
-  local together = seen.together
+  local together, away = seen.together, seen.away and " (" .. seen.away .. ")" or ""
   if ranks <= (together[math.min(hosts, #together)] or 0) then
     local avoid = field(id, "avoid")
-    return "waits for " .. needs .. (avoid and ", other than host " .. avoid .. ", where it did not start" or "")
+    local elsewhere = avoid and ", other than host " .. avoid .. ", where it did not start" or ""
+    return "waits for " .. needs .. elsewhere .. away
   end
   local remedy = ""
   for wider, held in ipairs(together) do
@@ -54,7 +104,18 @@ local function waiting_reason(id, shape)
       break
     end
   end
-  return "no hosts that take work have " .. needs .. ", even when idle" .. remedy
+  return "no hosts that take work have " .. needs .. ", even when idle" .. away .. remedy
+end
+
+-- The jobs of a sweep, counted by state, and the best one, as JSON.
+local function children_of(sweep)
+  local flat, children = redis.call("HGETALL", KEY.sweep(sweep)), {}
+  for i = 1, #flat, 2 do
+    children[flat[i]] = string.match(flat[i + 1], "^%d+$") and tonumber(flat[i + 1]) or flat[i + 1]
+  end
+  children.metric, children.mode = nil, nil
+  children.best = children.best and cjson.decode(children.best)
+  return cjson.encode(children)
 end
 
 -- The record as a flat list of fields and values, without the one that is named; a pending job says why it was not
@@ -75,6 +136,9 @@ local function view(id, without)
   if shape and redis.call("ZSCORE", KEY.pending(), id) then
     record[#record + 1] = "waiting"
     record[#record + 1] = waiting_reason(id, shape)
+  elseif redis.call("EXISTS", KEY.sweep(id)) == 1 then
+    record[#record + 1] = "children"
+    record[#record + 1] = children_of(id)
   end
   return record
 end
@@ -83,17 +147,50 @@ local function add_event(id, cap, kind, data)
   redis.call("XADD", KEY.job_events(id), "MAXLEN", "~", cap, "*", "t", kind, "d", data)
 end
 
+local MOST_WEBHOOK_CHANGES = 100000
+
+-- What webhooks are told: the job as it is now, since it may be gone when they are.
+local function note_for_webhooks(id, event)
+  if redis.call("EXISTS", KEY.webhooks_present()) == 0 then
+    return
+  end
+  local known = redis.call("HMGET", KEY.job(id), "kind", "name", "owner")
+  local told = {
+    job = id, kind = known[1], name = known[2], owner = known[3], project = project_of(id),
+    state = event.state, attempt = event.attempt, reason = event.reason, time = event.time,
+  }
+  redis.call("XADD", KEY.webhook_changes(), "MAXLEN", "~", MOST_WEBHOOK_CHANGES, "*", "d", cjson.encode(told))
+end
+
 local function add_state_event(id, cap, state, reason)
   local event = {
     type = "state", time = wall_ms() / 1000, rank = cjson.null,
     state = state, attempt = tonumber(field(id, "attempt")), reason = reason,
   }
   add_event(id, cap, "state", cjson.encode(event))
+  note_for_webhooks(id, event)
+end
+
+-- The indexes of a state: of all jobs, and of those of one project.
+local function state_indexes(id, state)
+  return KEY.jobs_by("state:" .. state), KEY.jobs_by("state:" .. state .. ":" .. project_of(id))
+end
+
+local function enter_state(id, state)
+  for _, index in ipairs({ state_indexes(id, state) }) do
+    redis.call("ZADD", index, 0, id)
+  end
+end
+
+local function leave_state(id, state)
+  for _, index in ipairs({ state_indexes(id, state) }) do
+    redis.call("ZREM", index, id)
+  end
 end
 
 -- Hash, index and event of a state belong together; this is the only place that writes any of them.
 local function set_state(id, cap, state, reason)
-  local old = field(id, "state")
+  local old, sweep = unpack(redis.call("HMGET", KEY.job(id), "state", "sweep"))
   assert(MOVES[old][state], "job " .. id .. " cannot go from " .. old .. " to " .. state)
   redis.call("HSET", KEY.job(id), "state", state)
   if reason then
@@ -101,7 +198,17 @@ local function set_state(id, cap, state, reason)
   else
     redis.call("HDEL", KEY.job(id), "reason")
   end
-  redis.call("ZREM", KEY.jobs_by("state:" .. old), id)
-  redis.call("ZADD", KEY.jobs_by("state:" .. state), 0, id)
+  leave_state(id, old)
+  enter_state(id, state)
+  if sweep then
+    redis.call("HINCRBY", KEY.sweep(sweep), old, -1)
+    redis.call("HINCRBY", KEY.sweep(sweep), state, 1)
+  end
+  -- A sweep has no shape, and holds no devices.
+  if state == "running" and field(id, "preemptible") == "1" and field(id, "shape") then
+    redis.call("ZADD", KEY.preemptible(), field(id, "priority"), id)
+  else
+    redis.call("ZREM", KEY.preemptible(), id)
+  end
   add_state_event(id, cap, state, reason)
 end

@@ -1,9 +1,8 @@
 -- The pending set, and an index that finds the first job in order among those that fit, whatever else is pending.
 -- Needs core, jobs.
 --
--- Jobs of one shape (group:ranks:hosts, where the group is the device asked for, and the host that is avoided where
--- there is one) and one priority form a slice, in
--- order of age; only its head can be next. A quadtree over the plane of hosts and ranks holds the heads: each node is
+-- Jobs of one shape (group:ranks:hosts, where the group is the device asked for, with the host that is avoided and the
+-- project, where they are not the usual ones) and one priority form a slice, in order of age; only its head can be next. A quadtree over the plane of hosts and ranks holds the heads: each node is
 -- a sorted set of the heads in its square, and a square of side 4 has 16 below it. What fits is a region below a
 -- staircase (more hosts never hold fewer ranks), so a search opens only nodes that the staircase cuts: at most about
 -- twice as many as the largest feasible ranks and hosts together, however many shapes or jobs there are. Entering or
@@ -12,10 +11,6 @@
 local CLASS = 1e13
 local SIDE, LEVELS = 4, 8
 local MOST_HOSTS = 1024
-
-local function is_before(one, other)
-  return one.score < other.score or (one.score == other.score and one.id < other.id)
-end
 
 local function parse_shape(shape)
   local group, ranks, hosts = string.match(shape, "^(.+):(%d+):(%d+)$")
@@ -57,42 +52,43 @@ local function change_slice(id, shape, priority, score)
   end
 end
 
--- Jobs that avoid a host are a group of their own: they fit elsewhere than others.
-local function avoiding(group, host)
-  return group .. "@" .. host
+local DEFAULT_PROJECT = "default"
+
+-- Jobs that avoid a host are a group of their own: they fit elsewhere than others. So are those of each project: their
+-- turn comes with its share.
+local function group_name(device, host, project)
+  return device .. (host and "@" .. host or "") .. (project ~= DEFAULT_PROJECT and "/" .. project or "")
 end
 
-local function pending_shape(job)
-  if not job.avoid then
-    return job.shape
-  end
-  local device, rest = string.match(job.shape, "^(%a+)(:.+)$")
-  return avoiding(device, job.avoid) .. rest
+-- Device, host that is avoided or nil, project.
+local function parse_group(group)
+  local device, rest = string.match(group, "^(%a+)(.*)$")
+  return device, string.match(rest, "^@([^/]+)"), string.match(rest, "/(.+)$") or DEFAULT_PROJECT
 end
 
 local function queue_fields(id)
-  local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape", "avoid")
-  return { priority = job[1], queued_at = job[2], shape = job[3], avoid = job[4] }
+  local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape", "avoid", "project")
+  local device, rest = string.match(job[3], "^(%a+)(:.+)$")
+  local group = group_name(device, job[4], job[5] or DEFAULT_PROJECT)
+  return { priority = job[1], queued_at = job[2], group = group, shape = group .. rest }
 end
 
 local function enqueue(id)
   local job = queue_fields(id)
   local score = -tonumber(job.priority) * CLASS + tonumber(job.queued_at)
   redis.call("ZADD", KEY.pending(), whole(score), id)
-  if job.avoid then
-    redis.call("HINCRBY", KEY.avoided(), job.avoid, 1)
-  end
-  change_slice(id, pending_shape(job), job.priority, score)
+  redis.call("HINCRBY", KEY.pending_groups(), job.group, 1)
+  change_slice(id, job.shape, job.priority, score)
   wake_placement()
 end
 
 local function dequeue(id)
   if redis.call("ZREM", KEY.pending(), id) == 1 then
     local job = queue_fields(id)
-    if job.avoid and redis.call("HINCRBY", KEY.avoided(), job.avoid, -1) == 0 then
-      redis.call("HDEL", KEY.avoided(), job.avoid)
+    if redis.call("HINCRBY", KEY.pending_groups(), job.group, -1) <= 0 then
+      redis.call("HDEL", KEY.pending_groups(), job.group)
     end
-    change_slice(id, pending_shape(job), job.priority, nil)
+    change_slice(id, job.shape, job.priority, nil)
     wake_placement()
   end
 end

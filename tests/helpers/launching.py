@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[1]
-HELPERS = Path(__file__).parent / "helpers"
-RANK_MAIN, RANK_SERVER = (Path(__file__).parent / name for name in ("rank_main.py", "rank_server.py"))
+ROOT = Path(__file__).parents[2]
+HELPERS = Path(__file__).parent
+RANK_MAIN, RANK_SERVER = HELPERS / "rank_main.py", HELPERS / "rank_server.py"
 NVIDIA = Path("/dev/nvidiactl")
 LIMIT_SECONDS = 600.0
 """A group, or the import of a server, takes so long only if something is broken, on however busy a machine."""

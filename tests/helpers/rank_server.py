@@ -1,4 +1,4 @@
-"""Groups of ranks that are forked from a process which has imported what they need: ``python tests/rank_server.py``.
+"""Groups of ranks that are forked from a process which has imported what they need.
 
 Standard output says 0 once it is ready. Then one JSON line on standard input, ``{"ranks": 2, "output": file for what
 they write, "call": [arguments of rank_main.main]}``, starts one group, whose exit status is written when all its ranks
@@ -63,7 +63,7 @@ def serve() -> None:
     for name in BEFOREHAND:
         importlib.import_module(name)
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    if len(threads) > 1 or torch.cuda.is_initialized():
+    if len(threads) > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"a process of the threads {threads} cannot be forked safely; imports should start none")
     gc.freeze()
     print(0, file=answers, flush=True)
@@ -89,7 +89,7 @@ def launch(order: Order) -> int:
             _as_child(lambda rank=rank: _run_rank(order, rank, port))
         running[pid] = rank
     # Only now: the store has threads, and ranks are forked from a process that has one.
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
     status = _wait(running)

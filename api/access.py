@@ -1,0 +1,104 @@
+"""Decides which jobs and projects a caller may see and change: the only place where routes get one of them from.
+
+Who may not see a job is told what somebody is told who asks for one that does not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from fastapi import Depends
+
+from api.context import StoreDep
+from api.problems import ProblemError
+from api.security import Caller, Reader, Submitter
+from service.jobs.projects import Project
+from service.jobs.records import FailingHost, Holding, Host, Job, ListedJob, NotFound
+from service.jobs.store import Store
+
+SomeJob = TypeVar("SomeJob", bound=ListedJob)
+
+
+def sees(caller: Caller, job: ListedJob) -> bool:
+    """Return whether a caller may read a job and what it produced."""
+    return caller.project is None or job.is_visible_to(caller.project)
+
+
+def as_seen(caller: Caller, job: SomeJob) -> SomeJob:
+    """Return a job that the caller may read as it is shown there: with whom else it is shared is its project's to
+    know.
+    """
+    if caller.project in (None, job.project):
+        return job
+    return job.model_copy(update={"shared_with": tuple(name for name in job.shared_with if name == caller.project)})
+
+
+def visible_job(caller: Caller, store: Store, job_id: str) -> Job:
+    """Return a job that the caller may read. Raises :class:`NotFound` for any other."""
+    job = store.jobs.get(job_id)
+    if not sees(caller, job):
+        raise NotFound(f"there is no job {job_id}")
+    return as_seen(caller, job)
+
+
+def _readable(job_id: str, caller: Reader, store: StoreDep) -> Job:
+    return visible_job(caller, store, job_id)
+
+
+def _changeable(job_id: str, caller: Submitter, store: StoreDep) -> Job:
+    job = visible_job(caller, store, job_id)
+    if caller.is_operator:
+        return job
+    if caller.project != job.project:
+        raise ProblemError(403, f"job {job.id} is shared with project '{caller.project}' to be read only")
+    if job.owner != caller.name and caller.role != "maintainer":
+        detail = f"job {job.id} belongs to '{job.owner}' of project '{job.project}'"
+        raise ProblemError(403, f"{detail}; only its owner, a maintainer of the project or an admin may change it")
+    return job
+
+
+ReadableJob = Annotated[Job, Depends(_readable)]
+"""The job of the path, for those who may read it; 404 for all others."""
+ChangeableJob = Annotated[Job, Depends(_changeable)]
+"""The job of the path, for those who may change it; 404 for those who may not read it, else 403."""
+
+
+def _readable_project(name: str, caller: Reader, store: StoreDep) -> Project:
+    if caller.project not in (None, name):
+        raise NotFound(f"there is no project {name}")
+    return store.projects.get(name)
+
+
+def _maintained_project(name: str, caller: Submitter, store: StoreDep) -> Project:
+    project = _readable_project(name, caller, store)
+    if not caller.is_operator and caller.role != "maintainer":
+        raise ProblemError(403, f"only a maintainer of project '{name}' or an admin may change its members")
+    return project
+
+
+ReadableProject = Annotated[Project, Depends(_readable_project)]
+MaintainedProject = Annotated[Project, Depends(_maintained_project)]
+
+
+def host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
+    """Return a host without what it tells of jobs that the caller may not read: their devices count as held, and no
+    more.
+    """
+    if caller.project is None:
+        return host
+    visible = store.jobs.visible_among(caller.project, host.running)
+    return host.model_copy(
+        update={
+            "running": tuple(job_id for job_id in host.running if job_id in visible),
+            "held": tuple(
+                one if one.job in visible else Holding(job=None, attempt=0, pool=one.pool, devices=one.devices)
+                for one in host.held
+            ),
+            "failing": host.failing and _without_reason(host.failing),
+        }
+    )
+
+
+def _without_reason(failing: FailingHost) -> FailingHost:
+    """Return why a host is failing without the error that a job had there."""
+    return failing.model_copy(update={"reason": "parts of jobs that were placed here did not start"})

@@ -1,0 +1,55 @@
+/** The one thing that people want to know of a job in a list of many, in a few words. Pure. */
+
+import { number, percent } from "./format.js";
+
+/** @typedef {import("./types.js").Job} Job */
+
+/**
+ * What a job is about to do, does or came to: why it waits or failed, its result.
+ * @param {Job} job
+ * @returns {string}
+ */
+export function headline(job) {
+  if (job.state === "failed" && job.error) return `${job.error.type}: ${job.error.message}`;
+  if (job.children) return ofSweep(job.children);
+  if (job.state === "succeeded") return ofResult(job.result ?? {});
+  return job.reason ?? (job.state === "running" ? (job.progress?.phase ?? "") : "");
+}
+
+/** @param {import("./types.js").SweepJobs} children */
+function ofSweep(children) {
+  const told = /** @type {const} */ (["running", "queued", "failed"]).filter((state) => children[state]);
+  const words = [`${number(children.succeeded ?? 0)} of ${number(children.total)} succeeded`];
+  words.push(...told.map((state) => `${number(children[state])} ${state}`));
+  if (children.best) words.push(`best ${number(children.best.value)}`);
+  return words.join(", ");
+}
+
+/** By what the result has, so that kinds of plugins have a headline too. @param {Record<string, any>} result */
+function ofResult(result) {
+  if (typeof result.verdicts?.verified === "number") return verdicts(result);
+  if (result.gate && typeof result.gate === "object") return gate(result.gate);
+  const words = [
+    part("certified", result.eval_certified_accuracy ?? result.certified_accuracy),
+    part("accuracy", result.eval_accuracy ?? result.accuracy),
+  ].filter(Boolean);
+  if (words.length) return words.join(", ");
+  const loss = result.eval_loss ?? result.loss;
+  return typeof loss === "number" ? `loss ${number(loss)}` : "";
+}
+
+/** @param {string} word @param {unknown} share */
+const part = (word, share) => (typeof share === "number" ? `${word} ${percent(share, 1)}` : "");
+
+/** @param {Record<string, any>} result */
+function verdicts({ verdicts: found, instances }) {
+  const others = ["falsified", "unknown", "timeout"].filter((verdict) => found[verdict] > 0);
+  const all = typeof instances === "number" ? ` of ${number(instances)}` : "";
+  return [`verified ${number(found.verified)}${all}`, ...others.map((verdict) => `${number(found[verdict])} ${verdict}`)].join(", ");
+}
+
+/** @param {Record<string, any>} allowed rung by phase */
+function gate({ train, inference }) {
+  const phases = Object.entries({ train, inference }).filter(([, rung]) => typeof rung === "string");
+  return phases.length ? `allows ${phases.map(([phase, rung]) => `${rung} (${phase})`).join(", ")}` : "allows no compilation";
+}

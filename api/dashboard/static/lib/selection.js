@@ -1,0 +1,61 @@
+/** What can be done to several jobs at once, and what came of it. Pure. */
+
+import { many } from "./format.js";
+import { canCancel, canRetry, isTerminal, title } from "./state.js";
+
+/** @typedef {import("./types.js").Job} Job */
+
+/**
+ * @typedef {object} BulkAction
+ * @property {string} name
+ * @property {string} done its past participle
+ * @property {(state: string) => boolean} suits the state of a job
+ * @property {string} consequence
+ */
+
+/** @type {readonly BulkAction[]} */
+export const ACTIONS = [
+  {
+    name: "Cancel",
+    done: "cancelled",
+    suits: canCancel,
+    consequence: "Queued jobs leave the queue; processes of running ones are asked to stop. Checkpoints and artifacts are kept.",
+  },
+  {
+    name: "Retry",
+    done: "queued again",
+    suits: canRetry,
+    consequence: "Each is queued as a new attempt, which resumes from its last checkpoint, if it has one.",
+  },
+  {
+    name: "Delete",
+    done: "deleted",
+    suits: isTerminal,
+    consequence: "Their records, logs and artifacts are gone for good; of a sweep also its jobs.",
+  },
+];
+
+/**
+ * The question before an action: how many jobs it is for, and how many it leaves alone.
+ * @param {BulkAction} action
+ * @param {number} suited
+ * @param {number} selected
+ */
+export function question({ name, consequence }, suited, selected) {
+  const rest = selected - suited;
+  const others = rest > 0 ? ` ${many(rest, "other selected job")} ${rest === 1 ? "stays as it is" : "stay as they are"}.` : "";
+  return { heading: `${name} ${many(suited, "job")}?`, detail: `${consequence}${others}` };
+}
+
+/**
+ * @param {BulkAction} action
+ * @param {{job: Job, why: string}[]} failures
+ * @param {number} tried
+ */
+export function report({ done }, failures, tried) {
+  if (failures.length === 0) return { heading: `${many(tried, "job")} ${done}`, lines: [] };
+  return {
+    heading: `${failures.length} of ${many(tried, "job")} could not be ${done}`,
+    lines: failures.map(({ job, why }) => ({ id: job.id, words: title(job), why })),
+  };
+}

@@ -1,0 +1,62 @@
+"""The audit log: who did what."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from api.context import StoreDep
+from api.params import Limit, PageCursor, refuse
+from api.security import Admin
+from service.jobs.audit import AuditAction, AuditEntry, AuditPage
+from service.jobs.store import AuditFilter
+
+router = APIRouter(tags=["audit"])
+
+_MEDIA_TYPE = "application/x-ndjson"
+
+
+@router.get(
+    "/audit",
+    response_model=AuditPage,
+    responses={
+        200: {
+            "description": "A page of entries; with `format=jsonl`, all of them as lines, oldest first.",
+            "content": {_MEDIA_TYPE: {"schema": AuditEntry.model_json_schema(mode="serialization")}},
+        }
+    },
+)
+def list_audit(
+    *,
+    key: Admin,
+    store: StoreDep,
+    since: Annotated[datetime | None, Query(description="only entries of this time or later")] = None,
+    until: Annotated[datetime | None, Query(description="only entries before this time")] = None,
+    actor: Annotated[str | None, Query(max_length=200, description="name of a key")] = None,
+    action: AuditAction | None = None,
+    job: Annotated[str | None, Query(max_length=200, description="id of a job")] = None,
+    limit: Limit = 50,
+    cursor: PageCursor = None,
+    format: Literal["json", "jsonl"] = "json",  # noqa: A002
+) -> Any:
+    """List who did what, newest first. A page may have fewer entries than ``limit`` although more follow."""
+    wanted = AuditFilter(since=_aware(since), until=_aware(until), actor=actor, action=action, job=job)
+    if format == "jsonl":
+        return StreamingResponse(store.audit.lines(wanted), media_type=_MEDIA_TYPE)
+    return store.audit.page(wanted, limit=limit, before=_number(cursor))
+
+
+def _number(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and 0 < int(cursor) < 1 << 63):
+        raise refuse("cursor", "this is the cursor of no page", cursor, "`next_cursor` of the page before")
+    return int(cursor)
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """Return a time that names no zone as one in UTC."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -1,0 +1,137 @@
+"""Projects, their members, and the jobs that they share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, status
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.access import ChangeableJob, MaintainedProject, ReadableProject
+from api.audit import audit
+from api.context import StoreDep
+from api.routes.keys import KeyName
+from api.security import Admin, Reader
+from service.jobs.projects import LONGEST_DESCRIPTION, Project, ProjectDetails, ProjectName, Quotas, Role
+from service.jobs.records import Job
+
+router = APIRouter(tags=["projects"])
+
+_Owner = Annotated[KeyName, Path(description="the name of the member's keys")]
+
+
+class NewProject(BaseModel):
+    """A name that keys, jobs and uploads can belong to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: ProjectName
+    description: str = Field("", max_length=LONGEST_DESCRIPTION)
+
+
+class ProjectChange(BaseModel):
+    """What is to be different about a project; what is absent stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    description: str | None = Field(None, max_length=LONGEST_DESCRIPTION)
+    quotas: Quotas = Field(Quotas(), description="those that are given change; null takes one away")
+
+
+class MemberRole(BaseModel):
+    """What a member may do: read; also submit; also change all jobs and the members."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role
+
+
+class ShareWith(BaseModel):
+    """The project whose members may read a job and what it produces."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    project: ProjectName
+
+
+class ProjectList(BaseModel):
+    items: list[Project]
+
+
+@router.get("/projects")
+def list_projects(key: Reader, store: StoreDep) -> ProjectList:
+    """List the key's project; all projects to an operator."""
+    return ProjectList(items=store.projects.all() if key.project is None else [store.projects.get(key.project)])
+
+
+@router.post("/projects", status_code=status.HTTP_201_CREATED)
+def create_project(body: NewProject, request: Request, key: Admin, store: StoreDep) -> Project:
+    """Create a project."""
+    made = store.projects.create(body.name, body.description)
+    audit(request, "project.create", subject=made.name)
+    return made
+
+
+@router.get("/projects/{name}")
+def get_project(project: ReadableProject, store: StoreDep) -> ProjectDetails:
+    """Return a project and its members."""
+    return _details(store, project)
+
+
+@router.patch("/projects/{name}")
+def change_project(name: str, body: ProjectChange, request: Request, key: Admin, store: StoreDep) -> ProjectDetails:
+    """Change a project."""
+    if body.description is not None:
+        store.projects.describe(name, body.description)
+    if body.quotas.model_fields_set:
+        store.projects.limit(name, body.quotas.model_dump(exclude_unset=True))
+    audit(request, "project.change", subject=name, changes=body.model_dump_json(exclude_unset=True))
+    return _details(store, store.projects.get(name))
+
+
+@router.delete("/projects/{name}", status_code=status.HTTP_204_NO_CONTENT)
+def delete_project(name: str, request: Request, key: Admin, store: StoreDep) -> None:
+    """Delete a project that has no jobs, no uploads and no keys."""
+    store.projects.delete(name)
+    audit(request, "project.delete", subject=name)
+
+
+@router.put("/projects/{name}/members/{owner}")
+def set_member(
+    project: MaintainedProject, owner: _Owner, body: MemberRole, request: Request, store: StoreDep
+) -> ProjectDetails:
+    """Give the owner of keys a role in a project: at once, whatever its keys are for they do no more than that."""
+    store.projects.set_member(project.name, owner, body.role)
+    audit(request, "member.set", subject=owner, project=project.name, role=body.role)
+    return _details(store, project)
+
+
+@router.delete("/projects/{name}/members/{owner}", status_code=status.HTTP_204_NO_CONTENT)
+def remove_member(project: MaintainedProject, owner: _Owner, request: Request, store: StoreDep) -> None:
+    """End a membership: keys of that name admit nobody to the project from now on, and open streams end."""
+    store.projects.remove_member(project.name, owner)
+    audit(request, "member.remove", subject=owner, project=project.name)
+
+
+@router.post("/jobs/{job_id}/share")
+def share_job(job: ChangeableJob, body: ShareWith, request: Request, store: StoreDep) -> Job:
+    """Let the members of another project read a job, its events and its artifacts, and name it in their specs."""
+    shared = store.jobs.share(job.id, body.project)
+    audit(request, "job.share", job=job.id, project=body.project)
+    return shared
+
+
+@router.delete("/jobs/{job_id}/share/{project}")
+def stop_sharing_job(job: ChangeableJob, project: ProjectName, request: Request, store: StoreDep) -> Job:
+    """Share a job with a project no longer; jobs there that were accepted meanwhile keep what they need."""
+    own = store.jobs.stop_sharing(job.id, project)
+    audit(request, "job.unshare", job=job.id, project=project)
+    return own
+
+
+def _details(store: StoreDep, project: Project) -> ProjectDetails:
+    return ProjectDetails(
+        **project.model_dump(),
+        members=store.projects.members(project.name),
+        usage=store.projects.usage(project.name),
+    )

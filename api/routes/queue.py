@@ -1,0 +1,67 @@
+"""The queue: the place of each waiting job, why it waits, when it may start; the shares that order projects."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+
+from api.audit import audit
+from api.context import StoreDep
+from api.params import Limit, PageCursor
+from api.security import Admin, Reader
+from service.jobs.projects import ProjectName
+from service.jobs.records import ProjectShare, QueuePage
+
+router = APIRouter(tags=["queue"])
+
+
+class ShareList(BaseModel):
+    items: list[ProjectShare]
+
+
+class ProjectWeight(BaseModel):
+    weight: float
+
+
+@router.get("/queue")
+def read_queue(
+    *,
+    key: Reader,
+    store: StoreDep,
+    job: Annotated[str | None, Query(max_length=200, description="only the line of this job")] = None,
+    owner: Annotated[str | None, Query(max_length=200, description="only jobs of this owner")] = None,
+    project: Annotated[ProjectName | None, Query(description="only jobs of this project")] = None,
+    limit: Limit = 50,
+    cursor: PageCursor = None,
+) -> QueuePage:
+    """List waiting jobs in the order in which they are placed, then those that wait for other jobs. Places count every
+    job, whichever are listed; those of which the key may see nothing are not.
+    """
+    if key.project is None:
+        return store.queue.page(limit, cursor, job_id=job, owner=owner, project=project)
+    visible = store.jobs.visible_among(key.project, [waiting.id for waiting in store.queue.snapshot().jobs])
+    return store.queue.page(
+        limit, cursor, job_id=job, owner=owner, project=project, may_see=lambda waiting: waiting.id in visible
+    )
+
+
+@router.get("/shares")
+def list_shares(key: Reader, store: StoreDep) -> ShareList:
+    """List what projects have used and hold, the one whose jobs are next at equal priority first. A project that is not
+    listed has used nothing.
+    """
+    return ShareList(items=store.shares.list())
+
+
+@router.put("/shares/{project}")
+def weigh_project(
+    project: ProjectName, body: ProjectWeight, request: Request, key: Admin, store: StoreDep
+) -> ProjectShare:
+    """Give a project a weight: one of weight 2 may use twice as much as one of weight 1, which is every project's at
+    first.
+    """
+    share = store.shares.weigh(project, body.weight)
+    audit(request, "project.weigh", subject=project, weight=f"{share.weight:g}")
+    return share

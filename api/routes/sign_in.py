@@ -1,0 +1,117 @@
+"""Signing in through an OpenID Connect provider. Both calls are made by the sign-in page, to which the provider sends
+the browser back; the page passes on what it came with.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request, Response
+from pydantic import BaseModel
+
+from api.audit import audit, remember_caller
+from api.context import ContextDep
+from api.problems import ProblemError
+from api.routes.session import SignedIn, begin_session, check_may_sign_in, note_refusal
+from api.security import flow_cookie_name
+from api.sign_in.id_token import InvalidToken
+from api.sign_in.provider import AuthorizationRequest, CodeRefused, OpenIdProvider, ProviderUnavailable
+from service.jobs.records import Conflict, NotFound
+from service.jobs.sign_in import ClaimNames, NotAdmitted, Person, parse_rules, person_of
+from service.jobs.store import Credential, SignInFlow
+from service.jobs.store.sign_in_flows import FLOW_S
+
+router = APIRouter(tags=["session"], include_in_schema=False)
+
+RETURN_PATH = "/login/callback"
+"""The page that the provider sends browsers back to; this address is registered there."""
+
+
+class SentAway(BaseModel):
+    url: str
+    """Where the browser signs in."""
+
+
+@router.post("/login/oidc")
+def begin_sign_in(request: Request, response: Response, context: ContextDep) -> SentAway:
+    """Begin a sign-in at the provider."""
+    check_may_sign_in(request, context.store)
+    provider = _provider(context.provider)
+    flow = context.store.sign_in_flows.begin()
+    try:
+        url = provider.authorization_url(_authorization(request, flow))
+    except ProviderUnavailable as error:
+        raise ProblemError(502, f"the sign-in provider cannot be used: {error}") from None
+    response.set_cookie(
+        flow_cookie_name(request),
+        flow.browser,
+        max_age=FLOW_S,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return SentAway(url=url)
+
+
+@router.post("/login/oidc/callback")
+def finish_sign_in(
+    *,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    state: Annotated[str, Form(min_length=1, max_length=200)],
+    code: Annotated[str | None, Form(max_length=4000)] = None,
+    iss: Annotated[str | None, Form(max_length=2000)] = None,
+    error: Annotated[str | None, Form(max_length=200)] = None,
+) -> SignedIn:
+    """Begin a session of whoever signed in at the provider. Anything that does not fit: 401."""
+    store = context.store
+    check_may_sign_in(request, store)
+    provider = _provider(context.provider)
+    try:
+        flow = store.sign_in_flows.take(state, request.cookies.get(flow_cookie_name(request), ""))
+        person = _signed_in(context, provider, request, flow, code=code, iss=iss, error=error)
+        key = store.keys.admit(person, life_s=store.sessions.longest_s)
+    except ProviderUnavailable as unavailable:
+        raise ProblemError(502, f"the sign-in provider cannot be used: {unavailable}") from None
+    except (InvalidToken, CodeRefused, NotAdmitted, Conflict, NotFound) as refusal:
+        note_refusal(request, store, reason=str(refusal))
+        raise ProblemError(401, f"this sign-in is refused: {refusal}") from None
+    response.delete_cookie(flow_cookie_name(request), httponly=True, secure=request.url.scheme == "https")
+    remember_caller(request, key, Credential(key.id))
+    audit(request, "person.admit", subject=key.id, project=key.project or "", scopes=",".join(key.scopes))
+    return begin_session(request, response, store, key)
+
+
+def _signed_in(
+    context: ContextDep,
+    provider: OpenIdProvider,
+    request: Request,
+    flow: SignInFlow | None,
+    *,
+    code: str | None,
+    iss: str | None,
+    error: str | None,
+) -> Person:
+    """Return who signed in, by what came back from the provider."""
+    if flow is None:
+        raise InvalidToken("it was not begun in this browser, is over already, or took too long; begin again")
+    if not provider.is_issuer(iss):
+        raise InvalidToken("the answer came from another provider")
+    if code is None:
+        raise CodeRefused(f"the provider answers {error or 'nothing'!r}")
+    settings = context.settings
+    claims = provider.claims(code, _authorization(request, flow))
+    names = ClaimNames(settings.oidc_owner_claim, settings.oidc_groups_claim)
+    return person_of(claims, names, parse_rules(settings.oidc_roles))
+
+
+def _authorization(request: Request, flow: SignInFlow) -> AuthorizationRequest:
+    back = f"{request.url.scheme}://{request.url.netloc}{RETURN_PATH}"
+    return AuthorizationRequest(flow.state, flow.nonce, flow.verifier, back)
+
+
+def _provider(provider: OpenIdProvider | None) -> OpenIdProvider:
+    if provider is None:
+        raise ProblemError(404, "this service has no sign-in provider (TRIVET_OIDC_ISSUER)")
+    return provider

@@ -1,0 +1,126 @@
+"""Webhooks: telling others of jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Security, status
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.audit import audit
+from api.context import StoreDep
+from api.security import Caller, authenticated
+from api.webhook_address import check_url
+from service.jobs.kinds.registry import KINDS
+from service.jobs.projects import ProjectName
+from service.jobs.records import NotFound, Problem, Rejected
+from service.jobs.states import TERMINAL, JobState
+from service.jobs.store import Store
+from service.jobs.webhooks import Webhook, WebhookDelivery, WebhookEvent
+
+router = APIRouter(tags=["webhooks"])
+Maintainer = Annotated[Caller, Security(authenticated, scopes=["admin"])]
+
+
+class NewWebhook(BaseModel):
+    """Where to send what."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(max_length=2000, description="https:// URL that takes a POST")
+    states: list[JobState] = Field(
+        sorted(TERMINAL),
+        min_length=1,
+        max_length=7,
+        description="states of jobs to tell of; those that end one, when absent",
+    )
+    kinds: list[str] = Field([], max_length=100, description="kinds of jobs to tell of; all, when absent")
+    project: ProjectName | None = Field(
+        None, description="whose jobs to tell of; the key's project when absent, and for an operator's key all"
+    )
+
+
+class CreatedWebhook(Webhook):
+    """A webhook and its secret, which is shown this once."""
+
+    secret: str
+
+
+class WebhookList(BaseModel):
+    items: list[Webhook]
+
+
+class Deliveries(BaseModel):
+    items: list[WebhookDelivery]
+
+
+@router.post("/webhooks", status_code=status.HTTP_201_CREATED)
+def create_webhook(body: NewWebhook, request: Request, key: Maintainer, store: StoreDep) -> CreatedWebhook:
+    """Create a webhook. The secret is in this answer and nowhere else."""
+    if problems := _problems(body, key):
+        raise Rejected(problems)
+    project = body.project or key.project
+    states: list[JobState] = list(dict.fromkeys(body.states))
+    created, secret = store.webhooks.create(
+        body.url, states, list(dict.fromkeys(body.kinds)), project=project, by=key.name
+    )
+    audit(request, "webhook.create", subject=created.id, project=project or "")
+    return CreatedWebhook(**created.model_dump(), secret=secret)
+
+
+@router.get("/webhooks")
+def list_webhooks(key: Maintainer, store: StoreDep) -> WebhookList:
+    """List the webhooks of the key's project, an operator's key all, without their secrets."""
+    return WebhookList(items=[webhook for webhook in store.webhooks.list() if _is_of(webhook, key)])
+
+
+@router.get("/webhooks/{webhook_id}/deliveries")
+def list_deliveries(
+    webhook_id: str, key: Maintainer, store: StoreDep, limit: Annotated[int, Query(ge=1, le=200)] = 50
+) -> Deliveries:
+    """List the newest deliveries of a webhook, newest first, and what came of them."""
+    _own(store, webhook_id, key)
+    return Deliveries(items=store.webhooks.deliveries(webhook_id, limit))
+
+
+@router.delete("/webhooks/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT)
+def delete_webhook(webhook_id: str, request: Request, key: Maintainer, store: StoreDep) -> None:
+    """Delete a webhook; nothing more is sent."""
+    _own(store, webhook_id, key)
+    store.webhooks.delete(webhook_id)
+    audit(request, "webhook.delete", subject=webhook_id)
+
+
+callbacks = APIRouter()
+
+
+@callbacks.post("job")
+def job_webhook(body: WebhookEvent) -> None:
+    """Tell a receiver that a job has a new state. `webhook-id` is the same when it comes again; `webhook-signature` is
+    that of Standard Webhooks over id, `webhook-timestamp` and body. Any 2xx is success.
+    """
+
+
+def _problems(body: NewWebhook, key: Caller) -> list[Problem]:
+    problems = []
+    try:
+        check_url(body.url)
+    except ValueError as error:
+        problems.append(Problem("url", "not a URL that webhooks are sent to", body.url, str(error)))
+    known = list(KINDS.provided)
+    for index, kind in enumerate(body.kinds):
+        if kind not in known:
+            problems.append(Problem(f"kinds.{index}", "no such kind", kind, f"one of {', '.join(known)}"))
+    if body.project is not None and not key.is_operator and body.project != key.project:
+        problems.append(Problem("project", "not this key's project", body.project, key.project or ""))
+    return problems
+
+
+def _is_of(webhook: Webhook, key: Caller) -> bool:
+    return key.is_operator or webhook.project == key.project
+
+
+def _own(store: Store, webhook_id: str, key: Caller) -> None:
+    """Raise :class:`NotFound` also for a webhook of others, of which this key knows nothing."""
+    if not _is_of(store.webhooks.get(webhook_id), key):
+        raise NotFound(f"there is no webhook {webhook_id}")

@@ -1,0 +1,1 @@
+"""Signs people in through an OpenID Connect provider: the authorization code flow with PKCE, state and nonce."""

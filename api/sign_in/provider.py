@@ -1,0 +1,181 @@
+"""Speaks to the OpenID Connect provider: what it says of itself, its keys, and codes traded for tokens."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote_plus, urlencode, urlsplit
+
+import httpx2
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from api.sign_in.id_token import Expected, KeySet, UnknownSigningKey, key_set, verified_claims
+from service.jobs.settings import LOOPBACK
+
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 1 << 20
+_METADATA_S = 3600.0
+"""How long the provider's metadata and keys are used before they are asked for again."""
+_REFRESH_S = 10.0
+"""Keys are asked for again because of an unknown one no more often than this: anybody can name one."""
+
+
+class ProviderUnavailable(Exception):  # noqa: N818
+    """The provider does not answer, or not as OpenID Connect has it."""
+
+
+class CodeRefused(Exception):  # noqa: N818
+    """The provider does not accept the authorization code."""
+
+
+class ProviderMetadata(BaseModel):
+    """What a provider says of itself (OpenID Connect Discovery 1.0)."""
+
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
+    authorization_response_iss_parameter_supported: bool = False
+
+
+@dataclass(frozen=True)
+class RelyingParty:
+    """Identifies this service to the provider."""
+
+    issuer: str
+    client_id: str
+    client_secret: str | None
+    scopes: str
+
+
+@dataclass(frozen=True)
+class AuthorizationRequest:
+    """What this service remembers of a sign-in while the browser is at the provider."""
+
+    state: str
+    nonce: str
+    verifier: str
+    redirect_uri: str
+
+
+@dataclass(frozen=True)
+class _ProviderKeys:
+    metadata: ProviderMetadata
+    keys: KeySet
+    at: float
+
+
+class OpenIdProvider:
+    """One provider. Safe to share between threads; calls block for its answers."""
+
+    def __init__(self, party: RelyingParty) -> None:
+        self._party = party
+        self._lock = threading.Lock()
+        self._known: _ProviderKeys | None = None
+        on_this_host = urlsplit(party.issuer).hostname in LOOPBACK
+        self._schemes = ("https", "http") if on_this_host else ("https",)
+        self._http = httpx2.Client(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=not on_this_host)
+
+    def authorization_url(self, request: AuthorizationRequest) -> str:
+        """Return where the browser goes to sign in. Raises :class:`ProviderUnavailable`."""
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(request.verifier.encode()).digest()).rstrip(b"=").decode()
+        query = {
+            "response_type": "code",
+            "client_id": self._party.client_id,
+            "redirect_uri": request.redirect_uri,
+            "scope": self._party.scopes,
+            "state": request.state,
+            "nonce": request.nonce,
+            "code_challenge": challenge,
+            "code_challenge_method": "S256",
+        }
+        endpoint = self._current().metadata.authorization_endpoint
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
+
+    def is_issuer(self, answered: str | None) -> bool:
+        """Return whether an answer to an authorization request came from this provider (RFC 9207)."""
+        if answered is None:
+            return not self._current().metadata.authorization_response_iss_parameter_supported
+        return answered == self._party.issuer
+
+    def claims(self, code: str, request: AuthorizationRequest) -> dict[str, Any]:
+        """Trade an authorization code for the claims of its ID token. Raises :class:`ProviderUnavailable`,
+        :class:`CodeRefused` and :class:`~api.sign_in.id_token.InvalidToken`.
+        """
+        known = self._current()
+        token = self._trade(known.metadata, code, request)
+        expected = Expected(self._party.issuer, self._party.client_id, request.nonce)
+        try:
+            return verified_claims(token, known.keys, expected)
+        except UnknownSigningKey:
+            return verified_claims(token, self._current(but_not=known).keys, expected)
+
+    def _trade(self, metadata: ProviderMetadata, code: str, request: AuthorizationRequest) -> str:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": request.redirect_uri,
+            "code_verifier": request.verifier,
+        }
+        headers, secret = {}, self._party.client_secret
+        if secret is not None and "client_secret_basic" in metadata.token_endpoint_auth_methods_supported:
+            pair = f"{quote_plus(self._party.client_id)}:{quote_plus(secret)}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form |= {"client_id": self._party.client_id} | ({"client_secret": secret} if secret is not None else {})
+        answer = self._ask("POST", metadata.token_endpoint, data=form, headers=headers)
+        if not isinstance(answer.get("id_token"), str):
+            raise ProviderUnavailable("the provider's answer has no ID token")
+        return str(answer["id_token"])
+
+    def _current(self, but_not: _ProviderKeys | None = None) -> _ProviderKeys:
+        """Return the provider's metadata and keys, asked for again when they are old, or when they are those of
+        ``but_not`` and not very new.
+        """
+        with self._lock:
+            known, now = self._known, time.monotonic()
+            longest_s = _REFRESH_S if known is but_not else _METADATA_S
+            if known is None or now - known.at > longest_s:
+                known = self._known = self._fetched(now)
+            return known
+
+    def _fetched(self, now: float) -> _ProviderKeys:
+        url = f"{self._party.issuer.rstrip('/')}/.well-known/openid-configuration"
+        try:
+            metadata = ProviderMetadata.model_validate(self._ask("GET", url))
+        except ValidationError as error:
+            fields = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+            raise ProviderUnavailable(f"what the provider says of itself is not complete: {fields}") from None
+        if metadata.issuer != self._party.issuer:
+            raise ProviderUnavailable(f"{url} is about the issuer {metadata.issuer[:200]!r}, another one")
+        for endpoint in (metadata.authorization_endpoint, metadata.token_endpoint, metadata.jwks_uri):
+            if urlsplit(endpoint).scheme not in self._schemes:
+                raise ProviderUnavailable(f"the provider's endpoint {endpoint[:200]!r} is not https")
+        return _ProviderKeys(metadata, key_set(self._ask("GET", metadata.jwks_uri)), now)
+
+    def _ask(self, method: Literal["GET", "POST"], url: str, **options: Any) -> dict[str, Any]:
+        """Return the JSON object of an answer, of which no more is read than one may have."""
+        try:
+            with self._http.stream(method, url, **options) as response:
+                body = b""
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > _MOST_BYTES:
+                        raise ProviderUnavailable(f"the answer of {url} is larger than {_MOST_BYTES} bytes")
+        except httpx2.TransportError as error:
+            raise ProviderUnavailable(f"{url} does not answer: {error or type(error).__name__}") from None
+        if method == "POST" and response.status_code in (400, 401):
+            raise CodeRefused("the provider refuses the code of this sign-in, or this service's credentials")
+        try:
+            answer = orjson.loads(body) if response.status_code == 200 else None
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ProviderUnavailable(f"{url} answers {response.status_code}, or no JSON object")
+        return answer

@@ -1,0 +1,219 @@
+"""Backs this machine's service up into one file while it runs, and restores it elsewhere.
+
+The broker's snapshot is of one moment, and is written first; files are read after it. So each file that a record names
+is there, unless it was deleted meanwhile, and a file may be newer than its record: a job then goes on from a newer
+checkpoint, and its next attempt relays what the stream lacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from pydantic import BaseModel
+
+from service.jobs.atomic import flush
+from service.jobs.embedded import EmbeddedBroker, Fsync
+from service.jobs.layout import DataLayout
+from service.jobs.private import close_to_others
+from service.jobs.store import Store
+from service.jobs.store.snapshot import put_in_place, write_snapshot
+
+_FORMAT = 1
+_SNAPSHOT, _MANIFEST, _DATA = "broker.rdb", "manifest.json", "data"
+_KEPT = ("jobs", "files", "audit", "admin.key")
+"""What of the data folder is backed up; the rest belongs to one machine, or is made again."""
+_CHUNK = 1 << 20
+
+
+class BackupError(Exception):
+    """A backup cannot be made, or is not one, or cannot be restored here."""
+
+
+@dataclass(frozen=True)
+class BackupSummary:
+    """Says what a backup holds."""
+
+    files: int
+    bytes: int
+    vanished: tuple[str, ...] = ()
+    """Files that were deleted while the backup was made, as those of older checkpoints are."""
+    queued: tuple[str, ...] = ()
+    """Jobs that ran when the backup was made and were queued again by its restoration."""
+
+
+class _Manifest(BaseModel):
+    """Is written last, so that a backup without it is cut short."""
+
+    format: int
+    members: dict[str, Any] = {}
+
+
+@dataclass
+class _Contents:
+    """Size and SHA-256 of each member, which the manifest lists."""
+
+    members: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def manifest(self) -> bytes:
+        return json.dumps({"format": _FORMAT, "members": self.members}).encode()
+
+    def summary(self, vanished: list[str]) -> BackupSummary:
+        sizes = [size for size, _ in self.members.values()]
+        return BackupSummary(len(sizes), sum(sizes), tuple(vanished))
+
+
+class _HashingReader(io.RawIOBase):
+    """Reads so many bytes of a file, and their SHA-256; one that has become shorter meanwhile raises."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self.digest = hashlib.sha256()
+        self._file, self._name = file, name
+
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._file.read(size)
+        if len(content) < size:
+            raise BackupError(f"{self._name} became shorter while it was read; make the backup again")
+        self.digest.update(content)
+        return content
+
+
+def make(layout: DataLayout, store: Store, target: Path) -> BackupSummary:
+    """Write a backup of the service whose data is in ``layout`` to ``target``, which appears when it is complete, for
+    its owner only. Raises :class:`BackupError`, and :class:`StoreUnavailable`.
+    """
+    if target.exists():
+        raise BackupError(f"{target} exists already; name a new file")
+    draft = target.with_name(f".{target.name}.part")
+    contents = _Contents()
+    snapshot = write_snapshot(store.client, layout.broker)
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                vanished = _fill(tar, snapshot, layout, contents)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(target)
+        flush(target.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+        snapshot.unlink(missing_ok=True)
+    return contents.summary(vanished)
+
+
+def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _Contents) -> list[str]:
+    """Write every member, the manifest last; return the names of files that vanished."""
+    vanished = []
+    _add(tar, snapshot, _SNAPSHOT, contents)
+    for path in _files(layout):
+        name = f"{_DATA}/{path.relative_to(layout.root).as_posix()}"
+        try:
+            _add(tar, path, name, contents)
+        except FileNotFoundError:
+            vanished.append(name)
+    manifest = tarfile.TarInfo(_MANIFEST)
+    manifest.size = len(text := contents.manifest())
+    tar.addfile(manifest, io.BytesIO(text))
+    return vanished
+
+
+def _files(layout: DataLayout) -> Iterator[Path]:
+    """Yield the regular files to be kept; links and sockets are of this machine."""
+    for kept in _KEPT:
+        top = layout.root / kept
+        if top.is_file():
+            yield top
+        for folder, _, names in os.walk(top):
+            yield from (path for name in sorted(names) if _is_regular(path := Path(folder, name)))
+
+
+def _is_regular(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str, contents: _Contents) -> None:
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = found.st_size, int(found.st_mtime), found.st_mode & 0o700
+        reader = _HashingReader(file, name)
+        tar.addfile(member, reader)
+        contents.members[name] = (member.size, reader.digest.hexdigest())
+
+
+def restore(source: Path, layout: DataLayout, fsync: Fsync) -> BackupSummary:
+    """Restore a backup into a data folder that is empty or absent, so that ``trivet up`` goes on there. Jobs that ran
+    are queued again. Raises :class:`BackupError`; the folder is then as it was.
+    """
+    if layout.root.exists() and (layout.root.is_file() or any(layout.root.iterdir())):
+        raise BackupError(f"{layout.root} is not empty: restore into a new folder, by TRIVET_DATA")
+    close_to_others(layout.root)
+    try:
+        summary = _extract(source, layout)
+        with EmbeddedBroker.start(layout.broker, fsync=fsync) as broker:
+            store = Store.connect(broker.url, layout)
+            try:
+                queued = store.attempts.settle_restored()
+            finally:
+                store.close()
+    except BaseException:
+        shutil.rmtree(layout.root, ignore_errors=True)
+        raise
+    return BackupSummary(summary.files, summary.bytes, queued=tuple(queued))
+
+
+def _extract(source: Path, layout: DataLayout) -> BackupSummary:
+    contents, manifest = _Contents(), None
+    try:
+        with tarfile.open(source, mode="r:") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is None:
+                    raise BackupError(f"{source} is no backup of Trivet: {member.name!r} is no regular file")
+                if member.name == _MANIFEST:
+                    manifest = _Manifest.model_validate_json(content.read())
+                    continue
+                contents.members[member.name] = _write(content, _place_of(member.name, layout), member)
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        raise BackupError(f"{source} is no backup of Trivet, or is damaged: {error}") from error
+    if manifest is None:
+        raise BackupError(f"{source} is cut short: it has no manifest")
+    if manifest.format != _FORMAT:
+        raise BackupError(f"{source} has format {manifest.format}; this version of Trivet reads {_FORMAT}")
+    found = {name: list(told) for name, told in contents.members.items()}
+    if wrong := sorted(name for name in manifest.members.keys() | found.keys()
+                       if manifest.members.get(name) != found.get(name)):  # fmt: skip
+        raise BackupError(f"{source} is damaged: {wrong[0]!r} is not what the manifest says")
+    put_in_place(layout.root / _SNAPSHOT, layout.broker)
+    return contents.summary([])
+
+
+def _place_of(name: str, layout: DataLayout) -> Path:
+    """Return where a member belongs. Raises :class:`BackupError` for one that belongs nowhere below the folder."""
+    parts = PurePosixPath(name).parts
+    if name == _SNAPSHOT:
+        return layout.root / _SNAPSHOT
+    if len(parts) < 2 or parts[0] != _DATA or parts[1] not in _KEPT or ".." in parts:
+        raise BackupError(f"{name!r} is no member of a backup of Trivet")
+    return layout.root.joinpath(*parts[1:])
+
+
+def _write(content: IO[bytes], path: Path, member: tarfile.TarInfo) -> tuple[int, str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        while chunk := content.read(_CHUNK):
+            digest.update(chunk)
+            size += file.write(chunk)
+    path.chmod(member.mode & 0o700)
+    os.utime(path, (member.mtime, member.mtime))
+    return size, digest.hexdigest()

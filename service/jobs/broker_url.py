@@ -1,0 +1,89 @@
+"""Puts a broker's address together: where it is, as whom, and by which certificates it is known and knows us.
+
+All of it travels as one URL, from the settings to the store, to Celery and, in a pipe, to supervisors. TLS is verified
+in any case: the chain, the dates and the name, before anything is sent. There is no way to switch that off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+_SCHEMES = ("redis", "rediss", "unix")
+_TLS_FILES = {"ca_cert": "ssl_ca_certs", "tls_cert": "ssl_certfile", "tls_key": "ssl_keyfile"}
+"""Our names, and those of the parameters in a URL that redis-py and Celery know."""
+_VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
+
+
+@dataclass(frozen=True)
+class BrokerIdentity:
+    """Says who connects, and by what the broker is known; what is absent is not used."""
+
+    user: str | None = None
+    password: str | None = None
+    ca_cert: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+def broker_url(address: str, identity: BrokerIdentity) -> str:
+    """Return ``address`` with the identity in it, which wins over what the address itself says.
+
+    Raises ``ValueError``, which never repeats the address since that may hold a password, for one that is no broker's,
+    for certificates without TLS, and for parameters that would weaken its verification.
+    """
+    check_address(address)
+    parts = urlsplit(address)
+    files = {
+        parameter: str(path.resolve())
+        for name, parameter in _TLS_FILES.items()
+        if (path := getattr(identity, name)) is not None
+    }
+    if files and parts.scheme != "rediss":
+        raise ValueError(f"certificates of the broker need a rediss:// address; this one is {parts.scheme}://")
+    location = parts.netloc.rpartition("@")[2]
+    user = parts.username or "" if identity.user is None else quote(identity.user, safe="")
+    password = parts.password or "" if identity.password is None else quote(identity.password, safe="")
+    credentials = f"{user}:{password}@" if user or password else ""
+    query = {**_parameters(parts.query), **files, **(_VERIFIED if parts.scheme == "rediss" else {})}
+    return f"{parts.scheme}://{credentials}{location}{parts.path}{'?' if query else ''}{urlencode(query)}"
+
+
+def check_address(address: str) -> None:
+    """Check the address of a broker. Raises ``ValueError``, which does not repeat it."""
+    parts = urlsplit(address)
+    if parts.scheme not in _SCHEMES:
+        raise ValueError("not a broker's address: it begins with redis://, rediss:// (TLS) or unix://")
+    try:
+        port_is_fine = parts.port != 0
+    except ValueError:
+        port_is_fine = False
+    if parts.fragment or not port_is_fine or (parts.scheme != "unix" and not parts.hostname):
+        raise ValueError(
+            "not a broker's address such as redis://broker:6379/0: if the password has /, #, ?, @ or %, give it in a "
+            "file, with TRIVET_BROKER_PASSWORD_FILE"
+        )
+    unverified = {name for name, value in _parameters(parts.query).items() if _VERIFIED.get(name, value) != value}
+    if unverified:
+        raise ValueError(
+            f"{', '.join(sorted(unverified))}: a broker's certificate is always verified; name the one that it is "
+            "signed by, or its own, with TRIVET_BROKER_CA_CERT"
+        )
+
+
+def tls_options(url: str) -> dict[str, Any] | None:
+    """Return the TLS options of redis-py's connections, all verified, for a URL of :func:`broker_url`; ``None`` where
+    the URL has no TLS.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "rediss":
+        return None
+    files = {name: value for name, value in _parameters(parts.query).items() if name in _TLS_FILES.values()}
+    return {**files, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+
+
+def _parameters(query: str) -> Mapping[str, str]:
+    return {name: values[-1] for name, values in parse_qs(query).items()}

@@ -1,0 +1,338 @@
+"""Lists what an operator must know of. From this one list come the rules of Prometheus, ``GET /v1/alerts``, ``trivet
+alerts`` and the line on the dashboard's page of hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from service.jobs.monitoring.conditions import (
+    Both,
+    Compared,
+    Condition,
+    History,
+    Increase,
+    Labels,
+    Latest,
+    Magnitude,
+    Ratio,
+    ServiceUnreachable,
+    Total,
+)
+
+Severity = Literal["critical", "warning"]
+AlertState = Literal["ok", "pending", "firing"]
+
+_HOSTS_FAULTS = "SupervisorFault|KeeperEnded|LaunchFailed"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One thing to be told of, once its condition has held for ``for_s`` seconds."""
+
+    name: str
+    severity: Severity
+    condition: Condition
+    for_s: int
+    meaning: str
+    action: str
+
+
+@dataclass(frozen=True)
+class AlertStatus:
+    """How an alert stands for one set of labels; ``since`` is when its condition began to hold, in Unix seconds."""
+
+    alert: Alert
+    state: AlertState
+    labels: Labels = ()
+    value: float | None = None
+    since: float | None = None
+
+
+ALERTS: tuple[Alert, ...] = (
+    Alert(
+        "TrivetUnreachable",
+        "critical",
+        ServiceUnreachable(),
+        60,
+        "No scrape is answered: the API is down, or its broker.",
+        "Look at /healthz: if it answers, the API runs and the broker does not; see /readyz and the broker's log.",
+    ),
+    Alert(
+        "TrivetBrokerFailures",
+        "critical",
+        Compared(Increase("trivet_broker_failures_total", 300), ">", 0),
+        0,
+        "Requests failed in the last five minutes since the broker was out of reach.",
+        "See the broker's log and memory. Jobs go on meanwhile, and leases stand still until it is back.",
+    ),
+    Alert(
+        "TrivetBrokerSlow",
+        "warning",
+        Compared(Latest("trivet_broker_round_trip_seconds"), ">", 0.1),
+        300,
+        "A write to the broker takes more than 0.1 s.",
+        "Look at its disk, which each write waits for under appendfsync always, and at its processor.",
+    ),
+    Alert(
+        "TrivetBrokerMemory",
+        "critical",
+        Compared(Ratio(Latest("trivet_broker_memory_bytes"), Latest("trivet_broker_memory_limit_bytes")), ">", 0.8),
+        300,
+        "The broker uses more than 80 % of its memory; at its limit it refuses every write.",
+        "Set TRIVET_KEEP_JOBS_DAYS or delete old jobs, or give it more memory.",
+    ),
+    Alert(
+        "TrivetBrokerNotDurable",
+        "critical",
+        Compared(Latest("trivet_broker_append_only"), "<", 1),
+        0,
+        "The broker keeps no append-only file: all jobs are lost when it ends.",
+        "Set appendonly yes there, and make it permanent with CONFIG REWRITE.",
+    ),
+    Alert(
+        "TrivetBrokerWriteFailed",
+        "critical",
+        Compared(Latest("trivet_broker_append_only_ok"), "<", 1),
+        0,
+        "The broker could not write its append-only file, and accepts nothing until it can.",
+        "Make room on its disk, or mend it; the broker goes on by itself.",
+    ),
+    Alert(
+        "TrivetBrokerRewriteFailed",
+        "warning",
+        Compared(Latest("trivet_broker_rewrite_ok"), "<", 1),
+        0,
+        "The broker could not rewrite its append-only file, which grows without end.",
+        "Its log says why: often a fork for want of memory (vm.overcommit_memory=1), or a full disk.",
+    ),
+    Alert(
+        "TrivetBrokerForkSlow",
+        "warning",
+        Compared(Latest("trivet_broker_fork_seconds"), ">", 1),
+        0,
+        "The broker stood for more than a second to fork.",
+        "Turn transparent huge pages off on its machine, and keep fewer old jobs.",
+    ),
+    Alert(
+        "TrivetNoHosts",
+        "critical",
+        Compared(Total(Latest("trivet_hosts", (("state", "alive|draining|failing"),))), "<", 1),
+        120,
+        "No worker host is heard of, so no job starts.",
+        "Start a worker with trivet worker; see its log where one should run.",
+    ),
+    Alert(
+        "TrivetHostLost",
+        "critical",
+        Compared(Latest("trivet_host_heartbeat_age_seconds"), ">", 120),
+        0,
+        "A host has been silent for two minutes; its jobs are queued again once their leases end.",
+        "See whether it runs and reaches the broker. It is forgotten after a day.",
+    ),
+    Alert(
+        "TrivetHostFailing",
+        "critical",
+        Compared(Latest("trivet_host_failing"), ">", 0),
+        0,
+        "Jobs that are placed on a host do not start there, so it gets one at a time, after growing pauses.",
+        "trivet hosts says why; mend it, then trivet hosts resume NAME.",
+    ),
+    Alert(
+        "TrivetStartsFail",
+        "warning",
+        Compared(Increase("trivet_failed_starts_total", 900), ">", 4),
+        0,
+        "More than four parts of jobs did not start in a quarter of an hour.",
+        "trivet hosts shows failing hosts; see the agents' logs and supervisors.log on them.",
+    ),
+    Alert(
+        "TrivetHostFaults",
+        "warning",
+        Compared(Increase("trivet_attempts_ended_total", 900, (("cause", _HOSTS_FAULTS),)), ">", 2),
+        0,
+        "Attempts ended by a fault of the service's own processes on a host.",
+        "trivet jobs --state failed, and the error of each; then the host's log.",
+    ),
+    Alert(
+        "TrivetDevicesLost",
+        "warning",
+        Compared(Total(Latest("trivet_host_devices", (("state", "lost"),))), ">", 0),
+        600,
+        "Devices are held by attempts that were given up, and their host does not say that the processes are gone.",
+        "See whether the host runs; end the processes there, or the host.",
+    ),
+    Alert(
+        "TrivetClockSkew",
+        "warning",
+        Compared(Magnitude(Latest("trivet_host_clock_skew_seconds")), ">", 5),
+        60,
+        "The clocks of a host and of the broker differ by more than 5 s: times of events are wrong, leases are not.",
+        "See whether time is synchronised (NTP) on both.",
+    ),
+    Alert(
+        "TrivetDispatchStuck",
+        "critical",
+        Compared(Latest("trivet_outbox_oldest_seconds"), ">", 30),
+        60,
+        "A part was placed on a host and nobody claims it.",
+        "See that agent's log, and whether its queue in the broker is read.",
+    ),
+    Alert(
+        "TrivetDispatchRetries",
+        "warning",
+        Compared(Increase("trivet_dispatch_retries_total", 600), ">", 20),
+        0,
+        "Messages that start jobs are sent again and again.",
+        "See the agents' logs: hosts are slow to start supervisors, or do not read their queue.",
+    ),
+    Alert(
+        "TrivetLeasesExpire",
+        "critical",
+        Compared(Increase("trivet_lease_expiries_total", 600), ">", 2),
+        0,
+        "More than two leases ran out in ten minutes: supervisors died, or do not reach the broker.",
+        "Look for hosts that lack memory or network; the events of the jobs name them.",
+    ),
+    Alert(
+        "TrivetWaitsBesideFreeDevices",
+        "warning",
+        Both(
+            Compared(Latest("trivet_queue_wait_seconds"), ">", 1800),
+            Compared(Total(Latest("trivet_devices_free")), ">", 0),
+        ),
+        300,
+        "A job has waited for half an hour although devices are free.",
+        "trivet show JOB says why: it may need more devices on one host than are free, or another pool.",
+    ),
+    Alert(
+        "TrivetQueueLong",
+        "warning",
+        Compared(Latest("trivet_queue_wait_seconds"), ">", 21_600),
+        0,
+        "A job has waited for six hours.",
+        "Add hosts, or look for jobs that hold devices and do not progress.",
+    ),
+    Alert(
+        "TrivetStartsSlow",
+        "warning",
+        Compared(
+            Ratio(Increase("trivet_start_seconds_sum", 1800), Increase("trivet_start_seconds_count", 1800)), ">", 15
+        ),
+        0,
+        "From placement to the start of a job it took more than 15 s on average in the last half hour.",
+        "Look at the load of the hosts, and at TRIVET_WARM_SUPERVISORS.",
+    ),
+    Alert(
+        "TrivetPlacementSlow",
+        "warning",
+        Compared(
+            Ratio(Increase("trivet_placement_seconds_sum", 600), Increase("trivet_placement_seconds_count", 600)),
+            ">",
+            0.1,
+        ),
+        0,
+        "A placement takes more than 0.1 s on average.",
+        "Look at the broker's processor; every other call waits meanwhile.",
+    ),
+    Alert(
+        "TrivetApiErrors",
+        "critical",
+        Compared(
+            Ratio(
+                Increase("trivet_request_seconds_count", 300, (("status", "500|503"),)),
+                Increase("trivet_request_seconds_count", 300),
+            ),
+            ">",
+            0.05,
+        ),
+        60,
+        "More than 5 % of requests fail by the service's fault.",
+        "The API's log has each with its request id.",
+    ),
+    Alert(
+        "TrivetEventLoopLag",
+        "warning",
+        Compared(
+            Ratio(
+                Increase("trivet_event_loop_lag_seconds_sum", 300), Increase("trivet_event_loop_lag_seconds_count", 300)
+            ),
+            ">",
+            0.1,
+        ),
+        60,
+        "Timers of the API are late by more than 0.1 s on average: streams and answers stall.",
+        "Give the API more processor time, or start more API processes.",
+    ),
+    Alert(
+        "TrivetDiskNearlyFull",
+        "warning",
+        Compared(Ratio(Latest("trivet_data_free_bytes"), Latest("trivet_data_size_bytes")), "<", 0.1),
+        60,
+        "Less than 10 % of the data folder's disk is free.",
+        "Set TRIVET_KEEP_JOBS_DAYS, lower TRIVET_MAX_CACHE_BYTES, or delete jobs.",
+    ),
+    Alert(
+        "TrivetDiskFull",
+        "critical",
+        Compared(Ratio(Latest("trivet_data_free_bytes"), Latest("trivet_data_size_bytes")), "<", 0.02),
+        0,
+        "Less than 2 % of the data folder's disk is free: jobs are about to fail with DiskFull.",
+        "Make room at once.",
+    ),
+    Alert(
+        "TrivetAttemptsWithoutDisk",
+        "critical",
+        Compared(Increase("trivet_attempts_ended_total", 900, (("cause", "DiskFull"),)), ">", 0),
+        0,
+        "An attempt ended since a disk was full.",
+        "Its error names the disk; make room there.",
+    ),
+    Alert(
+        "TrivetKeysExpire",
+        "warning",
+        Compared(Latest("trivet_keys_expiring"), ">", 0),
+        0,
+        "An API key expires within a week, and nothing has taken its place.",
+        "trivet keys list says which; trivet keys rotate ID makes its successor.",
+    ),
+    Alert(
+        "TrivetSignInsRefused",
+        "warning",
+        Compared(Increase("trivet_sign_ins_refused_total", 600), ">", 50),
+        0,
+        "More than 50 sign-ins were refused in ten minutes: somebody may be trying keys.",
+        "The proxy's log has the addresses; each is refused for a while after a few tries.",
+    ),
+)
+
+WATCHED = frozenset().union(*(alert.condition.metrics for alert in ALERTS))
+"""Names of the series that alerts read: what must be remembered to evaluate them."""
+REMEMBERED_S = 2700
+"""How far back that is: the longest window and the longest wait together, and some."""
+
+
+def evaluate(history: History, alerts: Iterable[Alert] = ALERTS) -> list[AlertStatus]:
+    """Return how each alert stands at the last moment of the history, those that fire first."""
+    found = [status for alert in alerts for status in _statuses(alert, history)]
+    return sorted(found, key=lambda each: ("firing", "pending", "ok").index(each.state))
+
+
+def _statuses(alert: Alert, history: History) -> list[AlertStatus]:
+    held = alert.condition.holds(history) if history else {}
+    statuses = []
+    for labels, value in held.items():
+        since = _since(alert.condition, history, labels)
+        fires = history[-1].at - since >= alert.for_s
+        statuses.append(AlertStatus(alert, "firing" if fires else "pending", labels, value, since))
+    return statuses or [AlertStatus(alert, "ok")]
+
+
+def _since(condition: Condition, history: History, labels: Labels) -> float:
+    """Return the first moment from which on the condition has held for these labels."""
+    first = len(history)
+    while first > 1 and labels in condition.holds(history[: first - 1]):
+        first -= 1
+    return history[first - 1].at

@@ -1,0 +1,234 @@
+"""Writes conditions on metrics once, as Prometheus' query and as a computation over remembered numbers.
+
+A value is a number for each set of labels; a condition keeps those that are beyond a limit, as in Prometheus. Several
+API processes export the same series, of which one instance is enough: queries say ``max without (instance)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from service.jobs.monitoring.numbers import Numbers, Series
+
+Labels = tuple[tuple[str, str], ...]
+Values = dict[Labels, float]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The numbers of one time, in Unix seconds."""
+
+    at: float
+    numbers: Numbers
+
+
+History = Sequence[Moment]
+"""Moments in the order of time; what is asked about is the last one."""
+
+
+class Quantity(Protocol):
+    """Answers what a query of Prometheus would."""
+
+    @property
+    def promql(self) -> str: ...
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Return the names of the series that it reads."""
+        ...
+
+    def of(self, history: History) -> Values: ...
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The newest value of a metric with these labels, for each set of its other labels."""
+
+    name: str
+    labels: Labels = ()
+
+    @property
+    def promql(self) -> str:
+        return f"max without (instance) ({_selector(self.name, self.labels)})"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def of(self, history: History) -> Values:
+        return _selected(history[-1].numbers, self.name, self.labels) if history else {}
+
+
+@dataclass(frozen=True)
+class Increase:
+    """By how much a counter grew within a window, in seconds, all its label sets together. What appears in the window
+    has grown from 0; one that fell was begun anew.
+    """
+
+    name: str
+    window_s: int
+    labels: Labels = ()
+
+    @property
+    def promql(self) -> str:
+        grown = f"increase({_selector(self.name, self.labels)}[{self.window_s}s])"
+        return f"sum(max without (instance) ({grown}))"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def of(self, history: History) -> Values:
+        if not history:
+            return {}
+        seen = [moment for moment in history if moment.at >= history[-1].at - self.window_s]
+        totals = [sum(_selected(moment.numbers, self.name, self.labels).values()) for moment in seen]
+        steps = (new - old if new >= old else new for old, new in itertools.pairwise(totals))
+        return {(): sum(steps)}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One value by another that has no labels of its own; nothing where that is 0."""
+
+    dividend: Quantity
+    divisor: Quantity
+
+    @property
+    def promql(self) -> str:
+        return f"{self.dividend.promql} / {self.divisor.promql}"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return self.dividend.metrics | self.divisor.metrics
+
+    def of(self, history: History) -> Values:
+        divisor = self.divisor.of(history).get((), 0.0)
+        return {labels: value / divisor for labels, value in self.dividend.of(history).items()} if divisor else {}
+
+
+@dataclass(frozen=True)
+class Total:
+    """All that has these labels, added up."""
+
+    of_each: Quantity
+
+    @property
+    def promql(self) -> str:
+        return f"sum({self.of_each.promql})"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return self.of_each.metrics
+
+    def of(self, history: History) -> Values:
+        values = self.of_each.of(history)
+        return {(): sum(values.values())} if values else {}
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """Each value without its sign."""
+
+    of_each: Quantity
+
+    @property
+    def promql(self) -> str:
+        return f"abs({self.of_each.promql})"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return self.of_each.metrics
+
+    def of(self, history: History) -> Values:
+        return {labels: abs(value) for labels, value in self.of_each.of(history).items()}
+
+
+class Condition(Protocol):
+    """Keeps the label sets for which something is the case."""
+
+    @property
+    def promql(self) -> str: ...
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Return the names of the series that it reads."""
+        ...
+
+    def holds(self, history: History) -> Values: ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Keeps the values above, or below, a limit."""
+
+    value: Quantity
+    relation: Literal[">", "<"]
+    limit: float
+
+    @property
+    def promql(self) -> str:
+        return f"{self.value.promql} {self.relation} {self.limit:g}"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return self.value.metrics
+
+    def holds(self, history: History) -> Values:
+        values = self.value.of(history)
+        above = self.relation == ">"
+        return {
+            labels: value for labels, value in values.items() if (value > self.limit) == above and value != self.limit
+        }
+
+
+@dataclass(frozen=True)
+class Both:
+    """Keeps what the first keeps while the second keeps anything."""
+
+    first: Condition
+    second: Condition
+
+    @property
+    def promql(self) -> str:
+        return f"({self.first.promql}) and on () ({self.second.promql})"
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return self.first.metrics | self.second.metrics
+
+    def holds(self, history: History) -> Values:
+        return self.first.holds(history) if self.second.holds(history) else {}
+
+
+@dataclass(frozen=True)
+class ServiceUnreachable:
+    """Nothing answers a scrape, which only Prometheus can see: whoever computes this is there."""
+
+    promql: str = 'up{job="trivet"} == 0'
+    metrics: frozenset[str] = frozenset()
+
+    def holds(self, history: History) -> Values:
+        return {}
+
+
+def _selector(name: str, labels: Labels) -> str:
+    matchers = ",".join(
+        f'{label}=~"{pattern}"' if "|" in pattern else f'{label}="{pattern}"' for label, pattern in labels
+    )
+    return f"{name}{{{matchers}}}" if matchers else name
+
+
+def _selected(numbers: Numbers, name: str, wanted: Labels) -> Values:
+    return {
+        series.labels: value
+        for series, value in numbers.items()
+        if series.name == name and all(_matches(series, label, pattern) for label, pattern in wanted)
+    }
+
+
+def _matches(series: Series, label: str, pattern: str) -> bool:
+    return dict(series.labels).get(label) in pattern.split("|")

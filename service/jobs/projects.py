@@ -1,0 +1,81 @@
+"""Says what a project is: the name that keys, jobs and uploads belong to, and the roles that its members have."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+DEFAULT_PROJECT = "default"
+"""The project of every key, job and upload that names no other."""
+
+PROJECT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+ProjectName = Annotated[str, StringConstraints(pattern=PROJECT_PATTERN)]
+
+Scope = Literal["read", "submit", "admin"]
+"""What a key may do. Each includes those before it."""
+
+Role = Literal["viewer", "submitter", "maintainer"]
+"""What a member may do in a project: read; also submit, and change jobs of its own; also change all of its jobs."""
+
+SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
+ROLES: tuple[Role, ...] = ("viewer", "submitter", "maintainer")
+
+LONGEST_DESCRIPTION = 500
+
+
+class Quotas(BaseModel):
+    """Bounds what a project may have; what is absent has no bound."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    queued_jobs: int | None = Field(None, ge=0, description="jobs that wait for devices or for other jobs")
+    devices: int | None = Field(None, ge=0, description="devices that its jobs hold at once")
+    device_hours: float | None = Field(
+        None, ge=0, description="device-hours of its jobs in the last TRIVET_QUOTA_WINDOW_H hours"
+    )
+    highest_priority: int | None = Field(None, ge=-100, le=100, description="of a job")
+    longest_time_s: float | None = Field(None, gt=0, description="`timeout_s` that a job must have, at most")
+    default_time_s: float | None = Field(None, gt=0, description="`timeout_s` of a job that names none")
+    upload_bytes: int | None = Field(None, ge=0, description="bytes of all uploads together")
+    artifact_bytes: int | None = Field(
+        None, ge=0, description="bytes of all artifacts together; where they are reached, no more jobs are accepted"
+    )
+
+
+class ProjectUsage(BaseModel):
+    """Counts what a project has of what quotas bound."""
+
+    queued_jobs: int
+    devices: int
+    device_hours: float
+    upload_bytes: int
+    artifact_bytes: int
+
+
+class Project(BaseModel):
+    """What keys, jobs and uploads belong to. The default one was never made, so it has no ``created_at``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    description: str = ""
+    created_at: datetime | None = None
+    quotas: Quotas = Quotas()
+
+
+class ProjectMember(BaseModel):
+    """The owner of keys, by their name, and what it may do in a project."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    role: Role
+
+
+class ProjectDetails(Project):
+    """A project with its members. Of the project `default`, whoever has a key of it is one."""
+
+    members: list[ProjectMember]
+    usage: ProjectUsage

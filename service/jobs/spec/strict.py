@@ -1,0 +1,27 @@
+"""Defines what fragments of specs are made of: strict models, and the error of fields that do not go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+DISAGREEMENT = "disagreement"
+"""Type of the error about fields that do not go together; its context has what :func:`disagreement` was given."""
+
+
+def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
+    """Return the error of a validator of a whole fragment: the field to change first, where it does not go with
+    others.
+    """
+    return PydanticCustomError(
+        DISAGREEMENT, "{field}: {message}; expected {expected}",
+        {"field": field, "message": message, "got": got, "expected": expected},
+    )  # fmt: skip
+
+
+class Strict(BaseModel):
+    """A frozen spec fragment that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

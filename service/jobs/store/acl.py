@@ -1,0 +1,181 @@
+"""Says which keys and commands each user of the broker may use, as the rules of an access control list.
+
+A deployment gives the broker one user for the API and one, or one each, for worker hosts. Agents place and reap for the
+whole fleet, so a host's user changes jobs, hosts, leases and the queue; what admits people (API keys, sessions,
+sign-ins), the audit log and what uploads are known, it neither reads nor writes. Its rules follow from the scripts that
+a host calls: the keys and commands that those name are allowed and nothing else is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.jobs.store import stubs
+from service.jobs.store.keyspace import KEYS, PREFIX
+from service.jobs.store.scripts import Script
+
+CELERY_PREFIX = f"{PREFIX}celery:"
+"""Before each of Celery's own keys."""
+SHORTEST_PASSWORD = 32
+"""Characters. The list holds plain SHA-256 digests, which only a long random password makes useless to a reader."""
+
+_AnyScript = Script[..., Any]
+
+HOST_SCRIPTS: tuple[_AnyScript, ...] = (
+    stubs.add_counts,
+    stubs.beat,
+    stubs.claim,
+    stubs.delete,
+    stubs.due,
+    stubs.emit,
+    stubs.finish,
+    stubs.get,
+    stubs.leave,
+    stubs.list_hosts,
+    stubs.place,
+    stubs.preempt,
+    stubs.read_preemptible,
+    stubs.reap,
+    stubs.record_artifact,
+    stubs.renew,
+    stubs.waiting,
+)
+"""What agents and supervisors call."""
+API_SCRIPTS: tuple[_AnyScript, ...] = (
+    stubs.add_counts,
+    stubs.add_upload,
+    stubs.add_webhook,
+    stubs.admit_person,
+    stubs.adopt,
+    stubs.append_audit,
+    stubs.begin_session,
+    stubs.cancel,
+    stubs.count_jobs,
+    stubs.count_within,
+    stubs.create_account,
+    stubs.delete,
+    stubs.delete_account,
+    stubs.delete_project,
+    stubs.delete_webhook,
+    stubs.describe_uploads,
+    stubs.drain,
+    stubs.due_deliveries,
+    stubs.ended_credentials,
+    stubs.ensure_admin,
+    stubs.enter_key,
+    stubs.forget_upload,
+    stubs.get,
+    stubs.list_hosts,
+    stubs.list_jobs,
+    stubs.list_these,
+    stubs.look_up_key,
+    stubs.make_deliveries,
+    stubs.note_delivery,
+    stubs.oldest_dispatch,
+    stubs.oldest_wait,
+    stubs.queue_depths,
+    stubs.read_device_use,
+    stubs.read_queue,
+    stubs.read_running,
+    stubs.read_uses,
+    stubs.recent_durations,
+    stubs.retry,
+    stubs.rotate_key,
+    stubs.set_member,
+    stubs.set_quotas,
+    stubs.settle_restored,
+    stubs.share,
+    stubs.stale_uploads,
+    stubs.submit,
+    stubs.submit_sweep,
+    stubs.switch_account,
+    stubs.use_session,
+    stubs.waiting,
+)
+"""What the API calls, and whoever restores a backup; scripts may be in both."""
+
+_HOST_READS = ("EXISTS", "HGET", "HGETALL", "TIME", "XINFO|STREAM", "XRANGE", "XREVRANGE", "ZRANGE")
+"""Commands that agents and supervisors give outside scripts, on keys of :data:`HOST_SCRIPTS`."""
+_CONNECTION = ("CLIENT|SETINFO", "CLIENT|SETNAME", "EVAL", "EVALSHA", "PING", "SELECT")
+_CELERY = (
+    "BRPOP", "DEL", "DISCARD", "EXEC", "HDEL", "HGET", "HSET", "LLEN", "LPUSH", "MULTI", "PEXPIRE", "RPOP",
+    "RPUSH", "SADD", "SCRIPT|LOAD", "SET", "SMEMBERS", "SREM", "UNWATCH", "WATCH", "ZADD", "ZRANGE", "ZREM",
+)  # fmt: skip
+"""Commands of Celery's transport for sending and for taking messages."""
+_API_COMMANDS = (
+    "+@read", "+@write", "+@connection", "+@transaction", "-@dangerous", "-@admin", "-@scripting",
+    "+eval", "+evalsha", "+time", "+info", "+config|get",
+)  # fmt: skip
+"""Whatever reads and writes keys, and what tells whether the broker is durable."""
+_NAME = re.compile(r"api|host(-[A-Za-z0-9._-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Role:
+    """Lists what the users of a role may do: patterns of keys, and words of access rules for commands."""
+
+    keys: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    def rule(self, user: str, password: str) -> str:
+        """Return the line of an access control list that admits ``user`` by ``password``, of which it has a digest."""
+        digest = hashlib.sha256(password.encode()).hexdigest()
+        keys = [f"~{pattern}" for pattern in self.keys]
+        return " ".join(["user", user, "reset", "on", f"#{digest}", *keys, "-@all", *self.commands])
+
+
+API = Role(keys=tuple(sorted(key.glob for key in KEYS)), commands=_API_COMMANDS)
+
+
+def _host() -> Role:
+    families = set[str]().union(*(script.keys for script in HOST_SCRIPTS))
+    commands = set[str]().union(*(script.commands for script in HOST_SCRIPTS))
+    patterns = [key.glob for key in KEYS if key.name in families]
+    allowed = sorted(commands.union(_HOST_READS, _CONNECTION, _CELERY))
+    return Role(
+        keys=(*sorted(patterns), f"{CELERY_PREFIX}*"), commands=tuple(f"+{command.lower()}" for command in allowed)
+    )
+
+
+HOST = _host()
+PROBE = "user probe reset on nopass -@all +ping"
+"""Whoever reaches the broker may ask whether it answers, which is what health checks do."""
+
+
+def access_list(passwords: Mapping[str, str]) -> str:
+    """Return the file that a broker's ``aclfile`` names, for these users and their passwords.
+
+    ``api`` is the API's user; ``host``, and ``host-…`` with any name, are hosts'. Raises ``ValueError`` for another
+    name, for a password shorter than :data:`SHORTEST_PASSWORD` or with white space, and without a user ``api`` and
+    one of a host.
+    """
+    roles = {user: role_of(user) for user in sorted(passwords)}
+    for user, password in passwords.items():
+        _check_password(user, password)
+    if "api" not in roles or len(roles) < 2:
+        raise ValueError(f"users api and host (or host-NAME for some hosts) are needed; there are {_listed(roles)}")
+    rules = [role.rule(user, passwords[user]) for user, role in roles.items()]
+    return "\n".join(["user default reset off", PROBE, *rules]) + "\n"
+
+
+def role_of(user: str) -> Role:
+    """Return what a user may do, by its name. Raises ``ValueError`` for a name that none has."""
+    if not _NAME.fullmatch(user):
+        raise ValueError(f"{user!r} is no user of the broker: api, host, or host- with the name of a host")
+    return API if user == "api" else HOST
+
+
+def _check_password(user: str, password: str) -> None:
+    if len(password) < SHORTEST_PASSWORD or re.search(r"\s", password):
+        raise ValueError(
+            f"the password of {user} must have {SHORTEST_PASSWORD} characters or more and no white space; it has "
+            f"{len(password)}"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

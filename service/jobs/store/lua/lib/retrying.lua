@@ -1,0 +1,51 @@
+-- How an ended job is queued again. Needs core, jobs, queue, uploads, submission, sweeps.
+
+local function dependents_are_told(id)
+  return redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0
+end
+
+local function needed_files(id)
+  return string.gmatch(field(id, "indexes"), '"file:([^"]+)/([^"/]+)"')
+end
+
+-- Why a job cannot be queued again, nil where it can.
+local function why_not_again(id)
+  local state, sweep = field(id, "state"), field(id, "sweep")
+  if state ~= "failed" and state ~= "cancelled" then
+    return "job " .. id .. " is " .. state .. "; only a failed or cancelled job can be retried"
+  elseif dependents_are_told(id) or (sweep and dependents_are_told(sweep)) then
+    return "jobs that needed job " .. id .. " are still being ended; try again in a moment"
+  end
+  for _, needed in ipairs(cjson.decode(field(id, "after"))) do
+    local its_state = field(needed, "state")
+    if not its_state or its_state == "failed" or its_state == "cancelled" then
+      return "job " .. needed .. ", which job " .. id .. " needs, is " .. (its_state or "gone")
+    end
+  end
+  for project, file in needed_files(id) do
+    if not has_upload(project, file) then
+      return "file " .. file .. ", which job " .. id .. " needs, is gone; upload it again first"
+    end
+  end
+  return nil
+end
+
+-- Queue a failed or cancelled job again, with all its retries.
+local function queue_again(id, cap)
+  for project, file in needed_files(id) do
+    use_upload(project, file)
+  end
+  redis.call("HDEL", KEY.job(id), "error", "result", "placement", "progress", "started_at", "ended_at")
+  redis.call("HSET", KEY.job(id), "queued_at", whole(now_ms()), "retries_used", 0, "lost_attempts", 0)
+  redis.call("DEL", KEY.job_parts(id))
+  if #depend(id, cjson.decode(field(id, "after"))) > 0 then
+    set_state(id, cap, "queued", dependency_reason(id))
+  else
+    set_state(id, cap, "queued")
+    enqueue(id)
+  end
+  local sweep = field(id, "sweep")
+  if sweep then
+    reopen(sweep, cap)
+  end
+end

@@ -1,0 +1,33 @@
+-- Accept a sweep: its parent, which runs until all its jobs are over and holds no devices, and its jobs.
+-- COST: 1,000 jobs at most, and for each its labels (32 at most) and the jobs needed (64 at most).
+-- USES: core jobs queue counts uploads quotas submission sweeps
+-- ARGV: limits: json, parent: json, children: json, metric: str, mode: str
+-- RETURNS: {"created"|"existing", id, ""}, or why nothing was written, as submit.lua says it
+
+local outcome = outcome_of(parent)
+for _, child in ipairs(children) do
+  if outcome[1] ~= "created" then
+    return outcome
+  end
+  outcome = outcome_of(child)
+end
+if outcome[1] ~= "created" then
+  return outcome
+end
+
+local sweep = write_job(parent, limits)
+redis.call("HSET", KEY.sweep(sweep), "total", #children, "queued", #children)
+if metric ~= "" then
+  redis.call("HSET", KEY.sweep(sweep), "metric", metric, "mode", mode)
+end
+add_state_event(sweep, limits.stream_cap, "queued")
+set_state(sweep, limits.stream_cap, "running")
+tell_progress(sweep, limits.stream_cap)
+for _, child in ipairs(children) do
+  child.record.sweep = sweep
+  child.record.indexes = string.gsub(child.record.indexes, "%]$", ',"of_a_sweep","sweep:' .. sweep .. '"]')
+  child.indexes[#child.indexes + 1] = "of_a_sweep"
+  child.indexes[#child.indexes + 1] = "sweep:" .. sweep
+  accept(child, limits)
+end
+return { "created", sweep, "" }

@@ -1,0 +1,111 @@
+"""Keeps projects and their members."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from service.jobs.projects import DEFAULT_PROJECT, PROJECT_PATTERN, Project, ProjectMember, ProjectUsage, Quotas, Role
+from service.jobs.records import Conflict, NotFound, Problem, Rejected
+from service.jobs.store import decode, stubs
+from service.jobs.store.client import BrokerClient
+from service.jobs.store.keyspace import ARTIFACT_BYTES, JOBS_BY, PROJECT_MEMBERS, PROJECTS, UPLOADS
+from service.jobs.store_limits import StoreLimits
+
+_PLACEMENT = ("devices", "device_hours")
+"""Quotas that the script of placement keeps."""
+_DEFAULT = Project(name=DEFAULT_PROJECT, description="what names no other project")
+
+
+@dataclass(frozen=True)
+class Projects:
+    """Projects by name. The default one is always there, and whoever has a key of it is its member."""
+
+    client: BrokerClient
+    limits: StoreLimits
+
+    def create(self, name: str, description: str = "") -> Project:
+        """Make a project. Raises :class:`Rejected` for what is no name, :class:`Conflict` for one that is taken."""
+        if re.fullmatch(PROJECT_PATTERN, name) is None:
+            raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
+        made = Project(name=name, description=description, created_at=decode.moment(round(time.time() * 1000)))
+        if name == DEFAULT_PROJECT or not self.client.call("HSETNX", PROJECTS(), name, _entry(made)):
+            raise Conflict(f"there is a project {name} already")
+        return made
+
+    def get(self, name: str) -> Project:
+        """Return a project. Raises :class:`NotFound`."""
+        text = self.client.call("HGET", PROJECTS(), name)
+        if text is None and name != DEFAULT_PROJECT:
+            raise NotFound(f"there is no project {name}")
+        return _DEFAULT if text is None else Project.model_validate_json(text)
+
+    def all(self) -> list[Project]:
+        """List all projects by name."""
+        entries = self.client.call("HVALS", PROJECTS())
+        found = {project.name: project for project in map(Project.model_validate_json, entries)}
+        return sorted(({DEFAULT_PROJECT: _DEFAULT} | found).values(), key=lambda project: project.name)
+
+    def describe(self, name: str, description: str) -> Project:
+        """Change what a project is said to be for. Raises :class:`NotFound`."""
+        changed = self.get(name).model_copy(update={"description": description})
+        self.client.call("HSET", PROJECTS(), name, _entry(changed))
+        return changed
+
+    def limit(self, name: str, quotas: Mapping[str, Any]) -> Project:
+        """Change the quotas that are named; ``None`` takes one away. Raises :class:`NotFound`, and :class:`Rejected`
+        where jobs that name no time limit would get one that is refused.
+        """
+        project = self.get(name)
+        limits = Quotas(**project.quotas.model_dump() | dict(quotas))
+        longest, default = limits.longest_time_s, limits.default_time_s
+        if longest is not None and default is not None and default > longest:
+            message = "beyond the longest time limit that a job may have"
+            accepted = f"at most {longest:g} s, the longest_time_s"
+            raise Rejected([Problem("quotas.default_time_s", message, default, accepted)])
+        changed = project.model_copy(update={"quotas": limits})
+        placed = {quota: getattr(limits, quota) for quota in _PLACEMENT if getattr(limits, quota) is not None}
+        stubs.set_quotas(self.client, name, _entry(changed), orjson.dumps(placed).decode() if placed else "")
+        return changed
+
+    def usage(self, name: str) -> ProjectUsage:
+        """Return how much a project has of what quotas bound."""
+        uploads = self.client.call("HVALS", UPLOADS(name))
+        held, used_ms = stubs.read_device_use(self.client, self.limits.script_argument, name)
+        return ProjectUsage(
+            devices=int(held),
+            device_hours=round(int(used_ms) / 3_600_000, 3),
+            queued_jobs=self.client.call("ZCARD", JOBS_BY(f"state:queued:{name}")),
+            upload_bytes=sum(orjson.loads(text)["bytes"] for text in uploads),
+            artifact_bytes=int(self.client.call("HGET", ARTIFACT_BYTES(), name) or 0),
+        )
+
+    def delete(self, name: str) -> None:
+        """Forget a project; :class:`Conflict` while it has jobs, uploads or keys. Raises :class:`NotFound`."""
+        stubs.delete_project(self.client, name)
+
+    def members(self, name: str) -> list[ProjectMember]:
+        """List the members of a project by name; none of the default one, of which keys alone make members."""
+        roles = self.client.call("HGETALL", PROJECT_MEMBERS(name))
+        return sorted(
+            (ProjectMember(name=owner, role=role) for owner, role in roles.items()), key=lambda member: member.name
+        )
+
+    def set_member(self, name: str, owner: str, role: Role) -> None:
+        """Give the owner of keys a role in a project, at once. Raises :class:`NotFound` and, for the default project,
+        :class:`Conflict`.
+        """
+        stubs.set_member(self.client, name, owner, role)
+
+    def remove_member(self, name: str, owner: str) -> None:
+        """End a membership: the owner's keys of the project admit nobody from now on, and open streams end."""
+        stubs.set_member(self.client, name, owner, "")
+
+
+def _entry(project: Project) -> str:
+    return orjson.dumps(project.model_dump(mode="json")).decode()

@@ -1,0 +1,261 @@
+"""Reads the queue: the place of each waiting job, why it waits, and when it may start."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import orjson
+
+from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.queue.fair_share import in_order
+from service.jobs.queue.forecast import Fleet, Known, RunningJob, Start, expected, forecast
+from service.jobs.queue.pending import PendingJob
+from service.jobs.records import Host, Problem, QueueLine, QueuePage, Rejected, StartEstimate
+from service.jobs.states import ACTIVE
+from service.jobs.store import decode, stubs
+from service.jobs.store.client import BrokerClient
+from service.jobs.store.hosts import HostStore
+from service.jobs.store.keyspace import CAPACITY
+from service.jobs.store.shares import Shares
+from service.jobs.store_limits import StoreLimits
+
+_PIECE = 500
+"""Jobs that one script reads: meanwhile the broker does nothing else."""
+_RECENT = 200
+_FEWEST_DURATIONS = 3
+"""Ended jobs of a kind that tell how long the next one takes."""
+_FEW = 1000
+"""Queued jobs that are read anew for each reader."""
+_KEPT_FOR = 10.0
+"""A snapshot of more serves for so many times as long as it took to make: reading then takes at most about a tenth of
+the time, however many readers ask."""
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A queued job by who may ask for it; ``place`` is absent while it waits for other jobs."""
+
+    id: str
+    owner: str
+    project: str
+    place: int | None
+
+
+@dataclass(frozen=True)
+class QueueSnapshot:
+    """The queue at one moment: first what waits for devices, in the order of placement, then what waits for jobs."""
+
+    jobs: tuple[WaitingJob, ...]
+    pending: int
+    starts: dict[str, Start]
+    taken_at: datetime
+
+
+@dataclass
+class _Kept:
+    snapshot: QueueSnapshot | None = None
+    until: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Tells of waiting jobs. All threads of a process share one snapshot at a time."""
+
+    client: BrokerClient
+    limits: StoreLimits
+    hosts: HostStore
+    shares: Shares
+    _kept: _Kept = field(default_factory=_Kept)
+
+    def page(
+        self,
+        limit: int = 50,
+        cursor: str | None = None,
+        *,
+        job_id: str | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        may_see: Callable[[WaitingJob], bool] = lambda _: True,
+    ) -> QueuePage:
+        """Return lines of the queue in order. Places count every job, also those that are not listed.
+
+        The queue moves between pages: a cursor is a position in it. Raises :class:`Rejected` for what is no cursor.
+        """
+        start = _position(cursor)
+        snapshot = self.snapshot()
+        chosen, next_cursor = list[WaitingJob](), None
+        for index, job in enumerate(snapshot.jobs[start:], start):
+            named = ((job_id, job.id), (owner, job.owner), (project, job.project))
+            if any(wanted not in (None, value) for wanted, value in named) or not may_see(job):
+                continue
+            if len(chosen) == limit:
+                next_cursor = str(index)
+                break
+            chosen.append(job)
+        return QueuePage(
+            items=tuple(self._lines(chosen, snapshot)),
+            pending=snapshot.pending,
+            dependent=len(snapshot.jobs) - snapshot.pending,
+            next_cursor=next_cursor,
+        )
+
+    def snapshot(self) -> QueueSnapshot:
+        """Return the whole queue, as it is or, where it is long, as it was a moment ago. It is read in pieces, so that
+        no script takes long.
+        """
+        with self._kept.lock:
+            began = time.monotonic()
+            if self._kept.snapshot is None or began >= self._kept.until:
+                self._kept.snapshot = self._read()
+                took = time.monotonic() - began
+                is_long = len(self._kept.snapshot.jobs) > _FEW
+                self._kept.until = began + (1 + _KEPT_FOR) * took if is_long else 0.0
+            return self._kept.snapshot
+
+    def _lines(self, jobs: list[WaitingJob], snapshot: QueueSnapshot) -> Iterator[QueueLine]:
+        views = {
+            view["id"]: view for view in map(decode.fields_of, stubs.waiting(self.client, *(job.id for job in jobs)))
+        }
+        for job in jobs:
+            if (view := views.get(job.id)) is not None:
+                yield QueueLine(
+                    job=job.id,
+                    kind=view["kind"],
+                    name=view["name"],
+                    owner=job.owner,
+                    project=job.project,
+                    priority=int(view["priority"]),
+                    place=job.place,
+                    reason=decode.reason_of(view),
+                    start=_estimate(snapshot, job.id),
+                )
+
+    def _read(self) -> QueueSnapshot:
+        hosts = self.hosts.list()
+        capacity = self.hosts.capacity()
+        auto = "cpu" if capacity is None else capacity.auto_pool
+        now_ms, queued = self._queued(auto)
+        pending = [job for job, waits_for_devices in queued if waits_for_devices]
+        dependent = [
+            WaitingJob(job.id, job.owner, job.project, None)
+            for job, waits_for_devices in queued
+            if not waits_for_devices
+        ]
+        ordered = in_order(
+            pending, self.shares.uses(), now_ms=now_ms, fair_share_bound_ms=self.limits.longest_overtaken_s * 1000
+        )
+        typical_s = self._typical_durations()
+        starts = forecast(
+            _fleet(hosts),
+            list(self._running(typical_s)) if ordered else [],
+            ordered,
+            typical_s,
+            now_ms=now_ms,
+            max_queue_bypass_s=self.limits.max_queue_bypass_s,
+            room=self._room(),
+        )
+        placed = [WaitingJob(job.id, job.owner, job.project, place) for place, job in enumerate(ordered, 1)]
+        return QueueSnapshot((*placed, *dependent), len(placed), starts, datetime.now(UTC))
+
+    def _queued(self, auto: str) -> tuple[int, list[tuple[PendingJob, bool]]]:
+        """Return the store's time, and each queued job with whether it waits for devices."""
+        after, queued = "", list[tuple[PendingJob, bool]]()
+        while True:
+            now_ms, *rows = stubs.read_queue(self.client, after, _PIECE)
+            queued += ((_pending_job(row, auto), row[1] == "1") for row in rows)
+            if len(rows) < _PIECE:
+                return now_ms, queued
+            after = rows[-1][0]
+
+    def _running(self, typical_s: dict[str, float]) -> Iterator[RunningJob]:
+        for state in sorted(ACTIVE):
+            after = ""
+            while True:
+                rows = stubs.read_running(self.client, state, after, _PIECE)
+                yield from (_running_job(row, typical_s) for row in rows)
+                if len(rows) < _PIECE:
+                    break
+                after = rows[-1][0]
+
+    def _room(self) -> dict[str, float]:
+        """Return how many more devices projects may hold, as placement last saw it."""
+        seen = orjson.loads(self.client.call("GET", CAPACITY()) or "{}").get("projects", {})
+        return {
+            project: -math.inf if "hours" in bound else bound["devices"] - bound["held"]
+            for project, bound in seen.items()
+            if "hours" in bound or "devices" in bound
+        }
+
+    def _typical_durations(self) -> dict[str, float]:
+        """Return the median of how many seconds recent jobs of each kind took, where there were enough."""
+        flat = stubs.recent_durations(self.client, _RECENT)
+        seen = defaultdict[str, list[float]](list)
+        for kind, milliseconds in zip(flat[::2], flat[1::2], strict=True):
+            seen[kind].append(float(milliseconds) / 1000)
+        return {kind: statistics.median(took) for kind, took in seen.items() if len(took) >= _FEWEST_DURATIONS}
+
+
+def _position(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 10):
+        raise Rejected([Problem("cursor", "not a cursor of the queue", cursor, "the next_cursor of a page")])
+    return int(cursor)
+
+
+def _pending_job(row: list[str], auto: str) -> PendingJob:
+    job_id, _, shape, priority, queued_at, kind, owner, timeout_s, project = row
+    device, ranks, max_hosts = shape.split(":")
+    return PendingJob(
+        id=job_id,
+        kind=kind,
+        owner=owner,
+        pool=auto if device == "auto" else device,
+        ranks=int(ranks),
+        max_hosts=int(max_hosts),
+        priority=int(priority),
+        queued_at_ms=int(queued_at),
+        timeout_s=float(timeout_s) if timeout_s else None,
+        project=project or DEFAULT_PROJECT,
+    )
+
+
+def _running_job(row: list[str], typical_s: dict[str, float]) -> RunningJob:
+    _, kind, timeout_s, progress, placement, elapsed_ms, project = row
+    left_s = orjson.loads(progress).get("left_s") if progress else None
+    limit_s = float(timeout_s) if timeout_s else None
+    shares = decode.shares(placement)
+    return RunningJob(
+        pool=shares[0].pool if shares else "cpu",
+        devices={share.host: len(share.devices) for share in shares},
+        left=expected(typical_s.get(kind), limit_s, float(elapsed_ms) / 1000)
+        if left_s is None
+        else Known(float(left_s), "progress"),
+        project=project or DEFAULT_PROJECT,
+    )
+
+
+def _fleet(hosts: list[Host]) -> Fleet:
+    able = [host for host in hosts if host.alive and not host.draining and (host.failing is None)]
+    return Fleet(
+        free={pool: {host.name: len(host.free.get(pool, ())) for host in able} for pool in ("cuda", "cpu")},
+        total={
+            "cuda": {host.name: len(host.cuda) for host in able},
+            "cpu": {host.name: host.cpu_slots for host in able},
+        },
+    )
+
+
+def _estimate(snapshot: QueueSnapshot, job_id: str) -> StartEstimate | None:
+    start = snapshot.starts.get(job_id)
+    if start is None:
+        return None
+    return StartEstimate(at=snapshot.taken_at + timedelta(seconds=start.in_s), rests_on=tuple(sorted(start.rests_on)))

@@ -1,0 +1,67 @@
+"""Accepts sweeps: a parent and its jobs, all by one script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from service.jobs.records import Job, Rejected
+from service.jobs.spec.base import CommonSpec
+from service.jobs.store import stubs
+from service.jobs.store.client import BrokerClient
+from service.jobs.store.jobs import Jobs, Submission, other_body
+from service.jobs.store.late_refusals import LATE_REFUSALS
+from service.jobs.store.over_quota import refuse_over_quota
+from service.jobs.store_limits import StoreLimits
+from service.jobs.sweeps import Parameters
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """Writes sweeps, whose jobs are then jobs like others."""
+
+    client: BrokerClient
+    limits: StoreLimits
+    jobs: Jobs
+
+    def accept(self, parent: Submission, children: Sequence[tuple[Parameters, CommonSpec]]) -> tuple[Job, bool]:
+        """Accept a sweep that was checked, with all its jobs; return its parent, and whether it is new.
+
+        Raises as :meth:`Jobs.accept` does.
+        """
+        assert parent.spec.sweep is not None
+        best = parent.spec.sweep.best
+        outcome, job_id, state = stubs.submit_sweep(
+            self.client,
+            limits=self.limits.script_argument,
+            parent=_json(_without_devices(parent)),
+            children=_json([_child(parent, parameters, spec) for parameters, spec in children]),
+            metric="" if best is None else best.metric,
+            mode="" if best is None else best.mode,
+        )
+        if outcome == "conflict":
+            raise other_body(job_id)
+        refuse_over_quota(self.client, outcome, job_id, state)
+        if outcome in LATE_REFUSALS:
+            raise Rejected([LATE_REFUSALS[outcome](parent.spec, parent.path, job_id, state)])
+        return self.jobs.get(job_id), outcome == "created"
+
+
+def _without_devices(parent: Submission) -> dict[str, object]:
+    """Return the entry of a parent: it needs no devices, and its jobs wait in its stead for those that it names."""
+    entry = parent.entry()
+    record = {name: value for name, value in parent.record().items() if name != "shape"}
+    return {**entry, "record": {**record, "after": "[]"}, "after": []}
+
+
+def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict[str, object]:
+    text = spec.model_dump_json(by_alias=True)
+    submission = Submission("", spec, parent.owner, parent.project, text, idem="", body_hash="")
+    record = {**submission.record(), "parameters": _json(parameters)}
+    return {**submission.entry(), "record": record}
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

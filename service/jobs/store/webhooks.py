@@ -1,0 +1,149 @@
+"""Keeps webhooks and their deliveries: made of what scripts note of jobs, sent by whoever takes them, never lost."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from service.jobs.records import NotFound
+from service.jobs.states import JobState
+from service.jobs.store import decode, stubs
+from service.jobs.store.client import BrokerClient
+from service.jobs.store.keyspace import (
+    WEBHOOK_CHANGES,
+    WEBHOOK_DELIVERIES,
+    WEBHOOK_DELIVERY,
+    WEBHOOKS,
+    WEBHOOKS_FAILING,
+    WEBHOOKS_PRESENT,
+)
+from service.jobs.webhooks import JobChange, Webhook, WebhookDelivery, WebhookEvent, new_secret
+
+_MOST = 100
+_MOST_DELIVERIES = 200
+"""Number of deliveries kept of each webhook, the newest ones."""
+_KEEP_S = 30 * 86_400.0
+_HOLD_S = 60.0
+"""After so long a delivery that somebody took and did not end is sent by another."""
+
+
+@dataclass(frozen=True)
+class DueDelivery:
+    """A delivery that its caller is to send now."""
+
+    webhook: Webhook
+    secret: str
+    delivery: WebhookDelivery
+
+
+@dataclass(frozen=True)
+class Webhooks:
+    """Every step is atomic: a change that was noted leads to deliveries, each of which is sent at least once."""
+
+    client: BrokerClient
+
+    def create(
+        self, url: str, states: Sequence[JobState], kinds: Sequence[str], *, project: str | None, by: str
+    ) -> tuple[Webhook, str]:
+        """Keep a webhook; return it and the secret that its deliveries are signed by. Raises :class:`Conflict` where
+        there are too many.
+        """
+        webhook_id, secret = f"hook_{secrets.token_hex(8)}", new_secret()
+        entry = {
+            "id": webhook_id, "url": url, "project": project, "states": list(states), "kinds": list(kinds),
+            "created_at": time.time(), "created_by": by, "disabled_at": None, "secret": secret,
+        }  # fmt: skip
+        stubs.add_webhook(self.client, webhook_id, orjson.dumps(entry).decode(), _MOST)
+        return _webhook(entry), secret
+
+    def exist(self) -> bool:
+        """Return whether there are webhooks; asking writes nothing, as every script does that looks at the clock."""
+        return bool(self.client.call("EXISTS", WEBHOOKS_PRESENT()))
+
+    def get(self, webhook_id: str) -> Webhook:
+        """Return one. Raises :class:`NotFound`."""
+        text = self.client.call("HGET", WEBHOOKS(), webhook_id)
+        if text is None:
+            raise NotFound(f"there is no webhook {webhook_id}")
+        return _webhook(orjson.loads(text), self.client.call("HGETALL", WEBHOOKS_FAILING()))
+
+    def delete(self, webhook_id: str) -> None:
+        """Forget one with its deliveries. Raises :class:`NotFound`."""
+        stubs.delete_webhook(self.client, webhook_id)
+
+    def deliveries(self, webhook_id: str, limit: int) -> list[WebhookDelivery]:
+        """Return the newest deliveries of a webhook, newest first. Raises :class:`NotFound`."""
+        self.get(webhook_id)
+        ids = self.client.call("ZRANGE", WEBHOOK_DELIVERIES(webhook_id), 0, limit - 1, "REV")
+        texts = self.client.call("MGET", *(WEBHOOK_DELIVERY(webhook_id, each) for each in ids)) if ids else []
+        return [WebhookDelivery.model_validate_json(text) for text in texts if text is not None]
+
+    def make_deliveries(self, most: int) -> int:
+        """Turn up to ``most`` noted changes into deliveries; return how many there were."""
+        changes = self.client.call("XRANGE", WEBHOOK_CHANGES(), "-", "+", "COUNT", most)
+        hooks = self.list() if changes else []
+        for change_id, fields in changes:
+            event = _event(orjson.loads(fields["d"]))
+            pieces: list[str] = []
+            for webhook in hooks:
+                if webhook.wants(event.data):
+                    delivery = WebhookDelivery(id=f"msg_{webhook.id.removeprefix('hook_')}_{change_id}", event=event)
+                    pieces += (webhook.id, delivery.id, delivery.model_dump_json())
+            stubs.make_deliveries(self.client, change_id, round(_KEEP_S * 1000), _MOST_DELIVERIES, *pieces)
+        return len(changes)
+
+    def due(self, most: int) -> list[DueDelivery]:
+        """Take up to ``most`` deliveries to send; nobody else gets them for a minute."""
+        flat = stubs.due_deliveries(self.client, most, round(_HOLD_S * 1000))
+        taken = []
+        for text, delivery in zip(flat[1::3], flat[2::3], strict=True):
+            entry = orjson.loads(text)
+            taken.append(DueDelivery(_webhook(entry), entry["secret"], WebhookDelivery.model_validate_json(delivery)))
+        return taken
+
+    def list(self) -> list[Webhook]:
+        """Return all webhooks, oldest first."""
+        failing = self.client.call("HGETALL", WEBHOOKS_FAILING())
+        found = [_webhook(orjson.loads(text), failing) for text in self.client.call("HVALS", WEBHOOKS())]
+        return sorted(found, key=lambda webhook: (webhook.created_at, webhook.id))
+
+    def note(self, webhook_id: str, delivery: WebhookDelivery, again_s: float | None, disable_s: float) -> bool:
+        """Keep what came of sending a delivery, which is due again after ``again_s`` seconds; return whether its
+        webhook is disabled from now on, since all its deliveries have failed for ``disable_s``.
+        """
+        is_disabled = stubs.note_delivery(
+            self.client,
+            webhook=webhook_id,
+            delivery=delivery.id,
+            text=delivery.model_dump_json(),
+            again_ms=0 if again_s is None else max(1, round(again_s * 1000)),
+            succeeded=int(delivery.state == "delivered"),
+            disable_ms=round(disable_s * 1000),
+        )
+        return bool(is_disabled)
+
+
+def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> Webhook:
+    since = (failing or {}).get(entry["id"])
+    disabled = entry["disabled_at"]
+    return Webhook(
+        id=entry["id"],
+        url=entry["url"],
+        project=entry["project"],
+        states=tuple(entry["states"]),
+        kinds=tuple(entry["kinds"] or ()),
+        created_at=decode.moment(entry["created_at"] * 1000),
+        created_by=entry["created_by"],
+        failing_since=None if since is None else decode.moment(since),
+        disabled_at=None if disabled is None else decode.moment(disabled * 1000),
+    )
+
+
+def _event(noted: dict[str, Any]) -> WebhookEvent:
+    change = JobChange.model_validate({name: noted[name] for name in noted if name != "time"})
+    return WebhookEvent(type=f"job.{change.state}", timestamp=decode.moment(noted["time"] * 1000), data=change)

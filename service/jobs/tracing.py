@@ -1,0 +1,120 @@
+"""Traces what becomes of a job, from the request to its steps, for OpenTelemetry's collectors.
+
+OpenTelemetry's own variables turn it on (``OTEL_EXPORTER_OTLP_ENDPOINT``, or that of traces alone); without them
+nothing of its SDK is imported. Where a trace goes on is told as W3C's ``traceparent``, which a client may give, and
+which the job's record keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+Attributes = Mapping[str, str | int | float | bool]
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_current: ContextVar[str | None] = ContextVar("traceparent", default=None)
+
+
+class TraceSpan(Protocol):
+    """One timed piece of work that is under way."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """Return what makes other spans its children; ``None`` where nothing is traced."""
+        ...
+
+    def rename(self, name: str) -> None: ...
+
+    def event(self, name: str, at_s: float, attributes: Attributes) -> None: ...
+
+    def fail(self, message: str) -> None: ...
+
+
+class Tracing(Protocol):
+    """Makes spans. Times are Unix seconds; a parent and a link are given as ``traceparent``."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+    def span(
+        self, name: str, parent: str | None, attributes: Attributes, links: Sequence[str] = ()
+    ) -> AbstractContextManager[TraceSpan]: ...
+
+    def record(self, name: str, parent: str | None, start_s: float, end_s: float, attributes: Attributes) -> None:
+        """Enter a span that has ended."""
+        ...
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+        ...
+
+
+class _NoSpan:
+    traceparent: str | None = None
+
+    def rename(self, name: str) -> None:
+        return
+
+    def event(self, name: str, at_s: float, attributes: Attributes) -> None:
+        return
+
+    def fail(self, message: str) -> None:
+        return
+
+
+class NoTracing:
+    """Traces nothing, and costs nothing."""
+
+    is_on = False
+
+    @contextmanager
+    def span(
+        self, name: str, parent: str | None, attributes: Attributes, links: Sequence[str] = ()
+    ) -> Iterator[TraceSpan]:
+        yield _NoSpan()
+
+    def record(self, name: str, parent: str | None, start_s: float, end_s: float, attributes: Attributes) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def tracing_for(service: str, environment: Mapping[str, str]) -> Tracing:
+    """Return what traces a process of this name, as OpenTelemetry's variables say."""
+    exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower()
+    is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if is_disabled or exporter != "otlp" or not any(environment.get(name) for name in _ENDPOINTS):
+        return NoTracing()
+    try:
+        from service.jobs.otlp import OtlpTracing  # noqa: PLC0415 - only where it is wanted
+    except ModuleNotFoundError as missing:
+        logger.warning("nothing is traced, since there is no %s: install trivet[otel]", missing.name)
+        return NoTracing()
+    return OtlpTracing(service)
+
+
+def valid_traceparent(text: str) -> str | None:
+    """Return a ``traceparent`` if it is one."""
+    return text if _TRACEPARENT.fullmatch(text) else None
+
+
+def trace_id(traceparent: str) -> str:
+    """Return the trace that a ``traceparent`` belongs to."""
+    return traceparent.split("-")[1]
+
+
+def current_traceparent() -> str | None:
+    """Return the span that this task works for, or what the client gave in its stead."""
+    return _current.get()
+
+
+def set_current_traceparent(traceparent: str | None) -> None:
+    _current.set(traceparent)

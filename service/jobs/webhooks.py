@@ -1,0 +1,120 @@
+"""Describes webhooks: what a service tells of jobs to whom, how it signs that, and when it tries again.
+
+Headers and signatures are those of Standard Webhooks (https://www.standardwebhooks.com).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from service.jobs.records import FrozenModel
+from service.jobs.states import JobState
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - what secrets begin with
+ID_HEADER, TIME_HEADER, SIGNATURE_HEADER = "webhook-id", "webhook-timestamp", "webhook-signature"
+
+DeliveryState = Literal["pending", "delivered", "failed"]
+
+
+class Webhook(FrozenModel):
+    """Says where changes of which jobs are told."""
+
+    id: str
+    url: str
+    project: str | None = Field(description="whose jobs it is told of; null, of an operator's, for all")
+    states: tuple[JobState, ...] = Field(description="the states that it is told of")
+    kinds: tuple[str, ...] = Field((), description="the kinds of jobs that it is told of; empty for all")
+    created_at: datetime
+    created_by: str
+    failing_since: datetime | None = Field(None, description="since when every delivery has failed")
+    disabled_at: datetime | None = Field(
+        None, description="when it was given up, after its deliveries had failed for long; delete it and make another"
+    )
+
+    def wants(self, change: JobChange) -> bool:
+        """Return whether this webhook is told of a change."""
+        return (
+            self.disabled_at is None
+            and self.project in (None, change.project)
+            and change.state in self.states
+            and (not self.kinds or change.kind in self.kinds)
+        )
+
+
+class JobChange(FrozenModel):
+    """Tells of a job that it has a new state."""
+
+    job: str
+    name: str
+    kind: str
+    owner: str
+    project: str
+    state: JobState
+    attempt: int
+    reason: str | None = None
+
+
+class WebhookEvent(FrozenModel):
+    """Is the body of a delivery."""
+
+    type: str = Field(description="`job.` and the new state", examples=["job.succeeded"])
+    timestamp: datetime
+    data: JobChange
+
+
+class WebhookDelivery(FrozenModel):
+    """Keeps one event for one webhook, and what came of sending it."""
+
+    id: str = Field(description="the same however often it is sent: `webhook-id`")
+    event: WebhookEvent
+    state: DeliveryState = "pending"
+    attempts: int = 0
+    first_at: datetime | None = Field(None, description="when it was first sent")
+    last_at: datetime | None = Field(None, description="when it was last sent")
+    next_at: datetime | None = Field(None, description="when it is sent again")
+    status: int | None = Field(None, description="the last HTTP status that came back")
+    error: str | None = Field(None, description="why it failed the last time")
+
+
+@dataclass(frozen=True)
+class RetrySchedule:
+    """Doubles the pause after each failure, with jitter so that receivers which come back are not all met at once."""
+
+    total_s: float
+    """No attempt begins later than this after the first one."""
+    first_s: float = 5.0
+    longest_s: float = 3600.0
+
+    def pause(self, attempts: int, passed_s: float, chance: float) -> float | None:
+        """Return seconds until the next attempt, ``None`` when there is none. ``chance`` is uniform on [0, 1)."""
+        doubled = self.longest_s if attempts > 30 else min(self.longest_s, self.first_s * 2 ** (attempts - 1))
+        pause = doubled * (0.5 + chance)
+        return pause if passed_s + pause <= self.total_s else None
+
+
+def new_secret() -> str:
+    """Return 256 random bits as Standard Webhooks writes them."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def sign(secret: str, delivery: str, timestamp: int, body: bytes) -> str:
+    """Return the signature of a delivery's id, time and body. Raises ``ValueError`` for what is no secret."""
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error:
+        key = b""
+    if not key or not secret.startswith(SECRET_PREFIX):
+        raise ValueError(f"not a webhook's secret: it begins with {SECRET_PREFIX}, and Base64 follows")
+    digest = hmac.digest(key, f"{delivery}.{timestamp}.".encode() + body, "sha256")
+    return "v1," + base64.b64encode(digest).decode()
+
+
+Webhook.model_rebuild()

@@ -1,0 +1,172 @@
+"""The list of jobs for somebody who has hundreds: what comes first, filters, folded sweeps, actions on many at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from dashboard_service import Complaints
+from fleet import Fleet, train_spec, verify_spec
+from playwright.sync_api import Page, expect
+
+from api.sweeps import children_of
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.records import JobError
+
+pytestmark = pytest.mark.browser
+
+SHIFTS = """() => {
+  window.shifts = 0;
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) window.shifts += entry.value;
+  }).observe({ type: "layout-shift", buffered: true });
+}"""
+
+
+def chip(page: Page, state: str) -> Any:
+    return page.get_by_role("group", name="States").get_by_role("button", name=re.compile(rf"^{state}\s*\d"))
+
+
+def submit_sweep(fleet: Fleet, name: str, values: int) -> str:
+    """Submit a sweep over seeds; return its parent."""
+    spec = train_spec(name, sweep={"grid": {"seed": list(range(values))}, "best": {"metric": "loss", "mode": "min"}})
+    jobs = fleet.store.jobs
+    parent = jobs.submission(spec_adapter.validate_python(spec), fleet.owner, project="default")
+    job, _ = fleet.store.sweeps.accept(parent, children_of(parent.spec))
+    return job.id
+
+
+def test_of_three_hundred_jobs_the_running_one_is_first(page: Page, fleet: Fleet) -> None:
+    running = fleet.run(train_spec("the running one"))
+    running.metric(42, of=100, loss=0.5)
+    specs = [spec_adapter.validate_python(train_spec(f"job {index}", device="cuda")) for index in range(300)]
+    fleet.store.jobs.accept_all(fleet.store.jobs.batch(specs, fleet.owner, project="default"))
+    page.add_init_script(f"({SHIFTS})()")
+    page.goto("/")
+    names = page.locator("#rows .name")
+    expect(names).to_have_count(50)
+    expect(names.first).to_have_text("the running one")
+    expect(names.nth(1)).to_have_text("job 0")
+    expect(page.locator("#summary")).to_have_text("301 jobs")
+    expect(chip(page, "running")).to_have_text("running1")
+    expect(chip(page, "queued")).to_have_text("queued300")
+    first = page.locator("#rows tr").first
+    expect(first.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "42")
+    heights = page.locator("#rows tr").evaluate_all("rows => rows.map((row) => row.offsetHeight)")
+    assert set(heights) <= {34, 35}
+    assert page.evaluate("window.shifts") < 0.1
+    page.get_by_role("button", name="Next").click()
+    expect(names.first).to_have_text("job 49")
+    chip(page, "running").click()
+    expect(names).to_have_text(["the running one"])
+
+
+def test_a_line_says_how_it_went(page: Page, fleet: Fleet) -> None:
+    fleet.run(verify_spec("certified")).succeed(
+        {"verdicts": {"verified": 28, "falsified": 3, "unknown": 1, "timeout": 0}, "instances": 32}
+    )
+    fleet.run(train_spec("trained")).succeed({"loss": 0.1, "eval_accuracy": 0.975})
+    fleet.run(train_spec("broken")).fail(JobError(type="ValueError", message="no such thing", rank=0))
+    waiting = fleet.submit(train_spec("large", device="cuda", parallel={"dp_shard": 8}, priority=7))
+    page.goto("/")
+    for name, told in {
+        "certified": "verified 28 of 32, 3 falsified, 1 unknown",
+        "trained": "accuracy 97.5",
+        "broken": "ValueError: no such thing",
+        "large": "waits for",
+    }.items():
+        row = page.locator("#rows tr").filter(has=page.get_by_role("link", name=name, exact=True))
+        expect(row.locator(".note")).to_contain_text(told)
+        expect(row.get_by_role("link", name="admin", exact=True)).to_be_visible()
+    expect(page.locator(f"tr[data-job='{waiting.id}'] .priority")).to_have_text("7")
+
+
+def test_filters_are_in_the_address_and_return_with_it(page: Page, fleet: Fleet) -> None:
+    fleet.submit(train_spec("alpha", labels={"team": "vision"}))
+    fleet.submit(train_spec("beta", labels={"team": "vision"}))
+    fleet.submit(verify_spec("gamma"))
+    gone = fleet.submit(train_spec("alpine", labels={"team": "vision"}))
+    fleet.store.jobs.cancel(gone.id)
+    page.goto("/")
+    names = page.locator("#rows .name")
+    expect(names).to_have_text(["alpha", "beta", "gamma", "alpine"])
+    page.get_by_label("Label, or label=value").fill("team=vision")
+    page.get_by_label("Owner").fill("admin")
+    page.get_by_label("Project").fill("default")
+    page.get_by_label("Project").press("Enter")
+    expect(names).to_have_text(["alpha", "beta", "alpine"])
+    page.get_by_label("Search names and ids").fill("alp")
+    chip(page, "queued").click()
+    chip(page, "cancelled").click()
+    page.get_by_label("Order").select_option("newest")
+    expect(names).to_have_text(["alpine", "alpha"])
+    page.reload()
+    expect(names).to_have_text(["alpine", "alpha"])
+    expect(page.get_by_label("Owner")).to_have_value("admin")
+    expect(chip(page, "cancelled")).to_have_attribute("aria-pressed", "true")
+    expect(chip(page, "failed")).to_have_attribute("aria-pressed", "false")
+    chip(page, "all").click()
+    assert "state" not in page.url
+    page.get_by_label("Owner").fill("nobody")
+    page.get_by_label("Owner").press("Enter")
+    page.get_by_role("link", name="Clear filters").click()
+    expect(names).to_have_count(4)
+
+
+def test_a_filter_that_is_refused_says_why(page: Page, fleet: Fleet, complaints: Complaints) -> None:
+    complaints.expected = ("422",)
+    fleet.submit(train_spec())
+    page.goto("/?project=No such name")
+    expect(page.get_by_text("The jobs cannot be shown")).to_be_visible()
+    page.get_by_role("link", name="Clear filters").click()
+    expect(page.locator("#rows tr")).to_have_count(1)
+
+
+def test_a_sweep_is_one_line_until_it_is_unfolded(page: Page, fleet: Fleet) -> None:
+    submit_sweep(fleet, "seeds", 3)
+    page.goto("/")
+    names = page.locator("#rows .name")
+    expect(names).to_have_text(["seeds"])
+    expect(page.locator("#rows .note")).to_have_text("0 of 3 succeeded, 3 queued")
+    button = page.get_by_role("button", name="Jobs of the sweep seeds")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(names).to_have_text(["seeds", "seed=0", "seed=1", "seed=2"])
+    expect(button).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("Enter")
+    expect(names).to_have_text(["seeds"])
+    page.get_by_label("Each job of sweeps").check()
+    expect(names).to_have_count(4)
+
+
+def test_an_action_on_many_names_the_one_that_refused(page: Page, fleet: Fleet, complaints: Complaints) -> None:
+    complaints.expected = ("409",)
+    needed, plain = fleet.run(train_spec("needed")), fleet.run(train_spec("plain"))
+    for job in (needed, plain):
+        job.succeed()
+    user = fleet.submit(train_spec("user", after=[fleet.submit(train_spec("first")).id, needed.job_id]))
+    page.goto("/")
+    names = page.locator("#rows .name")
+    expect(names).to_have_text(["first", "user", "plain", "needed"])
+    page.get_by_label("Select all jobs shown").check()
+    bar = page.get_by_role("region", name="Selected jobs")
+    expect(bar).to_contain_text("4 jobs selected")
+    bar.get_by_role("button", name="Delete 2").click()
+    question = page.get_by_role("dialog")
+    expect(question).to_contain_text("Delete 2 jobs?")
+    expect(question).to_contain_text("2 other selected jobs stay as they are.")
+    question.get_by_role("button", name="Delete 2 jobs").click()
+    refused = page.get_by_role("dialog", name="1 of 2 jobs could not be deleted")
+    expect(refused.get_by_role("listitem")).to_have_count(1)
+    expect(refused).to_contain_text("needed")
+    expect(refused).to_contain_text(user.id)
+    page.keyboard.press("Escape")
+    expect(names).to_have_text(["first", "user", "needed"])
+    expect(bar).to_contain_text("1 job selected")
+    page.get_by_label("Select first").check()
+    page.get_by_label("Select needed").uncheck()
+    bar.get_by_role("button", name="Cancel 1").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
+    expect(chip(page, "cancelled")).to_have_text(re.compile(r"cancelled[1-9]"))
+    expect(bar).to_be_hidden()

@@ -1,0 +1,153 @@
+"""Calls in an outage of the service: what bears repetition is repeated, for as long as it is said to be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_world import TRAIN, serving
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.jobs.settings import Settings
+from service.jobs.store import Store
+from trivet import Client, Refused, Unreachable
+from trivet.outages import Patience
+
+AWAY, BROKEN, UNSAFE = (
+    Unreachable("http://here", "connection refused", sent=False),
+    Unreachable("http://here", "connection reset"),
+    Unreachable("http://here", "CERTIFICATE_VERIFY_FAILED", sent=False, passes=False),
+)
+NO_BROKER, NO_ROOM = Refused(503, "Service Unavailable", "no broker"), Refused(409, "Conflict", "is running")
+
+
+class Time:
+    """A clock that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def patience(time: Time, outage_s: float = 60.0) -> Patience:
+    made = Patience(outage_s, sleep=time.sleep, clock=lambda: time.now)
+    made.outlast(lambda: "an answer", bears_repetition=True)
+    return made
+
+
+def fails(*errors: Exception) -> Callable[[], str]:
+    left = list(errors)
+
+    def call() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return call
+
+
+@pytest.mark.parametrize("error", [AWAY, BROKEN, NO_BROKER, Refused(502, "Bad Gateway", "x")])
+def test_what_bears_repetition_is_repeated(error: Exception) -> None:
+    assert patience(Time()).outlast(fails(error, error, error), bears_repetition=True) == "done"
+
+
+def test_what_does_not_is_repeated_only_where_it_never_reached_the_service() -> None:
+    assert patience(Time()).outlast(fails(AWAY, AWAY), bears_repetition=False) == "done"
+    for error in (BROKEN, NO_BROKER):
+        with pytest.raises(type(error)):
+            patience(Time()).outlast(fails(AWAY, error), bears_repetition=False)
+
+
+@pytest.mark.parametrize("error", [UNSAFE, NO_ROOM, Refused(401, "Unauthorized", "x"), Refused(500, "x", "x")])
+def test_what_will_not_pass_is_told_at_once(error: Exception) -> None:
+    time = Time()
+    with pytest.raises(type(error)) as told:
+        patience(time).outlast(fails(error), bears_repetition=True)
+    assert told.value is error
+    assert time.now == 0
+
+
+@given(outage_s=st.floats(0, 3600))
+def test_an_outage_is_outlasted_for_as_long_as_is_said_and_the_error_says_so(outage_s: float) -> None:
+    time, tries = Time(), 0
+
+    def call() -> None:
+        nonlocal tries
+        tries += 1
+        raise AWAY
+
+    with pytest.raises(Unreachable) as told:
+        patience(time, outage_s).outlast(call, bears_repetition=True)
+    assert outage_s - 2.0 <= time.now <= outage_s or time.now == 0
+    assert (f"tried for {time.now:.0f} s" in str(told.value)) == (tries > 1)
+    with pytest.raises(Refused, match="no broker; tried for"):
+        patience(Time(), 5.0).outlast(fails(*[NO_BROKER] * 100), bears_repetition=True)
+
+
+def test_a_service_that_never_answered_is_not_waited_for_as_one_that_did() -> None:
+    time = Time()
+    new = Patience(3600.0, sleep=time.sleep, clock=lambda: time.now)
+    with pytest.raises(Unreachable):
+        new.outlast(fails(*[AWAY] * 10_000), bears_repetition=True)
+    assert time.now <= 2.0
+    assert new.outlast(fails(NO_BROKER, *[AWAY] * 100), bears_repetition=True) == "done"
+
+
+@pytest.fixture
+def restarted(cli_settings: Settings, secret: str, store: Store) -> Iterator[tuple[Client, Callable[[], Any]]]:
+    """A client that has been answered by a service, which is away now, and what starts it again a little later."""
+    with ExitStack() as again:
+        with serving(cli_settings, store) as first:
+            client = again.enter_context(Client(first, secret))
+            client.hosts()
+        failed = threading.Event()
+        send = client._connection.send
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            try:
+                return send(*arguments, **options)
+            except Unreachable:
+                failed.set()
+                raise
+
+        def start() -> None:
+            failed.wait(300)
+            again.enter_context(serving(cli_settings, store, int(first.rpartition(":")[2])))
+
+        client._connection.send = noted  # type: ignore[method-assign]
+        starter = threading.Thread(target=start)
+        starter.start()
+        try:
+            yield client, failed.is_set
+        finally:
+            failed.set()
+            starter.join()
+
+
+@pytest.mark.parametrize("call", ["submit", "jobs", "upload", "cancel", "keys"])
+def test_calls_outlast_a_restart(
+    restarted: tuple[Client, Callable[[], Any]], store: Store, tmp_path: Path, call: str
+) -> None:
+    """The last of them must not be repeated blindly; it never reached the service."""
+    client, was_away = restarted
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    if call == "submit":
+        assert [client.submit(TRAIN).id] == [job.id for job in store.jobs.list().items]
+    elif call == "jobs":
+        assert client.jobs().items == ()
+    elif call == "upload":
+        assert client.upload(path).bytes == 5
+    elif call == "cancel":
+        with pytest.raises(Refused, match="there is no job"):
+            client.cancel("job_" + 20 * "0")
+    else:
+        assert client.keys.create("ada")[0].name == "ada"
+    assert was_away()

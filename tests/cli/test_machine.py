@@ -1,0 +1,78 @@
+"""``trivet doctor`` on this machine and on broken ones, and the specs that ``trivet init`` writes."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_world import Cli
+from pydantic import SecretStr
+
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.settings import Settings
+from trivet import doctor
+from trivet.cli.first_spec import KINDS, first_spec
+
+
+def test_a_healthy_machine_has_nothing_wrong(trivet: Cli, broker: str) -> None:
+    ran = trivet("doctor", "--json", TRIVET_PORT="0", TRIVET_REDIS_URL=broker)
+    found = {each["subject"]: each for each in ran.json["findings"]}
+    assert {"packages", "torch", "GPUs", "isolation", "data folder", "broker", "service"} <= found.keys()
+    assert not [each for each in found.values() if each["status"] == "wrong"]
+    assert ran.code == 0
+    assert found["service"]["told"] == f"ready at {trivet.variables['TRIVET_URL']}, 0 worker hosts"
+
+
+def test_what_is_wrong_is_told_with_what_to_do(trivet: Cli, tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        ran = trivet(
+            "doctor", TRIVET_PORT=str(port), TRIVET_REDIS_URL=f"unix://{tmp_path}/none.sock", TRIVET_URL=None,
+            TRIVET_KEY=None, TRIVET_DATA=str(tmp_path / "data"),
+        )  # fmt: skip
+    assert ran.code == 1
+    text = " ".join(ran.out.split())
+    assert "wrong broker: TRIVET_REDIS_URL does not answer" in text
+    assert f"wrong port: 127.0.0.1:{port} cannot be bound" in text
+    assert "start one with: trivet up" in text
+
+
+def test_requirements_are_compared_with_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["no-such-package>=1", "pyyaml>=999", "rich>=1", "absent-extra>=1; extra == 'dev'"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: asked)
+    (finding,) = doctor.packages(Settings())
+    assert finding.status == "wrong"
+    assert re.fullmatch(r"no-such-package is not installed; pyyaml is [\d.]+; expected >=999", finding.told)
+
+
+def test_the_embedded_broker_is_tried_where_no_other_is_named() -> None:
+    assert [each.status for each in doctor.broker(Settings(redis_url=None))] == ["ok"]
+    (finding,) = doctor.broker(Settings(redis_url=SecretStr("unix:///nowhere/broker.sock")))
+    assert finding.status == "wrong"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_spec_is_accepted_as_it_is_and_with_every_comment_set(kind: str) -> None:
+    text = first_spec(kind)
+    spec = spec_adapter.validate_python(yaml.safe_load(text))
+    head, _, further = text.partition("\n# Further fields")
+    fields = re.sub(r"^# ", "", further.partition("\n")[2], flags=re.MULTILINE)
+    assert fields.count(":") > 5
+    assert spec_adapter.validate_python(yaml.safe_load(head + "\n" + fields)) == spec
+
+
+def test_init_writes_a_file_and_never_over_one(trivet: Cli) -> None:
+    trivet.ok("init", "train")
+    written = trivet.folder / "train.yaml"
+    assert written.read_text() == first_spec("train")
+    written.write_text("mine")
+    assert "--force" in trivet("init", "train").err
+    assert written.read_text() == "mine"
+    trivet.ok("init", "train", "--force")
+    trivet.ok("init", "verify", "-o", "other.yaml")
+    assert "expected train, verify, compile" in trivet("init", "nothing").err

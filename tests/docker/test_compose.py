@@ -1,0 +1,90 @@
+"""What is deployed: the files that start it agree with the settings and with each other, and keep passwords to
+themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+import yaml
+from network_broker import PASSWORDS
+from waiting import eventually
+
+from service.jobs.embedded import find_server
+from service.jobs.settings import Settings
+from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.store.acl import access_list
+
+ROOT = Path(__file__).parents[2]
+COMPOSED: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSED["services"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert "cap_add" not in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["logging"]["options"]["max-size"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_is_given_settings_that_exist_and_the_password_of_its_own_user_in_a_file(name: str) -> None:
+    service = SERVICES[name]
+    variables = service.get("environment", {})
+    assert [each for each in variables if each.removeprefix(ENV_PREFIX).lower() not in Settings.model_fields] == []
+    assert not re.search("password=|requirepass|://[^@]*:[^@]*@", str(service))
+    secrets = {each["source"]: each["target"] for each in service.get("secrets", ())}
+    user = variables.get("TRIVET_BROKER_USER")
+    if user is not None:
+        assert secrets == {f"broker-{user}": Path(variables["TRIVET_BROKER_PASSWORD_FILE"]).name}
+
+
+def test_tls_on_top_is_given_to_everyone_who_speaks_to_the_broker() -> None:
+    added: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.tls.yml").read_text())
+    speaking = {name for name, service in SERVICES.items() if "TRIVET_REDIS_URL" in service.get("environment", {})}
+    assert added["services"].keys() == speaking | {"broker"}
+    for name in speaking:
+        variables = added["services"][name]["environment"]
+        assert variables["TRIVET_REDIS_URL"].startswith("rediss://broker:")
+        assert variables.keys() <= {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}
+    named = re.findall(r"/run/secrets/([\w-]+)", str(added))
+    assert set(named) == added["secrets"].keys()
+    assert {"--tls-port", "--port", "0"} <= set(added["services"]["broker"]["command"])
+
+
+def test_the_broker_reads_its_configuration_and_admits_the_users(tmp_path: Path) -> None:
+    """Every line of the file; only where things are is another place here."""
+    configured = (ROOT / "docker" / "broker.conf").read_text()
+    for path, here in (("/users/users.acl", "users.acl"), ("/data", "."), ("port 6379", "port 0\nunixsocket s.sock")):
+        assert path in configured
+        configured = configured.replace(path, here)
+    (tmp_path / "broker.conf").write_text(configured)
+    (tmp_path / "users.acl").write_text(access_list(PASSWORDS))
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen([find_server(), "broker.conf"], cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        for user, password in {**PASSWORDS, "probe": "any"}.items():
+            client = redis_py.Redis(unix_socket_path=str(tmp_path / "s.sock"), username=user, password=password)
+            eventually(lambda client=client: _answers(client, server))
+            client.close()
+    finally:
+        server.kill()
+        server.wait()
+    assert SERVICES["users"]["command"][-1] == "/users/users.acl"
+
+
+def _answers(client: redis_py.Redis, server: subprocess.Popen[bytes]) -> bool:
+    assert server.poll() is None, "the server ended"
+    try:
+        return bool(client.ping())
+    except redis_py.AuthenticationError:
+        raise
+    except redis_py.ConnectionError:
+        return False

@@ -1,0 +1,81 @@
+"""The locks that images are built from: whole, digested, and of the versions that the tests run with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements.lock", "torch.lock")
+ENTRY = re.compile(r"(?m)^([A-Za-z0-9._-]+)==(\S+)(.*?\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)")
+
+
+def locked(name: str) -> dict[str, str]:
+    """Version by package; that every line belongs to an entry with digests is checked on the way."""
+    text = (ROOT / name).read_text()
+    assert re.sub(r"(?m)^#.*\n", "", ENTRY.sub("", text)) == ""
+    return {str(canonicalize_name(package)): version for package, version, _ in ENTRY.findall(text)}
+
+
+def runtime() -> list[Requirement]:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return [
+        Requirement(each) for each in (*described["project"]["dependencies"], *described["build-system"]["requires"])
+    ]
+
+
+def closure(requirements: list[Requirement]) -> set[str]:
+    """What requirements bring here, as the packages that are installed say."""
+    found: set[str] = set()
+    waiting = [(each, extra) for each in requirements for extra in (each.extras or {""})]
+    while waiting:
+        requirement, extra = waiting.pop()
+        name = str(canonicalize_name(requirement.name))
+        found.add(name)
+        for line in importlib.metadata.requires(name) or ():
+            needed = Requirement(line)
+            if needed.marker is not None and not needed.marker.evaluate({"extra": extra}):
+                continue
+            if str(canonicalize_name(needed.name)) not in found:
+                waiting += [(needed, each) for each in (needed.extras or {""})]
+    return found
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_the_versions_of_the_constraints(name: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constrained = dict(line.split("==") for line in lines if not line.startswith("#"))
+    known = {str(canonicalize_name(package)): version for package, version in constrained.items()}
+    differs = {
+        each: version
+        for each, version in locked(name).items()
+        if each in known and known[each] != version.partition("+")[0]
+    }
+    assert differs == {}
+
+
+def test_the_locks_hold_all_that_is_needed_in_versions_that_are_allowed() -> None:
+    """`make lock` writes them again."""
+    both = locked("requirements.lock") | locked("torch.lock")
+    needed = runtime()
+    assert "torch" in locked("torch.lock")
+    assert [each for each in needed if not each.specifier.contains(both[str(canonicalize_name(each.name))])] == []
+    assert closure(needed) - both.keys() == set()
+    assert locked("requirements.lock").keys() & locked("torch.lock").keys() == set()
+
+
+def test_the_image_is_built_from_the_locks_alone() -> None:
+    """Each package that it installs has its digest checked, and the files are let into the build."""
+    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip install ((?:(?!&&|;).)*)", text)
+    assert len(installs) == 3
+    assert all("--require-hashes" in each or "--no-build-isolation --no-deps ." in each for each in installs)
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    copied = [word for line in re.findall(r"(?m)^COPY (.*)$", text) for word in line.split()[:-1]]
+    assert [each for each in copied if f"!{each}" not in allowed or not (ROOT / each).exists()] == []

@@ -1,0 +1,133 @@
+"""Preemption by the scripts: room is made for whom it is meant, nothing is lost, and nobody is stopped in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+import redis as redis_py
+from store_builders import DONE, LIMITS, PassTime, Start, Submit
+
+from service.jobs.records import AttemptRef, Job, PartOutcome
+from service.jobs.store import Store, stubs
+from service.jobs.store.keyspace import JOB, PREEMPTION_PAUSE
+
+STOPPED = PartOutcome("stopped")
+ENOUGH_S = LIMITS.preemption_min_run_s + 1
+
+
+@pytest.fixture
+def make_room(store: Store, redis: redis_py.Redis, pass_time: PassTime) -> Any:
+    """Ask for room after so many seconds; the ids of those that were asked."""
+
+    def ask(after_s: float = 0) -> list[str]:
+        pass_time(after_s)
+        redis.delete(PREEMPTION_PAUSE())
+        made = store.preemptions.make_room()
+        return [] if made is None else [victim.id for victim in made.victims]
+
+    return ask
+
+
+def test_a_job_of_lower_priority_makes_room_and_is_queued_again(
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any, start: Start
+) -> None:
+    beat("a", cpu=2)
+    low = submit(2, preemptible=True)
+    (ref,) = start(low)
+    urgent = submit(2, priority=5)
+    redis.hset(JOB(low.id), "retries", 0)
+    assert store.attempts.place() == []
+    age_of_parts(redis, low.id, "a")
+    made = store.preemptions.make_room()
+    assert made is not None
+    assert (made.beneficiary.id, [victim.id for victim in made.victims]) == (urgent.id, [low.id])
+    assert store.jobs.get(low.id).reason == f"makes room for job {urgent.id}"
+    assert store.attempts.renew(ref) == "stop"
+    back = store.attempts.finish(ref, STOPPED)
+    assert (back.state, back.error) == ("queued", None)
+    assert (store.jobs.get(low.id).reason or "").startswith(f"attempt 1: preempted by job {urgent.id}; queued again")
+    assert redis.hmget(JOB(low.id), "retries_used", "lost_attempts") == [b"0", b"0"]
+    assert store.attempts.place() == [urgent.id]
+
+
+def age_of_parts(redis: redis_py.Redis, job_id: str, host: str) -> None:
+    """Let a job have run for as long as it takes to be asked."""
+    key = f"trivet:host:{host}:parts"
+    (name,) = [name for name in redis.hkeys(key) if name.decode().startswith(job_id)]
+    part = orjson.loads(redis.hget(key, name))
+    redis.hset(key, name, orjson.dumps({**part, "placed_at": part["placed_at"] - LIMITS.preemption_min_run_s * 1000}))
+
+
+def test_nobody_is_asked_before_it_has_run_for_a_while(
+    store: Store, submit: Submit, beat: Any, start: Start, make_room: Any
+) -> None:
+    beat("a", cpu=1)
+    low = submit(preemptible=True)
+    (ref,) = start(low)
+    urgent = submit(priority=5)
+    assert make_room() == []
+    assert make_room(ENOUGH_S) == [low.id]
+    assert make_room() == []
+    store.attempts.finish(ref, STOPPED)
+    (urgent_ref,) = start(urgent)
+    store.attempts.finish(urgent_ref, DONE)
+    start(low)
+    submit(priority=5)
+    assert make_room() == []
+
+
+def test_only_preemptible_jobs_of_lower_priority_are_asked(
+    store: Store, submit: Submit, beat: Any, start: Start, make_room: Any
+) -> None:
+    beat("a", cpu=2)
+    start(submit(1))
+    start(submit(1, preemptible=True, priority=5))
+    submit(1, priority=5)
+    assert make_room(ENOUGH_S) == []
+
+
+def test_nobody_else_takes_the_room(store: Store, submit: Submit, beat: Any, start: Start, make_room: Any) -> None:
+    beat("a", cpu=2)
+    jobs, refs = list[Job](), list[AttemptRef]()
+    for _ in range(2):
+        jobs.append(submit(1, preemptible=True))
+        refs += start(jobs[-1])
+    urgent = submit(2, priority=5)
+    assert sorted(make_room(ENOUGH_S)) == sorted(job.id for job in jobs)
+    store.attempts.finish(refs[0], STOPPED)
+    assert store.attempts.place() == []
+    reason = store.jobs.get(jobs[0].id).reason or ""
+    assert reason.endswith(f"is held back by job {urgent.id}, which others make room for")
+    store.attempts.finish(refs[1], STOPPED)
+    assert store.attempts.place() == [urgent.id]
+
+
+def test_one_that_is_done_by_then_has_succeeded(
+    store: Store, submit: Submit, beat: Any, start: Start, make_room: Any
+) -> None:
+    beat("a", cpu=1)
+    low = submit(preemptible=True)
+    (ref,) = start(low)
+    submit(priority=5)
+    assert make_room(ENOUGH_S) == [low.id]
+    assert store.attempts.finish(ref, DONE).state == "succeeded"
+
+
+def test_a_plan_that_is_no_longer_true_does_nothing(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    beat("a", cpu=1)
+    low = submit(preemptible=True)
+    (ref,) = start(low)
+    urgent, equal = submit(priority=5), submit()
+
+    def preempt(job_id: str, attempt: int) -> int:
+        victims = orjson.dumps([{"id": low.id, "attempt": attempt}]).decode()
+        return stubs.preempt(store.client, LIMITS.script_argument, job_id, "cpu", victims)
+
+    assert preempt(urgent.id, 2) == 0
+    assert preempt(equal.id, 1) == 0
+    assert preempt(low.id, 1) == 0
+    assert store.attempts.renew(ref) == "run"
+    assert preempt(urgent.id, 1) == 1
+    assert preempt(urgent.id, 1) == 0

@@ -1,0 +1,132 @@
+"""The queue as it is read: places, reasons, estimates, pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis as redis_py
+from store_builders import DONE, PassTime, Start, Submit, train
+
+import service.jobs.store.queue as store_queue
+from service.jobs.records import QueueLine, Rejected
+from service.jobs.store import Store
+from service.jobs.store.keyspace import HOST, JOB
+
+
+def lines(store: Store, **options: Any) -> dict[str, QueueLine]:
+    return {line.job: line for line in store.queue.page(**options).items}
+
+
+def test_places_follow_the_order_of_placement(store: Store, submit: Submit) -> None:
+    old, urgent, young = submit(), submit(priority=5), submit()
+    after = submit(after=[old.id])
+    page = store.queue.page()
+    assert [(line.job, line.place) for line in page.items] == [
+        (urgent.id, 1), (old.id, 2), (young.id, 3), (after.id, None),
+    ]  # fmt: skip
+    assert (page.pending, page.dependent, page.next_cursor) == (3, 1, None)
+    assert page.items[-1].reason == f"waits for {old.id}"
+
+
+def test_the_place_is_that_in_which_jobs_are_placed(store: Store, submit: Submit, beat: Any) -> None:
+    jobs = [submit(priority=index % 3) for index in range(9)]
+    listed = [line.job for line in store.queue.page().items]
+    beat("a", cpu=9)
+    assert store.attempts.place() == listed
+    assert set(listed) == {job.id for job in jobs}
+
+
+def test_own_jobs_have_their_true_places_behind_others(store: Store, submit: Submit) -> None:
+    for _ in range(5):
+        submit()
+    mine, _ = store.jobs.submit(train(), "bob")
+    assert [(line.job, line.place) for line in store.queue.page(owner="bob").items] == [(mine.id, 6)]
+    assert lines(store, job_id=mine.id)[mine.id].place == 6
+    seen = store.queue.page(may_see=lambda job: job.owner == "bob")
+    assert [line.place for line in seen.items] == [6]
+
+
+def test_pages_hold_each_job_once(store: Store, submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_queue, "_PIECE", 2)
+    jobs = [submit() for _ in range(5)]
+    found, cursor = list[str](), None
+    while True:
+        page = store.queue.page(2, cursor)
+        found += [line.job for line in page.items]
+        if (cursor := page.next_cursor) is None:
+            break
+    assert found == [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("cursor", ["", "-1", "x", "9" * 30, "٣"])
+def test_what_is_no_cursor_is_refused(store: Store, cursor: str) -> None:
+    with pytest.raises(Rejected, match="not a cursor of the queue"):
+        store.queue.page(1, cursor)
+
+
+def test_a_long_queue_is_read_once_for_many_readers(
+    store: Store, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = submit(), submit()
+    monkeypatch.setattr(store_queue, "_FEW", 1)
+    monkeypatch.setattr(store_queue, "_KEPT_FOR", 1e9)
+    snapshot = store.queue.snapshot()
+    store.jobs.cancel(first.id)
+    assert store.queue.snapshot() is snapshot
+    assert [line.job for line in store.queue.page().items] == [second.id]
+
+
+def test_a_job_waits_for_the_time_limit_of_what_runs(
+    store: Store, submit: Submit, beat: Any, start: Start, pass_time: PassTime
+) -> None:
+    beat("a", cpu=1)
+    start(submit(timeout_s=3600))
+    waiting = submit()
+    pass_time(600)
+    line = lines(store)[waiting.id]
+    assert line.start is not None
+    assert line.start.rests_on == ("limits",)
+    taken = store.queue.snapshot().taken_at
+    assert 2900 < (line.start.at - taken).total_seconds() <= 3000
+
+
+def test_a_job_waits_for_an_unknown_time_until_earlier_jobs_tell(
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any, start: Start
+) -> None:
+    beat("a", cpu=1)
+    for number in range(4):
+        job = submit()
+        (ref,) = start(job)
+        waiting = submit()
+        assert (lines(store)[waiting.id].start is None) == (number < 3)
+        store.jobs.cancel(waiting.id)
+        store.attempts.finish(ref, DONE)
+        redis.hincrby(JOB(job.id), "started_at", -1_000_000)
+    start(submit())
+    waiting = submit()
+    estimate = lines(store)[waiting.id].start
+    assert estimate is not None
+    assert estimate.rests_on == ("durations",)
+    assert 900 < (estimate.at - store.queue.snapshot().taken_at).total_seconds() <= 1001
+
+
+def test_failing_and_drained_hosts_are_named(
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Callable[..., Any]
+) -> None:
+    for name in "abcde":
+        beat(name, cpu=1)
+    redis.hset(HOST("a"), "retry_at", 2**50)
+    store.hosts.drain("b")
+    waiting = submit(2)
+    store.attempts.place()
+    reason = lines(store)[waiting.id].reason
+    assert reason is not None
+    assert "even when idle (host a does not start jobs, host b is draining)" in reason
+    for name in "cde":
+        store.hosts.drain(name)
+    store.attempts.place()
+    reason = lines(store)[waiting.id].reason
+    assert reason is not None
+    assert "(host a does not start jobs, host b is draining, host c is draining and 2 more like these)" in reason

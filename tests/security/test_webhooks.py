@@ -1,0 +1,360 @@
+"""Webhooks: what a real receiver on the loopback is told, however often, and by what it knows that it is true."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis as redis_py
+from pydantic import SecretStr
+from serving import Service, serving
+from waiting import eventually
+
+from api.webhook_address import ForbiddenTarget, WebhookAddress, check_url, is_public, may_reach, vetted
+from service.jobs.settings import Settings
+from service.jobs.store.keyspace import WEBHOOK_DUE, WEBHOOKS, WEBHOOKS_FAILING
+from service.jobs.webhooks import WebhookEvent, new_secret, sign
+from trivet.webhooks import InvalidDelivery, verify
+
+SPEC: dict[str, Any] = {
+    "kind": "train",
+    "name": "mine",
+    "model": {"family": "mlp", "in_features": 64, "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 1,
+}
+
+
+@dataclass
+class Receiver:
+    """Answers each request with the next of ``answers``, and the last of them from then on."""
+
+    answers: list[int] = field(default_factory=lambda: [204])
+    taken: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, headers: dict[str, str], body: bytes) -> int:
+        self.taken.append((headers, body))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiving = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            status = receiving.answer({name.lower(): value for name, value in self.headers.items()}, body)
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", f"{receiving.url}/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiving.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield receiving
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def service(broker: str, redis: redis_py.Redis, tmp_path: Path) -> Iterator[Service]:
+    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.0/8")
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(service: Service) -> Iterator[httpx2.Client]:
+    secret = service.store.keys.create("root", ["admin"])[1]
+    with httpx2.Client(base_url=service.url, headers={"Authorization": f"Bearer {secret}"}, timeout=300.0) as client:
+        yield client
+
+
+def create(client: httpx2.Client, url: str, **fields: Any) -> dict[str, Any]:
+    answer = client.post("/v1/webhooks", json={"url": url, **fields})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def run_and_cancel(client: httpx2.Client) -> str:
+    job: str = client.post("/v1/jobs", json=SPEC).json()["id"]
+    assert client.post(f"/v1/jobs/{job}/cancel").is_success
+    return job
+
+
+def make_due(redis: redis_py.Redis) -> None:
+    """Let the pauses before further attempts be over."""
+    for name in redis.zrange(WEBHOOK_DUE(), 0, -1):
+        redis.zadd(WEBHOOK_DUE(), {name: 1}, xx=True)
+
+
+def test_a_receiver_is_told_of_a_job_and_can_tell_that_it_is_true(admin: httpx2.Client, receiver: Receiver) -> None:
+    hook = create(admin, receiver.url)
+    assert hook["states"] == ["cancelled", "failed", "succeeded"]
+    assert "secret" not in admin.get("/v1/webhooks").json()["items"][0]
+    job = run_and_cancel(admin)
+    headers, body = eventually(lambda: receiver.taken and receiver.taken[0])
+    event = verify(hook["secret"], headers, body)
+    assert (event.type, event.data.job, event.data.name, event.data.project) == (
+        "job.cancelled",
+        job,
+        "mine",
+        "default",
+    )
+    delivery = eventually(
+        lambda: (
+            (found := admin.get(f"/v1/webhooks/{hook['id']}/deliveries").json()["items"])
+            and found[0]["state"] == "delivered"
+            and found[0]
+        )
+    )
+    assert (delivery["id"], delivery["attempts"], delivery["status"]) == (headers["webhook-id"], 1, 204)
+    assert len(receiver.taken) == 1
+
+
+def test_what_is_not_wanted_is_not_told(admin: httpx2.Client, receiver: Receiver) -> None:
+    create(admin, receiver.url + "/verify", kinds=["verify"])
+    create(admin, receiver.url + "/other", project="other")
+    create(admin, receiver.url + "/queued", states=["queued"])
+    job = run_and_cancel(admin)
+    eventually(lambda: receiver.taken)
+    second = run_and_cancel(admin)
+    eventually(lambda: len(receiver.taken) == 2)
+    told = [told_by(body) for _, body in receiver.taken]
+    assert told == [("job.queued", job), ("job.queued", second)]
+
+
+def told_by(body: bytes) -> tuple[str, str]:
+    event = WebhookEvent.model_validate_json(body)
+    return event.type, event.data.job
+
+
+def test_a_delivery_that_fails_is_sent_again_with_the_same_id(
+    admin: httpx2.Client, receiver: Receiver, redis: redis_py.Redis
+) -> None:
+    """A redirect is a failure, too: it could lead anywhere."""
+    receiver.answers = [500, 302, 204]
+    hook = create(admin, receiver.url)
+    run_and_cancel(admin)
+
+    def newest() -> dict[str, Any]:
+        found: list[dict[str, Any]] = admin.get(f"/v1/webhooks/{hook['id']}/deliveries").json()["items"]
+        return found[0] if found else {"attempts": 0}
+
+    for attempt, status in ((1, 500), (2, 302)):
+        failed = eventually(lambda attempt=attempt: (now := newest())["attempts"] == attempt and now)
+        assert (failed["state"], failed["status"]) == ("pending", status)
+        assert f"answered {status}" in failed["error"]
+        assert failed["next_at"] > failed["last_at"]
+        assert admin.get("/v1/webhooks").json()["items"][0]["failing_since"] is not None
+        make_due(redis)
+    done = eventually(lambda: (now := newest())["state"] == "delivered" and now)
+    assert (done["attempts"], done["error"]) == (3, None)
+    assert len({headers["webhook-id"] for headers, _ in receiver.taken}) == 1
+    assert admin.get("/v1/webhooks").json()["items"][0]["failing_since"] is None
+
+
+def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
+    broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
+) -> None:
+    """Also what one that was killed had taken and not sent."""
+    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.1")
+    with serving(settings) as first:
+        with first.client("ada") as ada:
+            job = ada.post("/v1/jobs", json=SPEC).json()["id"]
+        _, secret = first.store.webhooks.create(receiver.url, ["cancelled"], [], project=None, by="root")
+        store = first.store
+    assert receiver.taken == []
+    store.jobs.cancel(job)
+    assert store.webhooks.make_deliveries(10) == 1
+    assert [each.delivery.event.data.job for each in store.webhooks.due(10)] == [job]
+    assert store.webhooks.due(10) == []
+    make_due(redis)
+    with serving(settings):
+        headers, body = eventually(lambda: receiver.taken and receiver.taken[0])
+    assert verify(secret, headers, body).data.job == job
+
+
+def test_two_processes_send_each_delivery_once(
+    broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
+) -> None:
+    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.1")
+    with serving(settings) as one, serving(settings):
+        one.store.webhooks.create(receiver.url, ["queued"], [], project=None, by="root")
+        with one.client("ada") as ada:
+            jobs = {ada.post("/v1/jobs", json=SPEC).json()["id"] for _ in range(20)}
+        eventually(lambda: len(receiver.taken) >= 20 and redis.zcard(WEBHOOK_DUE()) == 0)
+    assert sorted(told_by(body)[1] for _, body in receiver.taken) == sorted(jobs)
+
+
+def test_a_webhook_that_fails_for_days_is_disabled(
+    admin: httpx2.Client, service: Service, receiver: Receiver, redis: redis_py.Redis
+) -> None:
+    receiver.answers = [503]
+    hook = create(admin, receiver.url)
+    redis.hset(WEBHOOKS_FAILING(), hook["id"], 1)
+    run_and_cancel(admin)
+    found = eventually(lambda: (now := admin.get("/v1/webhooks").json()["items"][0])["disabled_at"] and now)
+    assert found["states"] == hook["states"]
+    sent = len(receiver.taken)
+    run_and_cancel(admin)
+    eventually(lambda: redis.xlen("trivet:webhook:changes") == 0)
+    make_due(redis)
+    eventually(lambda: redis.zcard(WEBHOOK_DUE()) == 0)
+    assert len(receiver.taken) == sent
+    newest = admin.get(f"/v1/webhooks/{hook['id']}/deliveries").json()["items"][0]
+    assert (newest["state"], newest["error"]) == ("failed", "the webhook is disabled")
+
+
+def test_a_webhook_is_its_projects_alone(admin: httpx2.Client, service: Service, receiver: Receiver) -> None:
+    secret = service.store.keys.create("ada", ["admin"], "default")[1]
+    with httpx2.Client(base_url=service.url, headers={"Authorization": f"Bearer {secret}"}, timeout=300.0) as ada:
+        everybody = create(admin, receiver.url)
+        mine = create(ada, receiver.url)
+        assert (everybody["project"], mine["project"]) == (None, "default")
+        assert [each["id"] for each in ada.get("/v1/webhooks").json()["items"]] == [mine["id"]]
+        assert ada.get(f"/v1/webhooks/{everybody['id']}/deliveries").status_code == 404
+        assert ada.delete(f"/v1/webhooks/{everybody['id']}").status_code == 404
+        assert ada.post("/v1/webhooks", json={"url": receiver.url, "project": "other"}).status_code == 422
+        assert ada.delete(f"/v1/webhooks/{mine['id']}").status_code == 204
+        assert admin.delete(f"/v1/webhooks/{everybody['id']}").status_code == 204
+    assert service.store.client.call("KEYS", "trivet:webhook*") == []
+    with service.client("bob") as bob:
+        assert bob.get("/v1/webhooks").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"url": "ftp://example.org/"}, "url"),
+        ({"url": "https:///path"}, "url"),
+        ({"url": "https://user:secret@example.org/"}, "url"),
+        ({"url": "https://example.org:99999/"}, "url"),
+        ({"url": "https://example.org/", "kinds": ["nothing"]}, "kinds.0"),
+        ({"url": "https://example.org/", "states": ["done"]}, "states.0"),
+    ],
+)
+def test_a_webhook_that_cannot_work_is_refused(admin: httpx2.Client, fields: dict[str, Any], path: str) -> None:
+    answer = admin.post("/v1/webhooks", json=fields)
+    assert answer.status_code == 422
+    assert [error["path"] for error in answer.json()["errors"]] == [path]
+
+
+def test_the_document_describes_what_receivers_get(admin: httpx2.Client, service: Service) -> None:
+    document = service_document(admin)
+    told = document["webhooks"]["job"]["post"]
+    assert told["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/WebhookEvent")
+    assert "secret" not in document["components"]["schemas"]["Webhook"]["properties"]
+    assert "secret" not in document["components"]["schemas"]["JobChange"]["properties"]
+
+
+def service_document(client: httpx2.Client) -> dict[str, Any]:
+    document: dict[str, Any] = client.get("/openapi.json").json()
+    return document
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
+        "255.255.255.255", "224.0.0.1", "198.18.0.1", "192.0.2.1", "::1", "::", "fe80::1", "fc00::1", "fd00:ec2::254",
+        "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b::7f00:1", "2002:7f00:1::",
+        "2002:a00:1::", "2001:db8::1", "fec0::1",
+    ],
+)  # fmt: skip
+def test_addresses_inside_are_not_reached(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+    assert not may_reach(address, "https", [])
+    assert may_reach(address, "http", [ipaddress.ip_network(address)])
+
+
+@pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8"])
+def test_public_addresses_are_reached_over_tls_alone(address: str) -> None:
+    assert may_reach(address, "https", [])
+    assert not may_reach(address, "http", [])
+
+
+def test_a_name_of_an_inner_address_is_refused_when_it_is_resolved() -> None:
+    for url in (
+        "https://localhost/",
+        "https://127.0.0.1/",
+        "https://[::1]/",
+        "https://0x7f000001/",
+        "https://2130706433/",
+    ):
+        check_url(url)
+        with pytest.raises((ForbiddenTarget, OSError)):
+            asyncio.run(vetted(url, []))
+    found = asyncio.run(
+        vetted("http://localhost:81/x", [ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1")])
+    )
+    assert (found.host, found.port, found.authority) == ("localhost", 81, "localhost:81")
+    assert WebhookAddress("::1", "localhost", 443, "https").url == "https://[::1]:443"
+
+
+def test_a_webhook_to_an_inner_address_is_not_sent_and_says_why(
+    broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
+) -> None:
+    with serving(Settings(data=tmp_path, redis_url=SecretStr(broker))) as running:
+        hook, _ = running.store.webhooks.create(receiver.url, ["queued"], [], project=None, by="root")
+        with running.client("ada") as ada:
+            ada.post("/v1/jobs", json=SPEC)
+        (failed,) = eventually(
+            lambda: (found := running.store.webhooks.deliveries(hook.id, 9)) and found[0].attempts and found
+        )
+    assert "nor in TRIVET_WEBHOOK_ALLOW" in (failed.error or "")
+    assert receiver.taken == []
+    assert redis.hlen(WEBHOOKS()) == 1
+
+
+Change = Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda headers, body: (headers, body + b" "), "signature"),
+        (lambda headers, body: (headers | {"webhook-id": "msg_other"}, body), "signature"),
+        (lambda headers, body: (headers | {"webhook-timestamp": "1700000000"}, body), "not within"),
+        (lambda headers, body: (headers | {"webhook-timestamp": "now"}, body), "not within"),
+        (lambda headers, body: (headers | {"webhook-signature": "v1,AAAA"}, body), "signature"),
+        (lambda headers, body: ({"webhook-id": headers["webhook-id"]}, body), "no header webhook-timestamp"),
+    ],
+)
+def test_what_was_changed_on_the_way_is_not_believed(change: Change, said: str) -> None:
+    secret, body, now = new_secret(), b'{"type": "x"}', int(time.time())
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(now),
+        "webhook-signature": sign(secret, "msg_1", now, body),
+    }
+    with pytest.raises(InvalidDelivery, match=said):
+        verify(secret, *change(headers, body))
+    with pytest.raises(InvalidDelivery, match="signature"):
+        verify(new_secret(), headers, body)
+
+
+def test_the_signature_is_that_of_standard_webhooks() -> None:
+    """The example of their libraries' own tests."""
+    signature = sign(
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
+    )
+    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="

@@ -1,0 +1,81 @@
+"""Service accounts: programs that own jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli.fleet import ExpiresOption, print_secret
+from trivet.cli.jobs import age
+from trivet.cli.moments import future
+
+accounts_app = typer.Typer(help="Service accounts (needs an admin key).", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the account, which owns its jobs")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (create, key, disable, enable, delete):
+        accounts_app.command()(fails_well(command))
+    accounts_app.command("list")(fails_well(list_accounts))
+    app.add_typer(accounts_app, name="accounts")
+
+
+def create(
+    name: NameArgument,
+    role: Annotated[str, typer.Option(help=f"{', '.join(ROLES)}: what its keys may do in the project")] = "submitter",
+    project: Annotated[str, typer.Option(help="where its keys speak")] = DEFAULT_PROJECT,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a service account, which has no keys yet."""
+    if role not in ROLES:
+        refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
+    with client() as service:
+        account = service.accounts.create(name, [SCOPES[ROLES.index(role)]], project)
+    if as_json:
+        print_json(account)
+    else:
+        out.print(f"created {account.name}; a key of it: trivet accounts key {account.name}")
+
+
+def key(name: NameArgument, expires: ExpiresOption = None, as_json: JsonFlag = False) -> None:
+    """Create a key of a service account and print its secret, this once."""
+    with client() as service:
+        print_secret(*service.accounts.create_key(name, expires_at=future(expires)), as_json)
+
+
+def list_accounts(as_json: JsonFlag = False) -> None:
+    """List service accounts."""
+    with client() as service:
+        found = service.accounts.list()
+    if as_json:
+        print_json({"items": [account.model_dump(mode="json") for account in found]})
+        return
+    rows = table("name", "project", "scopes", "state", "created", "keys")
+    for account in found:
+        state = "disabled" if account.disabled else "enabled"
+        project = "(all)" if account.project is None else account.project
+        ids = " ".join(each.id for each in account.keys)
+        rows.add_row(account.name, project, ", ".join(account.scopes), state, f"{age(account.created_at)} ago", ids)
+    out.print(rows if found else "no service accounts")
+
+
+def disable(name: NameArgument) -> None:
+    """Stop all keys of a service account, at once. Its jobs go on."""
+    with client() as service:
+        out.print(f"{service.accounts.disable(name).name} is disabled")
+
+
+def enable(name: NameArgument) -> None:
+    """Let the keys of a service account work again."""
+    with client() as service:
+        out.print(f"{service.accounts.enable(name).name} is enabled")
+
+
+def delete(name: NameArgument) -> None:
+    """Delete a service account and revoke its keys. Its jobs stay."""
+    with client() as service:
+        service.accounts.delete(name)

@@ -1,0 +1,140 @@
+"""Projects, their members, and what they share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from service.jobs.projects import ROLES, ProjectDetails, Quotas
+from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli.jobs import age
+
+projects_app = typer.Typer(help="Projects and their members.", no_args_is_help=True)
+members_app = typer.Typer(help="Who may do what in a project.", no_args_is_help=True)
+
+_Name = Annotated[str, typer.Argument(metavar="PROJECT")]
+_Member = Annotated[str, typer.Argument(metavar="NAME", help="the name of the member's keys")]
+
+
+def register(app: typer.Typer) -> None:
+    projects_app.command("list")(fails_well(list_projects))
+    projects_app.command("create")(fails_well(create))
+    projects_app.command("show")(fails_well(show))
+    projects_app.command("set")(fails_well(change))
+    projects_app.command("delete")(fails_well(delete))
+    members_app.command("set")(fails_well(set_member))
+    members_app.command("remove")(fails_well(remove_member))
+    projects_app.add_typer(members_app, name="members")
+    app.add_typer(projects_app, name="projects")
+    app.command()(fails_well(share))
+
+
+def list_projects(as_json: JsonFlag = False) -> None:
+    """List the projects that the key sees."""
+    with client() as service:
+        found = service.projects.list()
+    if as_json:
+        print_json({"items": [project.model_dump(mode="json") for project in found]})
+        return
+    rows = table("project", "made", "description")
+    for project in found:
+        made = "" if project.created_at is None else f"{age(project.created_at)} ago"
+        rows.add_row(project.name, made, project.description)
+    out.print(rows)
+
+
+def create(name: _Name, description: Annotated[str, typer.Option(help="what it is for")] = "") -> None:
+    """Create a project."""
+    with client() as service:
+        out.write_line(service.projects.create(name, description).name)
+
+
+def show(name: _Name, as_json: JsonFlag = False) -> None:
+    """Show a project and its members."""
+    with client() as service:
+        _print(service.projects.get(name), as_json)
+
+
+def change(
+    name: _Name,
+    description: Annotated[str | None, typer.Option(help="what it is for")] = None,
+    quotas: Annotated[
+        list[str] | None,
+        typer.Option("--quota", metavar="NAME=NUMBER", help=f"{', '.join(Quotas.model_fields)}; NAME= for no limit"),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change what a project is for, and its quotas."""
+    changes: dict[str, Any] = {} if description is None else {"description": description}
+    if quotas:
+        changes["quotas"] = dict(map(_quota, quotas))
+    if not changes:
+        refuse("nothing is to be changed; see: trivet projects set --help")
+    with client() as service:
+        _print(service.projects.change(name, **changes), as_json)
+
+
+def delete(name: _Name) -> None:
+    """Delete a project that has no jobs, no uploads and no keys."""
+    with client() as service:
+        service.projects.delete(name)
+
+
+def set_member(
+    name: _Name,
+    member: _Member,
+    role: Annotated[str, typer.Argument(metavar="ROLE", help=", ".join(ROLES))],
+    as_json: JsonFlag = False,
+) -> None:
+    """Give a member a role: its keys of the project do no more than that allows."""
+    if role not in ROLES:
+        refuse(f"there is no role {role}; there are {', '.join(ROLES)}")
+    with client() as service:
+        _print(service.projects.set_member(name, member, role), as_json)
+
+
+def remove_member(name: _Name, member: _Member) -> None:
+    """End a membership: its keys of the project admit nobody from now on."""
+    with client() as service:
+        service.projects.remove_member(name, member)
+
+
+def share(
+    job_id: JobArgument,
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="whose members may read the job")],
+    stop: Annotated[bool, typer.Option("--stop", help="share it no longer")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let the members of another project read a job and what it produces, and name it in their specs."""
+    with client() as service:
+        job = service.stop_sharing(job_id, project) if stop else service.share(job_id, project)
+    if as_json:
+        print_json(job)
+    else:
+        out.print(f"{job.id} can be read by: {', '.join((job.project, *job.shared_with))}")
+
+
+def _quota(words: str) -> tuple[str, str | None]:
+    name, equals, value = words.partition("=")
+    if not equals:
+        refuse(f"--quota {words}: NAME=NUMBER is needed, as queued_jobs=200, or queued_jobs= for no limit")
+    return name, value or None
+
+
+def _print(project: ProjectDetails, as_json: bool) -> None:
+    if as_json:
+        print_json(project)
+        return
+    out.print(f"project {project.name}", style="bold")
+    if project.description:
+        out.block(f"  {project.description}", indent=2)
+    for name, most in project.quotas.model_dump(exclude_none=True).items():
+        used = getattr(project.usage, name, None)
+        out.print(f"  {name}: {most if used is None else f'{used} of {most}'}")
+    rows = table("member", "role")
+    for member in project.members:
+        rows.add_row(member.name, member.role)
+    out.print(
+        rows if project.members else "whoever has a key of it is a member" if not project.created_at else "no members"
+    )

@@ -1,0 +1,96 @@
+"""The queue: what waits, why, and until when; what projects have used of the fleet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from service.jobs.records import QueueLine, StartEstimate
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+
+_BASES = {
+    "durations": "how long earlier jobs of the kind took",
+    "limits": "time limits",
+    "progress": "the progress of running jobs",
+}
+
+
+shares_app = typer.Typer(help="Shares of projects.", invoke_without_command=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(fails_well(queue))
+    shares_app.callback()(fails_well(shares))
+    shares_app.command()(fails_well(weigh))
+    app.add_typer(shares_app, name="shares")
+
+
+def queue(
+    *,
+    job: Annotated[str | None, typer.Argument(metavar="[ID]", help="only this job")] = None,
+    owner: Annotated[str | None, typer.Option(help="name of the key that submitted")] = None,
+    project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
+    cursor: Annotated[str | None, typer.Option(help="where the page before ended")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List waiting jobs in the order of placement: why each waits, and when it may start."""
+    with client() as service:
+        page = service.queue(job=job, owner=owner, project=project, limit=limit, cursor=cursor)
+    if as_json:
+        print_json(page)
+        return
+    rows = table("place", "id", "name", "owner", "project", "priority", "start", "waits")
+    for line in page.items:
+        words = (line.job, line.name, line.owner, line.project, str(line.priority), start(line), line.reason or "")
+        rows.add_row(_place(line), *words)
+    out.print(rows if page.items else "nothing waits")
+    if page.next_cursor is not None:
+        out.print(
+            f"{page.pending} wait for devices, {page.dependent} for other jobs; more: --cursor {page.next_cursor}"
+        )
+
+
+def _place(line: QueueLine) -> str:
+    return "" if line.place is None else str(line.place)
+
+
+def start(line: QueueLine) -> str:
+    """Return when the job may start and what that rests on, for people."""
+    if line.start is None:
+        return "" if line.place is None else "unknown"
+    return _from_now(line.start)
+
+
+def _from_now(estimate: StartEstimate) -> str:
+    if not estimate.rests_on:
+        return "now"
+    minutes = (estimate.at - datetime.now(UTC)).total_seconds() / 60
+    when = f"in {minutes / 60:.1f} h" if minutes >= 90 else f"in {max(minutes, 0):.0f} min"
+    return f"{when}, by {' and '.join(_BASES[basis] for basis in estimate.rests_on)}"
+
+
+def shares(context: typer.Context, as_json: JsonFlag = False) -> None:
+    """List what projects have used, the one that is next at equal priority first; or: weigh PROJECT WEIGHT."""
+    if context.invoked_subcommand is not None:
+        return
+    with client() as service:
+        found = service.shares()
+    if as_json:
+        print_json({"items": [share.model_dump(mode="json") for share in found]})
+        return
+    rows = table("project", "weight", "device hours", "holds")
+    for share in found:
+        rows.add_row(share.project, f"{share.weight:g}", f"{share.used_s / 3600:.2f}", str(share.devices))
+    out.print(rows if found else "no project has used anything")
+
+
+def weigh(
+    project: Annotated[str, typer.Argument(help="project")],
+    weight: Annotated[float, typer.Argument(help="one of weight 2 may use twice as much as one of weight 1")],
+) -> None:
+    """Give a project a weight (needs an admin key)."""
+    with client() as service:
+        out.print(f"{project} has weight {service.weigh(project, weight).weight:g}")

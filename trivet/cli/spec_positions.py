@@ -1,0 +1,45 @@
+"""Finds where in a YAML or JSON file a field of a spec stands, so that a refusal can point there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import yaml
+
+Position = tuple[int, int]
+"""A line and a column, both counted from 1."""
+
+
+def positions(text: str) -> dict[str, Position]:
+    """Return the position of every field, by its path (``model.hidden.0``); the spec itself has the path ``""``.
+
+    Raises ``yaml.YAMLError`` for a text that is not YAML.
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return {} if root is None else dict(_fields(root, "", root, frozenset()))
+
+
+def nearest(known: Mapping[str, Position], path: str) -> Position | None:
+    """Return where the field is, or where the closest field around it is, as for one that is missing."""
+    while path and path not in known:
+        path = path.rpartition(".")[0]
+    return known.get(path)
+
+
+def _fields(node: yaml.Node, path: str, place: yaml.Node, around: frozenset[int]) -> Iterator[tuple[str, Position]]:
+    """Yield the paths of a node and of all within it. ``place`` is what to point at: the name of a field rather than
+    its value. An alias may lead back to a node ``around`` it, which is not entered again.
+    """
+    mark = place.start_mark
+    yield path, (mark.line + 1, mark.column + 1)
+    if id(node) in around:
+        return
+    inside = around | {id(node)}
+    prefix = f"{path}." if path else ""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if isinstance(name, yaml.ScalarNode):
+                yield from _fields(value, f"{prefix}{name.value}", name, inside)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _fields(value, f"{prefix}{index}", value, inside)

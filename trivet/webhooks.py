@@ -1,0 +1,81 @@
+"""Checks what a webhook receives, and provides the client's calls about webhooks."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from service.jobs.states import JobState
+from service.jobs.webhooks import (
+    ID_HEADER,
+    SIGNATURE_HEADER,
+    TIME_HEADER,
+    Webhook,
+    WebhookDelivery,
+    WebhookEvent,
+    sign,
+)
+from trivet.connection import Connection
+
+TOLERANCE_S = 300.0
+
+
+class InvalidDelivery(Exception):  # noqa: N818
+    """A request is no delivery of this webhook, or an old one again; do nothing that it says."""
+
+
+def verify(secret: str, headers: Mapping[str, str], body: bytes, *, tolerance_s: float = TOLERANCE_S) -> WebhookEvent:
+    """Return the event of a request that a webhook received, whose ``body`` is taken as it came.
+
+    Raises :class:`InvalidDelivery` unless it was signed with ``secret`` within ``tolerance_s`` seconds of now. The same
+    delivery may come more than once, with the same ``webhook-id``.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    missing = [name for name in (ID_HEADER, TIME_HEADER, SIGNATURE_HEADER) if name not in given]
+    if missing:
+        raise InvalidDelivery(f"no header {', '.join(missing)}")
+    timestamp = given[TIME_HEADER]
+    if not (timestamp.isascii() and timestamp.isdecimal()) or abs(time.time() - int(timestamp)) > tolerance_s:
+        raise InvalidDelivery(f"{TIME_HEADER} {timestamp[:40]!r} is not within {tolerance_s:g} s of now")
+    expected = sign(secret, given[ID_HEADER], int(timestamp), body)
+    if not any(hmac.compare_digest(expected.encode(), each.encode()) for each in given[SIGNATURE_HEADER].split()):
+        raise InvalidDelivery("the signature is not that of this secret over this body")
+    return WebhookEvent.model_validate_json(body)
+
+
+@dataclass(frozen=True)
+class WebhooksResource:
+    """Webhooks; needs an admin key, of a project or an operator's."""
+
+    connection: Connection
+
+    def create(
+        self,
+        url: str,
+        *,
+        states: Sequence[JobState] | None = None,
+        kinds: Sequence[str] = (),
+        project: str | None = None,
+    ) -> tuple[Webhook, str]:
+        """Create a webhook; return it and its secret, which is shown this once."""
+        body = {"url": url, "kinds": list(kinds), "project": project}
+        answer = self.connection.json("POST", "/v1/webhooks", json=body | ({"states": list(states)} if states else {}))
+        return Webhook.model_validate(answer), answer["secret"]
+
+    def deliveries(self, webhook_id: str, limit: int = 50) -> list[WebhookDelivery]:
+        """List the newest deliveries, newest first."""
+        answer = self.connection.json("GET", f"{_path(webhook_id)}/deliveries", params={"limit": limit})
+        return [WebhookDelivery.model_validate(item) for item in answer["items"]]
+
+    def list(self) -> list[Webhook]:
+        return [Webhook.model_validate(item) for item in self.connection.json("GET", "/v1/webhooks")["items"]]
+
+    def delete(self, webhook_id: str) -> None:
+        self.connection.json("DELETE", _path(webhook_id))
+
+
+def _path(webhook_id: str) -> str:
+    return f"/v1/webhooks/{quote(webhook_id, safe='')}"

@@ -1,0 +1,111 @@
+"""Makes the spans of one attempt on a host: of what its ranks report, as they have no way out to a collector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from service.jobs.atomic import atomic_write
+from service.jobs.events import ErrorEvent
+from service.jobs.layout import JobPaths
+from service.jobs.records import Claim, PartOutcome
+from service.jobs.tracing import TraceSpan, Tracing, valid_traceparent
+
+_FILE = "traceparent"
+_ALL_UNTIL = 20
+_THEN_EVERY = 100
+
+
+@contextmanager
+def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: JobPaths) -> Iterator[AttemptTrace]:
+    """Give the trace of a part that was claimed, below the request's span, with a link to the attempt before it; and
+    send it at the end.
+    """
+    ref = claim.ref
+    attributes: dict[str, str | int] = {
+        "job": ref.job_id,
+        "kind": claim.spec.kind,
+        "attempt": ref.attempt,
+        "host": ref.host,
+    }
+    before = _spans_of(paths.attempt(ref.attempt - 1)) if tracing.is_on else ()
+    try:
+        with tracing.span("attempt", parent, attributes, before) as span:
+            if span.traceparent is not None:
+                folder = paths.attempt(ref.attempt)
+                folder.mkdir(parents=True, exist_ok=True)
+                atomic_write(folder / f"{_FILE}.{ref.host}", span.traceparent.encode())
+            yield AttemptTrace(tracing, span)
+    finally:
+        tracing.close()
+
+
+def _spans_of(folder: Path) -> list[str]:
+    """Return the spans of an attempt's parts, by its folder."""
+    found = (valid_traceparent(path.read_text(errors="replace")) for path in sorted(folder.glob(f"{_FILE}.*")))
+    return [each for each in found if each is not None]
+
+
+@dataclass
+class AttemptTrace:
+    """Turns events into spans below the attempt's. Of each name and rank the first are kept, then every hundredth: a
+    job may run for millions of steps.
+    """
+
+    tracing: Tracing
+    span: TraceSpan
+    began_s: float = field(default_factory=time.time)
+    _launched_s: float = field(default_factory=time.time)
+    _heard: set[int | None] = field(default_factory=set)
+    _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    _last: dict[int | None, float] = field(default_factory=dict)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Enter what a rank reported."""
+        if not self.tracing.is_on:
+            return
+        rank, at = event["rank"], float(event["time"])
+        if rank not in self._heard:
+            self._heard.add(rank)
+            self._enter("start", rank, self._launched_s, at, {})
+        match event["type"]:
+            case "span":
+                self._enter(str(event["name"]), rank, float(event["start"]), float(event["end"]), {})
+            case "metric":
+                self._enter("step", rank, self._last.get(rank, self.began_s), at, {"step": int(event["step"])})
+                self._last[rank] = at
+            case "bound":
+                took = event.get("seconds")
+                began = at - took if isinstance(took, int | float) else self._last.get(rank, self.began_s)
+                details: dict[str, str | int] = {"instance": int(event["instance"]), "verdict": str(event["verdict"])}
+                self._enter("instance", rank, began, at, details)
+                self._last[rank] = at
+
+    def launched(self) -> None:
+        """Note that torchrun was asked to start the ranks."""
+        self._launched_s = time.time()
+
+    def ended(self, outcome: PartOutcome, errors: Sequence[ErrorEvent]) -> None:
+        """Enter the exceptions that ended ranks, and how the part ended."""
+        for error in errors:
+            details = {
+                "exception.type": error["error"],
+                "exception.message": error["message"],
+                "exception.stacktrace": error["traceback"],
+            }
+            self.span.event("exception", error["time"], _with_rank(details, error["rank"]))
+        if outcome.status != "succeeded":
+            self.span.fail(outcome.status if outcome.error is None else outcome.error.type)
+
+    def _enter(self, name: str, rank: int | None, start: float, end: float, details: Mapping[str, str | int]) -> None:
+        count = self._counts[name, rank] = self._counts.get((name, rank), 0) + 1
+        if count <= _ALL_UNTIL or count % _THEN_EVERY == 0:
+            self.tracing.record(name, self.span.traceparent, start, end, _with_rank(details, rank))
+
+
+def _with_rank(details: Mapping[str, str | int], rank: int | None) -> Mapping[str, str | int]:
+    return details if rank is None else {**details, "rank": rank}
