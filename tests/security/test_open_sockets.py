@@ -196,6 +196,7 @@ def test_b7_a_folder_is_closed_to_others_and_stays_so(tmp_path: Path) -> None:
 def test_b7_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
+    folder.chmod(0o755)
     os.chown(folder, NOBODY, NOBODY)
     with umask(0o022), pytest.raises(NotPrivateError, match=r"theirs belongs to user .*TRIVET_DATA"):
         close_to_others(folder)
