@@ -102,6 +102,7 @@ def on_a_mesh(folder: str, cases: list[dict[str, Any]], parallel: dict[str, int]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("parallel", [{"pp": 2, "tp": 2}, {"tp": 2}])
 def test_an_onnx_model_on_a_mesh_is_verified_and_searched(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import dense
 from verify_jobs import Recorder, context, trained_model
@@ -145,7 +146,11 @@ def test_a_search_that_is_asked_to_stop_is_done_again_by_the_next_attempt(traine
 
 @pytest.mark.parametrize(
     ("method", "norm"),
-    [("ibp", 2), ("crown-ibp", "inf"), ("crown", "inf"), ("crown", 2), ("alpha-crown", "inf")],
+    slow_but_for(
+        [("ibp", 2), ("crown-ibp", "inf"), ("crown", "inf"), ("crown", 2), ("alpha-crown", "inf")],
+        ("crown", 2),
+        ("alpha-crown", "inf"),
+    ),
 )
 def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout, method: str, norm: str | int) -> None:
     robustness = {"data": {"source": "digits"}, "count": 8, "eps": 0.01, "norm": norm}

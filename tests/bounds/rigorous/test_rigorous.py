@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import slow_but_for
 from nets import box_around, mlp, output_bounds, prepared, samples, tokens, transformer
 from operator_groups import blame, made
 from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
@@ -35,7 +36,7 @@ from service.models.embedded import AfterEmbedding, embedded
 mpmath.mp.dps = 60
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-12, 1e-3, 0.3]))
 def test_no_rational_value_leaves_the_bounds(seed: int, radius: float) -> None:
     net, _, network = cancelling(seed % 4)
@@ -69,7 +70,9 @@ def test_plain_bounds_are_passed_by_an_exact_value_and_rigorous_ones_are_not() -
     assert passed[DOUBLE] > 0
 
 
-@pytest.mark.parametrize(("group", "radius"), [("linear", 0.3), ("nonlinear", 0.3), ("composed", 0.1)])
+@pytest.mark.parametrize(
+    ("group", "radius"), slow_but_for([("linear", 0.3), ("nonlinear", 0.3), ("composed", 0.1)], ("nonlinear", 0.3))
+)
 def test_what_rounding_costs_is_small(group: str, radius: float) -> None:
     """On every operator: rigorous widths are those of plain float64 bounds but for a millionth."""
     module, network = made(group)
@@ -182,7 +185,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(pair=pairs, change=st.tuples(st.sampled_from([0.0, 1e-3, -0.4, 2.0]), st.sampled_from([0.0, 1e-3, -0.4, 2.0])))
 def test_lines_and_ranges_hold_to_many_digits(
     name: str, pair: tuple[float, float], change: tuple[float, float]
@@ -191,9 +194,9 @@ def test_lines_and_ranges_hold_to_many_digits(
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("pair", [(0.0, 0.0), (0.0, 1e-300), (1.0, 0.0), (-1.0, 1.0), (5.0, 1e-9), (-20.0, 40.0)])
-def test_lines_and_ranges_hold_at_edges(name: str, pair: tuple[float, float]) -> None:
-    holds(name, pair, (0.0, 0.0))
+def test_lines_and_ranges_hold_at_edges(name: str) -> None:
+    for pair in ((0.0, 0.0), (0.0, 1e-300), (1.0, 0.0), (-1.0, 1.0), (5.0, 1e-9), (-20.0, 40.0)):
+        holds(name, pair, (0.0, 0.0))
 
 
 def test_every_curve_is_covered() -> None:

@@ -71,11 +71,11 @@ def networks() -> dict[str, tuple[nn.Module, int]]:
         ("heads of a split width", [(1, 1)]),
     ],
 )
-@pytest.mark.parametrize("ranks", RANKS)
-def test_layers_pair_from_the_input_on(name: str, expected: list[tuple[int, int]], ranks: int) -> None:
+def test_layers_pair_from_the_input_on(name: str, expected: list[tuple[int, int]]) -> None:
     module, features = networks()[name]
-    found = regions(capture(module, (features,)), ranks)
-    assert [(len(region.columns), len(region.rows)) for region in found] == expected
+    graph = capture(module, (features,))
+    for ranks in RANKS:
+        assert [(len(region.columns), len(region.rows)) for region in regions(graph, ranks)] == expected
 
 
 def test_a_layer_narrower_than_the_ranks_stays_whole() -> None:
@@ -130,6 +130,7 @@ class Between(nn.Module):
         return self.second(self.function(self.first(x)))
 
 
+@pytest.mark.slow
 def test_every_elementwise_operator_that_can_be_bounded_can_be_divided() -> None:
     assert {
         "aten.atan.default",
@@ -143,6 +144,7 @@ def test_every_elementwise_operator_that_can_be_bounded_can_be_divided() -> None
         assert len(regions(graph, 2)) == 1, name
 
 
+@pytest.mark.slow
 def test_padding_needs_a_function_that_is_finite_at_zero() -> None:
     whole = {name for name, function in activations().items() if not regions(capture(Between(function, 7), (4,)), 2)}
     assert whole == {"aten.log.default", "aten.rsqrt.default", "aten.reciprocal.default"}
@@ -172,8 +174,8 @@ def test_a_layer_that_stays_whole_is_told_with_the_operator_behind_it() -> None:
     assert told == []
 
 
-def divided_activations() -> dict[str, Any]:
-    """For every activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
+def divided_activations(names: list[str]) -> dict[str, Any]:
+    """For each activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
     from nets import box_around, output_bounds
 
     from service.bounds.network import from_graph
@@ -185,7 +187,8 @@ def divided_activations() -> dict[str, Any]:
     distributed.start("cpu")
     axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
     found: dict[str, Any] = {}
-    for name, function in activations().items():
+    for name in names:
+        function = activations()[name]
         for width in (8, 7) if name in PADDED else (8,):
             graph = capture(Between(function, width).double(), (4,))
             x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4)
@@ -205,9 +208,12 @@ def divided_activations() -> dict[str, Any]:
 
 
 @pytest.mark.distributed
-def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(torchrun: Any) -> None:
-    for found in torchrun(divided_activations, 2):
-        assert len(found) == len(activations()) + len(PADDED)
+@pytest.mark.parametrize("names", [["aten.relu.default"], pytest.param(list(activations()), marks=pytest.mark.slow)])
+def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(
+    torchrun: Any, names: list[str]
+) -> None:
+    for found in torchrun(divided_activations, 2, names=names):
+        assert len(found) == len(names) + len(set(names) & set(PADDED))
         for name, (difference, weights, sizes) in found.items():
             assert difference <= 1e-9, name
             assert weights == [4 * 4, 3 * 4], name
@@ -215,17 +221,18 @@ def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of
             assert sizes, name
 
 
-def _axes() -> dict[int, Any]:
-    """Four ranks as two groups of two, and as one of four."""
+def _axes(world: int) -> dict[int, Any]:
+    """All ranks as groups of two, and of four if there are so many."""
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
     distributed.start("cpu")
-    return {ranks: build_mesh(ParallelSpec(dp_shard=4 // ranks, tp=ranks), "cpu").tp for ranks in RANKS}
+    degrees = [ranks for ranks in RANKS if ranks <= world]
+    return {ranks: build_mesh(ParallelSpec(dp_shard=world // ranks, tp=ranks), "cpu").tp for ranks in degrees}
 
 
-def compare() -> dict[str, dict[str, float]]:
+def compare(world: int, names: list[str]) -> dict[str, dict[str, float]]:
     """Largest differences to one process, by network, ranks and method."""
     from nets import box_around, output_bounds
 
@@ -234,10 +241,11 @@ def compare() -> dict[str, dict[str, float]]:
     from service.bounds.shard import shard
     from service.parallel import distributed
 
-    axes = _axes()
+    axes = _axes(world)
     found: dict[str, dict[str, float]] = {}
     cases = [("ibp", BoundOptions()), ("crown", BoundOptions()), ("crown", BoundOptions(elements=4000))]
-    for name, (module, features) in networks().items():
+    for name in names:
+        module, features = networks()[name]
         graph = capture(module, (features,))
         x = torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
         alone = [output_bounds(from_graph(graph), box_around(x, 0.1), *how) for how in cases]
@@ -262,9 +270,12 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.distributed
-def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any) -> None:
-    for result in torchrun(compare, 4):
-        assert len(result) == len(RANKS) * len(networks())
+@pytest.mark.parametrize(
+    ("world", "names"), [(2, ["convolutional"]), pytest.param(4, list(networks()), marks=pytest.mark.slow)]
+)
+def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any, world: int, names: list[str]) -> None:
+    for result in torchrun(compare, world, world=world, names=names):
+        assert len(result) == sum(ranks <= world for ranks in RANKS) * len(names)
         for name, found in result.items():
             assert found.pop("own") > 0, f"{name}: nothing was divided"
             assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
@@ -300,7 +311,7 @@ def classify(shared: str) -> dict[str, dict[str, float]]:
     from service.bounds.shard import shard
     from service.parallel import distributed
 
-    axes, folder = _axes(), Path(shared) / "vnncomp" / "mnist_fc"
+    axes, folder = _axes(4), Path(shared) / "vnncomp" / "mnist_fc"
     peer = np.load(Path(shared) / "parity" / "mnist_fc_bounds_f64.npz")
     numbers, lower, upper = digit_boxes(folder, "0.03", 2)
     found: dict[str, dict[str, float]] = {}
@@ -326,6 +337,7 @@ def classify(shared: str) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_deep_classifiers_have_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
     for result in torchrun(classify, 4, shared=str(parity.parent)):

@@ -62,18 +62,19 @@ def captured(name: str) -> Graph:
     return capture(module, (features,))
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("name", ["tangled", "residual", "gated", "images"])
-def test_stages_one_after_the_other_are_the_model(name: str, stages: int) -> None:
+def test_stages_one_after_the_other_are_the_model(name: str) -> None:
     (module, features), graph = graphs()[name], captured(name)
     x = torch.randn(4, features, dtype=torch.float64)
-    between = there = x.clone().requires_grad_()
-    for part in cut_graph(graph, place(graph), stages):
-        between = ExecutableGraph(part)(between)
-    own = x.clone().requires_grad_()
-    expected = module(own)
-    torch.testing.assert_close(between, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y, x in ((between, there), (expected, own))))
+    for stages in (2, 3, 4):
+        between = there = x.clone().requires_grad_()
+        for part in cut_graph(graph, place(graph), stages):
+            between = ExecutableGraph(part)(between)
+        own = x.clone().requires_grad_()
+        expected = module(own)
+        torch.testing.assert_close(between, expected)
+        ends = (between, there), (expected, own)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y, x in ends))
 
 
 def test_a_graph_evaluates_in_the_type_of_its_constants() -> None:
@@ -109,8 +110,8 @@ def test_too_many_stages_are_refused() -> None:
         cut_graph(graph, place(graph), 4)
 
 
-def compare() -> dict[str, dict[str, float]]:
-    """Differences to one process, relative to the largest bound, by model, mesh and method."""
+def compare(meshes: list[dict[str, int]], names: list[str] | None) -> dict[str, dict[str, float]]:
+    """Differences to one process, relative to the largest bound, by model, mesh and method; of graphs or of all."""
     from service.bounds.stages import StageLink
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
@@ -118,11 +119,13 @@ def compare() -> dict[str, dict[str, float]]:
 
     device = distributed.start("cpu")
     found: dict[str, dict[str, float]] = {}
-    for degrees in ({"pp": 4}, {"pp": 2, "tp": 2}):
+    for degrees in meshes:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line = StageLink(mesh, device)
-        names = ["tangled", "images"] if "tp" in degrees else list(graphs())
-        found |= {f"{name} on {degrees}": case for name, case in _of_graphs(mesh, line, names).items()}
+        graphs_here = names or (["tangled", "images"] if "tp" in degrees else list(graphs()))
+        found |= {f"{name} on {degrees}": case for name, case in _of_graphs(mesh, line, graphs_here).items()}
+        if names:
+            continue
         # Of three tokens each of two tensor-parallel ranks has all, of four it has two.
         for sequence in (4, 3) if "tp" in degrees else (4,):
             found[f"transformer of {sequence} on {degrees}"] = _of_transformer(mesh, line, sequence)
@@ -225,14 +228,26 @@ def _differences(
     return found
 
 
-@pytest.mark.distributed
-def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
-    results = torchrun(compare, 4)
-    for name in results[3]:
+def assert_close(results: list[dict[str, dict[str, float]]]) -> None:
+    for name in results[-1]:
         for result in results:
             differences = {case: value for case, value in result[name].items() if "width" not in case}
             close = CLOSE["float32"] if "float32" in name else CLOSE["float64"]
             assert all(value <= close for value in differences.values()), (name, differences)
+
+
+@pytest.mark.distributed
+def test_two_stages_of_a_graph_find_the_bounds_of_one_process(torchrun: Any) -> None:
+    results = torchrun(compare, 2, meshes=[{"pp": 2}], names=["tangled"])
+    assert results[1]["tangled on {'pp': 2}"]["width of crown"] > 0, "the last stage compares"
+    assert_close(results)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
+    results = torchrun(compare, 4, meshes=[{"pp": 4}, {"pp": 2, "tp": 2}], names=None)
+    assert_close(results)
     deep = results[3]["deep float64"]
     assert deep["width of crown-ibp"] > 10 * deep["width of crown"] > 10.1 * deep["width of alpha-crown"]
     assert len(results[3]) == 12
@@ -262,6 +277,7 @@ def real(folder: str) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_real_deep_network_has_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
     """mnist_fc 256x4 and 256x6, where interval bounds in place of intermediate ones would be off by hundreds."""

@@ -54,6 +54,7 @@ def peaks_of_loading(folder: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_any_layout_is_never_held_whole(tmp_path: Path, torchrun: Any) -> None:
     for found in torchrun(peaks_of_loading, 2, folder=str(tmp_path)):
         # A half, which stages cannot have to the last layer, and one of eight weights on its way from several files.
