@@ -235,6 +235,7 @@ SPEC: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_b7_nothing_that_a_service_and_its_jobs_write_is_open_to_other_users(tmp_path: Path) -> None:
     from local_service import address as announced

@@ -98,25 +98,22 @@ def test_where_the_parent_has_threads_a_fork_becomes_a_new_interpreter(script: s
     assert told["default"] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("source", "code"),
-    [
-        ("raise SystemExit(3)", 3),
-        ("raise SystemExit", 0),
-        ("raise SystemExit('no')", 1),
-        ("raise ValueError('no')", 1),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("import os; os._exit(7)", 7),
-    ],
-)
-def test_a_fork_ends_as_its_program_does(tmp_path: Path, source: str, code: int) -> None:
-    path = tmp_path / "ends.py"
-    path.write_text(source)
-    assert forked(([str(path)], {}))[0] == [code]
-
-
-def test_a_module_is_found_as_python_finds_it() -> None:
-    assert forked((["-m", "json.tool", "--help"], {}))[0] == [0]
+def test_a_fork_ends_as_its_program_does(tmp_path: Path) -> None:
+    """Modules are found as Python finds them."""
+    ends = {
+        "raise SystemExit(3)": 3,
+        "raise SystemExit": 0,
+        "raise SystemExit('no')": 1,
+        "raise ValueError('no')": 1,
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": -signal.SIGKILL,
+        "import os; os._exit(7)": 7,
+    }
+    paths = [tmp_path / f"ends-{number}.py" for number in range(len(ends))]
+    for path, source in zip(paths, ends, strict=True):
+        path.write_text(source)
+    programs = [[str(path)] for path in paths]
+    codes, _ = forked(*((words, {}) for words in [*programs, ["-m", "json.tool", "--help"], ["-m", "no.such.module"]]))
+    assert codes == [*ends.values(), 0, 1]
 
 
 def test_without_room_a_fork_shows_what_there_is_room_for(script: str) -> None:
