@@ -76,6 +76,7 @@ def report(data: DataLayout) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None:
     where, reporter = context(data)
     wanted = spec(model=MLP, data={"source": "digits"}, modes=["eager", "aot_eager", "inductor"], shapes=[16])
@@ -280,6 +281,7 @@ def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
     assert [path.name for path in folder.iterdir()] == ["report.json"]
 
 
+@pytest.mark.slow
 def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
     data: DataLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

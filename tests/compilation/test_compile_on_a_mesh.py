@@ -141,6 +141,7 @@ TRANSFORMER = {
 }
 
 
+@pytest.mark.slow
 def test_compiled_losses_are_eagers_at_every_rung_under_fsdp(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def climb_and_train(folder: str) -> Any:
     return checked, graphs, eager, own, refusal
 
 
+@pytest.mark.slow
 def test_a_training_job_of_the_same_arithmetic_is_compiled(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
     (checked, graphs, eager, own, refusal), _ = torchrun(climb_and_train, 2, folder=str(tmp_path))
     assert checked["gate"]["train"] == "aot_eager", checked
@@ -262,6 +264,7 @@ def climb_stages_and_train(folder: str) -> Any:
     return checked, eager, own, refusal
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_are_checked_and_compiled_by_their_gate(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -340,6 +343,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     return [result.verdict, found.module, found.reproduction.script, found.reproduction.said]
 
 
+@pytest.mark.slow
 def test_ranks_look_for_a_fault_together_and_the_first_writes(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

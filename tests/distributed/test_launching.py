@@ -39,6 +39,7 @@ def test_a_group_that_outlives_its_time_is_ended_whole(torchrun: Any) -> None:
     assert torchrun(told, 3) == [[str(rank), "3", "nothing"] for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_ranks_have_the_environment_of_their_launch(torchrun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOLD", "now")
     assert torchrun(told, 1) == [["0", "1", "now"]]

@@ -51,6 +51,7 @@ def four_ranks() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_layout_has_the_gradients_of_one_process(torchrun: Any) -> None:
     for rank, layouts in enumerate(torchrun(four_ranks, ranks=4)):
         for name, layout in layouts.items():

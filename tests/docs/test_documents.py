@@ -67,6 +67,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         process.wait(300)
 
 
+@pytest.mark.slow
 def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:
     for command in commands(ROOT / "docs" / "debugging.md"):
         ran = subprocess.run(["bash", "-c", command], env=service, capture_output=True, text=True, check=False)

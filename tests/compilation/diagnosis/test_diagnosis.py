@@ -23,6 +23,7 @@ from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
 
+@pytest.mark.slow
 def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Ascend, tmp_path: Path) -> None:
     deep = program(Deep)
     (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])

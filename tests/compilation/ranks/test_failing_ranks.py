@@ -55,7 +55,11 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
 
 
 @pytest.mark.parametrize(
-    ("parallel", "bad"), [({"dp_shard": 2}, 1), ({"tp": 2}, 0)], ids=["rank 1 under FSDP2", "rank 0 of tp"]
+    ("parallel", "bad"),
+    [
+        pytest.param({"dp_shard": 2}, 1, id="rank 1 under FSDP2"),
+        pytest.param({"tp": 2}, 0, id="rank 0 of tp", marks=pytest.mark.slow),
+    ],
 )
 def test_the_rank_is_named_and_nobody_is_left_waiting(
     torchrun: Callable[..., list[Any]], tmp_path: Path, parallel: dict[str, int], bad: int
