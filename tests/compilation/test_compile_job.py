@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import run as selftest_run
 from service.compilation.selftest import self_test
 from service.compilation.selftest.faults import FAULTS
-from service.compilation.torch_internals.caches import clear_abandoned, empty_caches
+from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
@@ -39,6 +40,7 @@ from service.models.fingerprint import fingerprint
 from service.models.parallelize import ModelRecipe
 from service.training.gate import GateError, allowed_modes
 
+pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
 TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "layers": 1, "heads": 2, "max_sequence": 16}
@@ -257,21 +259,24 @@ def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script = "import time\nfrom service.compilation.torch_internals.caches import empty_caches\n"
-    script += "with empty_caches() as folder:\n    print(folder, flush=True)\n    time.sleep(100)\n"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as other:
-        assert other.stdout is not None
-        left = Path(other.stdout.readline().strip())
-        with empty_caches() as own:
-            clear_abandoned()
-            assert left.exists()
-            other.kill()
-            other.wait()
-            clear_abandoned()
-            assert own.exists()
-            assert not left.exists()
+    reading, writing = os.pipe()
+    other = os.fork()
+    if not other:
+        with owned_folder() as folder:
+            os.write(writing, f"{folder}\n".encode())
+            signal.pause()
+    with open(reading) as told:  # noqa: PTH123  # a pipe
+        left = Path(told.readline().strip())
+    with empty_caches() as own:
+        clear_abandoned()
+        assert left.exists()
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        clear_abandoned()
+        assert own.exists()
+        assert not left.exists()
     assert list(tmp_path.iterdir()) == []
+    os.close(writing)
 
 
 def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:

@@ -17,7 +17,7 @@ EXAMPLE = ROOT / "tests" / "plugins" / "example_package"
 JOB = "job_" + "3" * 20
 
 CHECK = f"""
-import json, sys
+import gc, json, sys
 from pathlib import Path
 from pydantic import ValidationError
 from service.compilation import job
@@ -43,6 +43,8 @@ spec = CompileSpec.model_validate({{"program": allocator, "modes": modes, "steps
 spec = CompileSpec.model_validate_json(spec.model_dump_json(by_alias=True))  # as it comes to a rank
 layout = DataLayout(Path(sys.argv[1]))
 context = RunContext("{JOB}", 1, 0, 0, 1, "cpu", layout, NullReporter(), lambda: False)
+gc.collect()
+gc.freeze()  # what was imported holds no results, and there is much of it to be searched
 print(json.dumps({{
     "result": job.run(spec, context),
     "programs": [each.name for each in all_kinds().programs],
