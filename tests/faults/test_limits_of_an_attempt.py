@@ -33,10 +33,8 @@ def failure(fleet: Fleet, behaviour: str, ranks: int = 1, **fields: object) -> J
 
 
 def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(fleet: Fleet) -> None:
-    """Two jobs at once, as the limit takes its time: one fails, the other one has a retry left."""
-    ref, patient = fleet.submit("deadlocked", 2, stall_s=3.0), fleet.submit("deadlocked", 2, stall_s=3.0, retries=1)
+    ref = fleet.submit("deadlocked", 2, stall_s=3.0)
     fleet.supervise(ref)
-    fleet.supervise(patient)
     job = fleet.ended(ref)
     assert job.error is not None
     assert (job.state, job.error.type) == ("failed", "Stalled")
@@ -45,8 +43,14 @@ def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(
     assert processes_of(ref) == []
     _, path = fleet.store.artifacts.get(ref.job_id, "errors/attempt-1-rank-1.txt")
     assert "in wait_for_a_lock" in path.read_text()
-    eventually(lambda: fleet.job(patient).state == "queued")
-    assert "retry 1 of 1" in (fleet.job(patient).reason or "")
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_are_given_another_attempt_where_there_is_a_retry(fleet: Fleet) -> None:
+    ref = fleet.submit("deadlocked", 2, stall_s=3.0, retries=1)
+    fleet.supervise(ref)
+    eventually(lambda: fleet.job(ref).state == "queued")
+    assert "retry 1 of 1" in (fleet.job(ref).reason or "")
 
 
 @pytest.mark.slow
@@ -82,6 +86,7 @@ Current thread 0x2 (most recent call first):
     assert innermost_frame("").startswith("an unknown place")
 
 
+@pytest.mark.slow
 def test_a_disk_that_a_rank_fills_is_said_with_path_and_free_bytes(fleet: Fleet) -> None:
     error = failure(fleet, "writing")
     assert (error.type, error.rank) == ("DiskFull", 0)

@@ -23,6 +23,7 @@ def looked_at(fleet: Fleet, ref: AttemptRef) -> str:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_manifest_and_bytes_agree_while_a_job_writes_is_cancelled_and_runs_again(fleet: Fleet) -> None:
     ref = fleet.submit("publishing")
     fleet.supervise(ref)

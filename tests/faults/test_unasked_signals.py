@@ -28,7 +28,8 @@ VERIFY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_a_rank_fails_a_training_and_names_the_rank(fleet: Fleet, rank: int) -> None:
     ref = fleet.place(train_spec("long", ranks=2, steps=STEPS))
     fleet.supervise(ref, command=REAL_SUPERVISOR)

@@ -16,6 +16,8 @@ from waiting import LIMIT_S, eventually
 
 from trivet.client import Client
 
+pytestmark = pytest.mark.slow
+
 TRAIN: dict[str, Any] = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
@@ -35,10 +37,7 @@ def brokers(data: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "next_start",
-    ["same port", *(pytest.param(name, marks=pytest.mark.slow) for name in ("other port", "API dead"))],
-)
+@pytest.mark.parametrize("next_start", ["same port", "other port", "API dead"])
 def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path, next_start: str) -> None:
     data = tmp_path / "data"
     with up(data) as process, client_of(process, data) as client:
@@ -66,7 +65,6 @@ def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path
     eventually(lambda: belonging_to(data) == [])
 
 
-@pytest.mark.slow
 def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as process:
@@ -83,7 +81,6 @@ def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
     assert belonging_to(data) == []
 
 
-@pytest.mark.slow
 def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as process, client_of(process, data) as client:

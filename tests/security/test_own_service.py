@@ -78,6 +78,7 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
         ask()
 
 
+@pytest.mark.slow
 def test_b4_a_socket_that_a_killed_service_left_is_taken_over(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

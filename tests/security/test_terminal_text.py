@@ -92,7 +92,15 @@ def test_every_command_is_tried(service: Hostile) -> None:
     assert set(group.commands) == COMMANDS.keys() | LOCAL
 
 
-@pytest.mark.parametrize("words", [words for variants in COMMANDS.values() for words in variants], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=[pytest.mark.slow] if number else [])
+        for variants in COMMANDS.values()
+        for number, words in enumerate(variants)
+    ],
+    ids=" ".join,
+)
 @given(text=TEXTS, refusal=st.sampled_from([None, None, 401, 409, 422, 500]))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_command_lets_text_act_or_fails_over_it(

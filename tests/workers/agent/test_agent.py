@@ -15,7 +15,7 @@ from worker_fleet import HOST, Fleet, Worker, processes_of, train_spec
 from service.jobs.records import AttemptRef
 from workers.agent.celery_app import Dispatcher, create_app
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def release(fleet: Fleet, ref: AttemptRef) -> None:
     (fleet.data.job(ref.job_id).root / "go").touch()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_restarting_the_worker_touches_no_running_job_and_c10_undoes_no_drain(
     fleet: Fleet, worker: Worker, how: signal.Signals
 ) -> None:
@@ -72,7 +72,6 @@ def test_a_worker_tells_what_its_host_has_and_leaves_no_process(fleet: Fleet, wo
     assert fleet.store.hosts.list() == []
 
 
-@pytest.mark.slow
 def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker) -> None:
     ref = submit(fleet, "until_told")
     eventually(lambda: fleet.events(ref, "metric"))
@@ -86,7 +85,6 @@ def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker)
     assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
 
 
-@pytest.mark.slow
 def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, worker: Worker) -> None:
     """A supervisor that is stopped cannot notice that it lost its lease: its worker ends it."""
     ref = submit(fleet, "endless")

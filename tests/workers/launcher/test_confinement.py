@@ -109,6 +109,7 @@ def test_confined_ranks_are_limited_and_see_neither_the_broker_nor_the_hosts_por
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_ranks_that_nothing_confines_are_limited_all_the_same(fleet: Fleet) -> None:
     found = look_at_sockets_and_limits(fleet, "none")
     assert_limited(found)

@@ -74,6 +74,7 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> None:
     ref = fleet.submit("refusing")
     supervisor = fleet.supervise(ref)
@@ -85,12 +86,9 @@ def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> No
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("behaviour", "rank", "how"),
-    [
-        ("vanishing", 1, "exited with code 3"),
-        pytest.param("leaving", 0, "ended before", marks=pytest.mark.slow),
-    ],
+    ("behaviour", "rank", "how"), [("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")]
 )
 def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int, how: str) -> None:
     ref = fleet.submit(behaviour, ranks=2)
@@ -149,6 +147,7 @@ def test_cancel_before_the_claim_leaves_nothing_to_do(fleet: Fleet) -> None:
     assert not fleet.data.job(ref.job_id).attempt(1).exists()
 
 
+@pytest.mark.slow
 def test_a_second_supervisor_of_the_same_part_steps_back(fleet: Fleet) -> None:
     ref = fleet.submit("until_told")
     first = fleet.supervise(ref)

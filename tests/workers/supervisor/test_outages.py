@@ -12,7 +12,7 @@ from worker_fleet import HOST, SHORT_LEASES, Fleet, MortalBroker, Worker, all_go
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreUnavailable
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:
@@ -39,7 +39,6 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: M
     assert supervisor.wait(LIMIT_S) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["ends"])
 def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mortal: MortalBroker) -> None:
     ref = outage.submit("until_told")
@@ -60,7 +59,6 @@ def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mor
     assert "lease" in (job.reason or "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["ends"])
 @pytest.mark.parametrize("gone", [False, True], ids=["hangs", "is gone"])
 def test_c3_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mortal: MortalBroker, gone: bool) -> None:
@@ -100,7 +98,6 @@ def test_a_supervisor_that_finds_no_broker_waits_for_it(outage: Fleet, mortal: M
     assert not entry.exists()
 
 
-@pytest.mark.slow
 def test_a_worker_takes_up_its_work_after_an_outage(outage: Fleet, mortal: MortalBroker, tmp_path: Path) -> None:
     worker = Worker(outage, tmp_path / "agent.log")
     try:

@@ -8,8 +8,9 @@ from worker_fleet import Fleet, all_gone, family
 
 from service.jobs.supervisor_registry import SupervisorRegistry
 
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-@pytest.mark.slow
+
 def test_a_stopped_keeper_does_not_hold_up_a_cancel(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
