@@ -107,6 +107,7 @@ def test_an_open_address_without_encryption_is_refused(refusal: Callable[..., st
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_an_open_address_behind_a_proxy_is_taken(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
     with process(broker, tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy") as (_, log):
         port = address(log).rpartition(":")[2]
@@ -128,6 +129,7 @@ def test_without_a_broker_it_says_how_to_get_one(refusal: Callable[..., str], tm
     assert "TRIVET_REDIS_URL" in refusal(broker=f"unix://{tmp_path}/nobody.sock")
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(redis: redis_py.Redis, refusal: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

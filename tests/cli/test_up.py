@@ -86,6 +86,7 @@ def test_a_second_one_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path
         said(data).write_text(first)
 
 
+@pytest.mark.slow
 def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:

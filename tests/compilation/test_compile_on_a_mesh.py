@@ -234,6 +234,7 @@ def kept_between_forwards(folder: str) -> Any:
     return kept
 
 
+@pytest.mark.slow
 def test_the_subject_is_sharded_as_a_training_job_of_its_pattern(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -301,6 +302,7 @@ def climb_with_a_failing_stage(folder: str) -> Any:
     return result
 
 
+@pytest.mark.slow
 def test_a_stage_that_does_not_compile_fails_its_rung_and_leaves_nobody_waiting(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

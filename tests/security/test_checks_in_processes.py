@@ -116,6 +116,7 @@ def test_a_check_cannot_write_files_and_has_no_secrets(data: DataLayout, monkeyp
     asyncio.run(looked_at())
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_is_started_again(data: DataLayout) -> None:
     async def killed() -> None:
         checker = Checker(Settings(check_memory_gib=8.0), PATIENT)

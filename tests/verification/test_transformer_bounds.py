@@ -135,6 +135,7 @@ def test_a_mesh_finds_the_bounds_of_one_process(torchrun: Any) -> None:
             assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
 
 
+@pytest.mark.slow
 def test_next_tokens_are_certified_by_a_job(tmp_path: Path) -> None:
     (found,) = certify_tokens(str(tmp_path), [{}], layers=1)
     assert found["layers"] > 0

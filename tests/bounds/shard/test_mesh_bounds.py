@@ -217,6 +217,7 @@ def forget_a_collective() -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_model_whose_ranks_differ_without_a_collective_is_refused(torchrun: Any) -> None:
     for message in torchrun(forget_a_collective, 2):
         assert "aten.linear.default" in message

@@ -107,5 +107,6 @@ def options_of_stages() -> list[int]:
     return given
 
 
+@pytest.mark.slow
 def test_stages_take_parts_that_fit_each_of_them(torchrun: Any) -> None:
     assert torchrun(options_of_stages, 2) == [[1000], [1000]]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "tests" / "plugins" / "example_package"
 JOB = "job_" + "3" * 20
@@ -79,6 +81,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_module_is_compiled_and_counted_as_the_loop_calls_it(answers: dict[str, Any]) -> None:
     assert answers["result"]["verdicts"] == {"pass": 4, "not_applicable": 2}, answers["report"]["rungs"]
     compiled = [row for row in answers["report"]["rungs"] if row["verdict"] == "pass"]

@@ -84,6 +84,7 @@ def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_constants_of_other_ranks_are_never_made_tensors(tmp_path: Path, torchrun: Any) -> None:
     """Of an ONNX model: what a stage has stays mapped, and a share is copied from what is mapped."""
     widths = [64, *[256] * 8, 10]
