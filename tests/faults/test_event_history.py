@@ -68,7 +68,7 @@ def test_steps_that_a_stopped_supervisor_did_not_relay_are_shown_and_in_the_stre
 def test_steps_that_a_hanging_broker_did_not_take_are_in_the_stream_of_the_next_attempt(
     outage: Fleet, mortal: MortalBroker
 ) -> None:
-    ref = outage.submit("counting", retries=1)
+    ref = outage.submit("counting_slowly", retries=1)
     supervisor = outage.supervise(ref)
     eventually(lambda: outage.events(ref, "metric"))
     with mortal.hanging():

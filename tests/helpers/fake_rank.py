@@ -181,7 +181,7 @@ def until_told(context: RunContext) -> dict[str, Any]:
 STEPS = 200
 
 
-def counting(context: RunContext) -> dict[str, Any]:
+def counting(context: RunContext, pace_s: float = 0.02) -> dict[str, Any]:
     """Reports 200 steps. Every tenth is a checkpoint, from which a later attempt goes on."""
     saved = context.paths.checkpoints / "step"
     saved.parent.mkdir(exist_ok=True)
@@ -193,8 +193,13 @@ def counting(context: RunContext) -> dict[str, Any]:
         if step % 10 == 0:
             saved.with_suffix(".part").write_text(str(step))
             saved.with_suffix(".part").replace(saved)
-        time.sleep(0.02)
+        time.sleep(pace_s)
     return {"steps": step, "completed": {"done": step, "total": STEPS, "unit": "steps"}}
+
+
+def counting_slowly(context: RunContext) -> dict[str, Any]:
+    """Takes 20 s for that."""
+    return counting(context, pace_s=0.1)
 
 
 def publishing(context: RunContext) -> None:
@@ -254,7 +259,7 @@ BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
         succeed, nothing, environment, exchange, look_around, raising, refusing, waiting, vanishing, leaving, endless,
-        counting, publishing, deadlocked, writing, until_told, stubborn,
+        counting, counting_slowly, publishing, deadlocked, writing, until_told, stubborn,
     )
 }  # fmt: skip
 
