@@ -25,8 +25,8 @@ from service.compilation import detectors, job
 from service.compilation.job import run
 from service.compilation.program.inputs import batches
 from service.compilation.rungs import RUNGS, Rung
+from service.compilation.selftest import Proof, self_test
 from service.compilation.selftest import run as selftest_run
-from service.compilation.selftest import self_test
 from service.compilation.selftest.faults import FAULTS
 from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
 from service.jobs.layout import DataLayout
@@ -67,6 +67,12 @@ class Reporter(RecordingReporter):
 def context(data: DataLayout, stop: bool = False) -> tuple[RunContext, Reporter]:
     reporter = Reporter()
     return RunContext(JOB, 1, 0, 0, 1, "cpu", data, reporter, lambda: stop), reporter
+
+
+@pytest.fixture
+def _proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-test holds: it has tests of its own, and takes its time."""
+    monkeypatch.setattr(job, "self_test", lambda: (Proof("none", "nothing", False, ""),))
 
 
 def spec(**fields: Any) -> CompileSpec:
@@ -131,6 +137,7 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
         assert found["fxgraph_cache_miss"] == 0
 
 
+@pytest.mark.usefixtures("_proven")
 def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> None:
     where, _ = context(data)
     run(spec(model=TRANSFORMER, data={"source": "tokens", "sequence": 16}, phases=["train"]), where)
@@ -139,6 +146,7 @@ def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> Non
     assert allowed_modes(choice, [own], data) == {"train": "aot_eager"}
 
 
+@pytest.mark.usefixtures("_proven")
 def test_the_model_of_a_training_job_is_checked_with_its_weights(data: DataLayout) -> None:
     config = MlpConfig(**MLP)
     folder = data.job(TRAINED).artifacts
@@ -203,6 +211,7 @@ def test_random_tokens_are_followed_by_their_targets() -> None:
     assert torch.equal(batch.inputs[0][:, 1:], batch.targets[:, :-1])
 
 
+@pytest.mark.usefixtures("_proven")
 def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLayout) -> None:
     where, _ = context(data)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
