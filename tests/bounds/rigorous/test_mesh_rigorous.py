@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import slow_but_for
 from rigorous_ranks import (
@@ -233,6 +233,7 @@ def test_two_ranks_find_rigorous_bounds_that_are_as_tight_as_those_of_one(torchr
 entries = st.floats(-1e9, 1e9).map(lambda value: value * 2.0**-20) | st.sampled_from([2.0**60, -(2.0**60), 1.0, -0.5])
 
 
+@settings(max_examples=30)
 @given(parts=st.lists(entries, min_size=2, max_size=8), order=st.randoms(use_true_random=False))
 def test_the_ranks_parts_are_worth_what_they_come_to_in_any_order(parts: list[float], order: random.Random) -> None:
     """Parts that cancel are off by a share of their sizes, not of what is left of them."""

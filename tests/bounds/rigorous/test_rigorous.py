@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
 from nets import box_around, mlp, output_bounds, prepared, samples, tokens, transformer
 from operator_groups import blame, made
 from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
@@ -70,9 +69,8 @@ def test_plain_bounds_are_passed_by_an_exact_value_and_rigorous_ones_are_not() -
     assert passed[DOUBLE] > 0
 
 
-@pytest.mark.parametrize(
-    ("group", "radius"), slow_but_for([("linear", 0.3), ("nonlinear", 0.3), ("composed", 0.1)], ("nonlinear", 0.3))
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "radius"), [("linear", 0.3), ("nonlinear", 0.3), ("composed", 0.1)])
 def test_what_rounding_costs_is_small(group: str, radius: float) -> None:
     """On every operator: rigorous widths are those of plain float64 bounds but for a millionth."""
     module, network = made(group)
@@ -262,6 +260,7 @@ def test_optimised_bounds_are_rigorous_too() -> None:
             assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
 
 
+@pytest.mark.slow
 def test_optimised_bounds_of_every_operator_hold() -> None:
     module, network = made("nonlinear")
     x = torch.randn(1, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)

@@ -174,8 +174,8 @@ def test_a_layer_that_stays_whole_is_told_with_the_operator_behind_it() -> None:
     assert told == []
 
 
-def divided_activations(names: list[str]) -> dict[str, Any]:
-    """For each activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
+def divided_activations() -> dict[str, Any]:
+    """For every activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
     from nets import box_around, output_bounds
 
     from service.bounds.network import from_graph
@@ -187,8 +187,7 @@ def divided_activations(names: list[str]) -> dict[str, Any]:
     distributed.start("cpu")
     axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
     found: dict[str, Any] = {}
-    for name in names:
-        function = activations()[name]
+    for name, function in activations().items():
         for width in (8, 7) if name in PADDED else (8,):
             graph = capture(Between(function, width).double(), (4,))
             x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4)
@@ -207,13 +206,11 @@ def divided_activations(names: list[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("names", [["aten.relu.default"], pytest.param(list(activations()), marks=pytest.mark.slow)])
-def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(
-    torchrun: Any, names: list[str]
-) -> None:
-    for found in torchrun(divided_activations, 2, names=names):
-        assert len(found) == len(names) + len(set(names) & set(PADDED))
+def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(torchrun: Any) -> None:
+    for found in torchrun(divided_activations, 2):
+        assert len(found) == len(activations()) + len(PADDED)
         for name, (difference, weights, sizes) in found.items():
             assert difference <= 1e-9, name
             assert weights == [4 * 4, 3 * 4], name
@@ -221,18 +218,17 @@ def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of
             assert sizes, name
 
 
-def _axes(world: int) -> dict[int, Any]:
-    """All ranks as groups of two, and of four if there are so many."""
+def _axes() -> dict[int, Any]:
+    """Four ranks as two groups of two, and as one of four."""
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
     distributed.start("cpu")
-    degrees = [ranks for ranks in RANKS if ranks <= world]
-    return {ranks: build_mesh(ParallelSpec(dp_shard=world // ranks, tp=ranks), "cpu").tp for ranks in degrees}
+    return {ranks: build_mesh(ParallelSpec(dp_shard=4 // ranks, tp=ranks), "cpu").tp for ranks in RANKS}
 
 
-def compare(world: int, names: list[str]) -> dict[str, dict[str, float]]:
+def compare() -> dict[str, dict[str, float]]:
     """Largest differences to one process, by network, ranks and method."""
     from nets import box_around, output_bounds
 
@@ -241,11 +237,10 @@ def compare(world: int, names: list[str]) -> dict[str, dict[str, float]]:
     from service.bounds.shard import shard
     from service.parallel import distributed
 
-    axes = _axes(world)
+    axes = _axes()
     found: dict[str, dict[str, float]] = {}
     cases = [("ibp", BoundOptions()), ("crown", BoundOptions()), ("crown", BoundOptions(elements=4000))]
-    for name in names:
-        module, features = networks()[name]
+    for name, (module, features) in networks().items():
         graph = capture(module, (features,))
         x = torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
         alone = [output_bounds(from_graph(graph), box_around(x, 0.1), *how) for how in cases]
@@ -269,13 +264,11 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("world", "names"), [(2, ["convolutional"]), pytest.param(4, list(networks()), marks=pytest.mark.slow)]
-)
-def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any, world: int, names: list[str]) -> None:
-    for result in torchrun(compare, world, world=world, names=names):
-        assert len(result) == sum(ranks <= world for ranks in RANKS) * len(names)
+def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any) -> None:
+    for result in torchrun(compare, 4):
+        assert len(result) == len(RANKS) * len(networks())
         for name, found in result.items():
             assert found.pop("own") > 0, f"{name}: nothing was divided"
             assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
@@ -311,7 +304,7 @@ def classify(shared: str) -> dict[str, dict[str, float]]:
     from service.bounds.shard import shard
     from service.parallel import distributed
 
-    axes, folder = _axes(4), Path(shared) / "vnncomp" / "mnist_fc"
+    axes, folder = _axes(), Path(shared) / "vnncomp" / "mnist_fc"
     peer = np.load(Path(shared) / "parity" / "mnist_fc_bounds_f64.npz")
     numbers, lower, upper = digit_boxes(folder, "0.03", 2)
     found: dict[str, dict[str, float]] = {}

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import slow_but_for
-from nets import mlp
+from nets import mlp, redraw
 from search_problems import (
     NETS,
     bounding_of,
@@ -302,14 +302,25 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
 
 def test_operators_that_read_each_other_are_refined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value may be the start of a question and relaxed itself."""
+
+    class Fed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            redraw(self, torch.Generator().manual_seed(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x))
+            return self.last(hidden * self.second(hidden))
+
     tick(monkeypatch)
-    subject = subject_of("gate", 3)
-    lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
+    subject = subject_from(Fed(), 3)
+    lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
     bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, BoundOptions()).inputs)
     found = refined_bounds(subject.network, box, bounds, time.monotonic() + 20)
     generator = torch.Generator().manual_seed(5)
-    values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)
+    values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 2)
     held = Preactivations.of(subject.network).flattened(
         {preactivation.value: values[preactivation.value] for preactivation in Preactivations.of(subject.network).each}
     )
