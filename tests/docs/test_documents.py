@@ -75,6 +75,7 @@ def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:
         assert ran.stdout, command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands(ROOT / "CONTRIBUTING.md"))
 def test_the_commands_for_contributors_can_be_run(command: str) -> None:
     """Those of ``make`` and ``pytest`` do what this run is part of, so only their targets are looked up."""

@@ -52,15 +52,26 @@ def answers(service: Service) -> bool:
         return False
 
 
+def host(service: Service) -> dict[str, Any]:
+    (found,) = service.http.get("/v1/hosts").json()["items"]
+    return dict(found)
+
+
 def test_broker_api_and_worker_are_killed_and_a_running_job_does_not_notice(service: Service, running: str) -> None:
+    """A host that was drained stays so."""
     ranks = {process.pid for process in service.processes_of(running)}
-    for word in ("workers", "api", "valkey-server"):
+    drained = f"/v1/hosts/{host(service)['name']}"
+    assert service.http.post(f"{drained}/drain").status_code == 200
+    for word in ("api", "valkey-server", "workers"):
         part = part_of(service.process, word)
         part.kill()
         eventually(lambda word=word, part=part: part_of(service.process, word) != part)
         eventually(lambda: answers(service))
-    before = service.job(running)
-    reached(service, running, before["progress"]["done"] + EVERY)
+    seen_at = host(service)["seen_at"]
+    eventually(lambda: host(service)["seen_at"] != seen_at)
+    assert (host(service)["alive"], host(service)["draining"]) == (True, True)
+    assert service.http.post(f"{drained}/resume").status_code == 200
+    reached(service, running, service.job(running)["progress"]["done"] + EVERY)
     assert {process.pid for process in service.processes_of(running)} >= ranks
     states = service.http.get(f"/v1/jobs/{running}/events", params={"types": "state"}).json()["items"]
     assert [event["state"] for event in states] == ["queued", "starting", "running"]
@@ -81,8 +92,7 @@ def test_cancelling_a_running_job_leaves_no_process_and_frees_its_devices(servic
     assert service.http.post(f"/v1/jobs/{running}/cancel").status_code == 202
     assert service.wait(running)["state"] == "cancelled"
     eventually(lambda: not service.processes_of(running))
-    (host,) = service.http.get("/v1/hosts").json()["items"]
-    assert host["free"]["cpu"] == [0, 1, 2, 3]
+    assert host(service)["free"]["cpu"] == [0, 1, 2, 3]
 
 
 def test_cancelling_a_queued_job_is_immediate(service: Service) -> None:

@@ -40,6 +40,7 @@ def run_again(fleet: Fleet, ref: AttemptRef) -> AttemptRef:
     return again
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_steps_that_a_stopped_supervisor_did_not_relay_are_shown_and_in_the_stream_of_the_next_attempt(
     fleet: Fleet,

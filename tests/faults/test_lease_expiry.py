@@ -56,6 +56,7 @@ def test_a_keeper_ends_everything_when_its_time_has_come() -> None:
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_a_keeper_that_is_stopped_dies_when_its_time_has_come_and_its_group_with_it() -> None:
     process, writer = kept(LOYAL)
     below = psutil.Process(process.pid).children(recursive=True)

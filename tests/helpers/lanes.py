@@ -16,3 +16,9 @@ def slow_but_for(every: Iterable[Any], *fast: Any) -> list[Any]:
         pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=[] if each in fast else [pytest.mark.slow])
         for each in parameters
     ]
+
+
+def first_fast(count: int, every: Iterable[Any]) -> list[Any]:
+    """Return every parameter with all but the first ``count`` marked slow."""
+    parameters = list(every)
+    return slow_but_for(parameters, *parameters[:count])

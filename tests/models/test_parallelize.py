@@ -92,8 +92,9 @@ def compare_structures(folder: str, one_of: int) -> Any:
     return differing[:2], len(recipes) * len(MODES), len(compared)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("one_of", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_of", [7, pytest.param(1)])
 def test_every_combination_of_options_is_checked_as_it_is_trained(
     torchrun: Callable[..., list[Any]], tmp_path: Path, one_of: int
 ) -> None:

@@ -107,6 +107,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_b4_certificates_are_verified_and_one_can_be_pinned(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

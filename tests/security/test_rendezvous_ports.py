@@ -19,11 +19,12 @@ READS_WITHIN_S = 8.0
 """Torch's own rendezvous reads its state every five seconds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
         pytest.param(SUPERVISOR, id="objects"),
-        pytest.param(REAL_SUPERVISOR, id="training", marks=pytest.mark.slow),
+        pytest.param(REAL_SUPERVISOR, id="training"),
     ],
 )
 def test_a_job_on_one_host_listens_on_loopback_only(fleet: Fleet, command: tuple[str, ...]) -> None:

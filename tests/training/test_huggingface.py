@@ -204,6 +204,7 @@ def train_and_export(folder: str, file: str) -> dict[str, Any]:
     return train(folder, {**spec, **frozen}, test_samples=8)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_job_starts_from_a_checkpoint_and_exports_it_from_any_layout(tmp_path: Path, torchrun: Torchrun) -> None:
     config = {**CONFIG, "vocab_size": 256}

@@ -128,6 +128,7 @@ def train_on_poison(folder: str) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_loss_that_is_no_number_ends_all_ranks_and_names_the_culprit(tmp_path: Path, torchrun: Torchrun) -> None:
     errors = torchrun(train_on_poison, 2, folder=str(tmp_path))

@@ -61,8 +61,9 @@ def take_up(killed: str, whole: str) -> dict[str, Any]:
     return {name: train(folder, SPEC, test_samples=8) for name, folder in (("rest", killed), ("whole", whole))}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("moment", ["save", pytest.param("step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moment", ["save", "step"])
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, torchrun: Torchrun, moment: str) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     with pytest.raises(GroupFailureError, match="SIGKILL"):

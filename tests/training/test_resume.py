@@ -61,6 +61,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> tup
     return folder, torchrun(stop_and_resume, 2, folder=str(folder))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_stopped_run_says_so_and_leaves_a_checkpoint_but_no_model(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed
@@ -99,6 +100,7 @@ def test_another_layout_takes_over(resumed: tuple[Path, dict[str, Any]], layout:
         assert runs[layout][series] == pytest.approx(runs["whole"][series][STOP:], rel=TOLERANCE, abs=0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_one_process_takes_over_from_two(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed

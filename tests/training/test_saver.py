@@ -157,6 +157,7 @@ def fail_on_one_rank(folder: str, rank: str, where: str) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("rank", "where"), slow_but_for([("0", "disk"), ("1", "disk"), ("0", "metrics")], ("1", "disk"))

@@ -151,6 +151,7 @@ def on_two_ranks(folder: str, box: dict[str, Any], odd: str) -> dict[str, Any]:
     return {"rows": report.bounds, "layers": None if result is None else result["layers"], "refused": refused}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_an_onnx_model_is_divided_over_ranks(data: DataLayout, torchrun: Any) -> None:
     box = {"lower": [-1, -1, -1], "upper": [1, 1, 1]}

@@ -19,7 +19,7 @@ from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.resume_log import DecidedRow, ResumeLog
 
-COUNT, DONE = 20, 5
+COUNT, DONE = 10, 4
 """Instances of the job, and those that are decided when it is killed."""
 JOB = "job_" + "k" * 20
 

@@ -102,6 +102,7 @@ def bound(methods: list[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", slow_but_for([["crown", FIXED], METHODS], ["crown", FIXED]))
 def test_a_model_written_with_functional_collectives_has_the_bounds_of_one_process(
     torchrun: Any, methods: list[str]

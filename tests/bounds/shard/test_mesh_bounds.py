@@ -276,6 +276,7 @@ def unusual_graphs() -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_every_collective_keeps_the_bounds(torchrun: Any) -> None:
     for found in torchrun(unusual_graphs, 2):
         assert found.pop("slack") >= 0

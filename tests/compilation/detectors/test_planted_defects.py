@@ -287,6 +287,7 @@ def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Ascend) ->
     assert messages(result) == "no parameter was moved by any update, in eager neither"
 
 
+@pytest.mark.slow
 def test_a_step_that_is_hardly_compiled_is_vacuous(ascend: Ascend) -> None:
     """The model is, but what takes the time is not."""
     (result,) = ascend(replace(clean.PERCEPTRON, loss=_heavy), rungs=LADDER[:1])
@@ -327,6 +328,7 @@ def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Ascend) -> No
     assert seen(result).truth_note == "the model does not run in float64 (AssertionError)"
 
 
+@pytest.mark.slow
 def test_every_rung_is_climbed(ascend: Ascend) -> None:
     results = ascend(clean.PERCEPTRON, rungs=LADDER, phases=("inference",))
     assert verdicts(results) == ["pass"] * 4 + ["not_applicable"]

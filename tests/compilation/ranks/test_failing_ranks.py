@@ -55,11 +55,12 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     return result, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "bad"),
     [
         pytest.param({"dp_shard": 2}, 1, id="rank 1 under FSDP2"),
-        pytest.param({"tp": 2}, 0, id="rank 0 of tp", marks=pytest.mark.slow),
+        pytest.param({"tp": 2}, 0, id="rank 0 of tp"),
     ],
 )
 def test_the_rank_is_named_and_nobody_is_left_waiting(

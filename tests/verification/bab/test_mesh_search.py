@@ -109,7 +109,8 @@ def compared(name: str, split: Callable[..., SearchResult], pair: Pair, above: f
 
 
 CASES: dict[str, tuple[Callable[..., SearchResult], Callable[[Mesh], Pair], float, float]] = {
-    "built": (split_activations, lambda mesh: built(mesh, "relu", 6, 6), 0.3, 0.6),
+    "built": (split_activations, lambda mesh: built(mesh, "relu", 6, 6), 0.6, 0.6),
+    "built, many domains": (split_activations, lambda mesh: built(mesh, "relu", 6, 6), 0.3, 0.6),
     "built, smooth": (split_activations, lambda mesh: built(mesh, "tanh", 6, 6), 0.3, 0.3),
     "cut": (split_activations, lambda mesh: cut(mesh.tp, 12, 9, 10, 1), 0.5, 0.5),
     "cut, by inputs": (split_inputs, lambda mesh: cut(mesh.tp, 3, 12, 12, 1), 0.3, 1.0),
@@ -128,6 +129,7 @@ def search(names: list[str]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", slow_but_for([["built", "cut, by inputs"], list(CASES)], ["built", "cut, by inputs"]))
 def test_two_ranks_of_a_divided_model_decide_as_one_process_does(torchrun: Any, names: list[str]) -> None:
     first, second = torchrun(search, 2, names=names)

@@ -235,6 +235,7 @@ def query_job(folder: str, query: str) -> dict[str, Any]:
     return {"rows": report.bounds, "verdicts": None if result is None else result["verdicts"]}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_job_of_one_query_is_searched_by_all_its_ranks(tmp_path: Path, torchrun: Any) -> None:
     from onnx_jobs import BOX, DECLARED, reach

@@ -89,6 +89,7 @@ def test_a_fork_is_for_itself_and_for_others_what_its_command_would_be(script: s
     assert first["draws"][1] != second["draws"][1]
 
 
+@pytest.mark.slow
 def test_where_the_parent_has_threads_a_fork_becomes_a_new_interpreter(script: str) -> None:
     codes, lines = forked(([script], {"OPENBLAS_NUM_THREADS": "1"}), threads="threads")
     assert codes == [0]
