@@ -243,12 +243,10 @@ BOTH = [split_inputs, split_activations]
     ("search", "honest", "limits"),
     slow_but_for(
         [
-            (split_inputs, True, LIMITS[-1:]),
-            (split_activations, False, LIMITS[1:2]),
+            (split_inputs, False, LIMITS[-1:]),
             *((search, honest, LIMITS) for search in BOTH for honest in (True, False)),
         ],
-        (split_inputs, True, LIMITS[-1:]),
-        (split_activations, False, LIMITS[1:2]),
+        (split_inputs, False, LIMITS[-1:]),
     ),
 )
 def test_searches_decide_the_same_in_little_memory(search: SearchStrategy, honest: bool, limits: list[float]) -> None:
@@ -349,7 +347,7 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(
         failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
         with failures:
             finding = unknown_of(
-                lambda: search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None)  # noqa: B023
+                lambda: search(subject, specification, CROWN, time.monotonic() + 25, lambda _: None)  # noqa: B023
             )
         failed += failures.count
         assert finding.verdict is Verdict.UNKNOWN, (seed, finding)
