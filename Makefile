@@ -1,4 +1,5 @@
 # Two commands from a bare checkout: `make demo` and `make test`. All that they need goes into .venv.
+# `make test-all` runs the long tests as well.
 #
 # PYTHON       the interpreter to build the environment with (3.11 or newer)
 # TORCH_INDEX  an extra package index for torch, such as PyTorch's CPU wheels, where the default one would bring
@@ -8,9 +9,8 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-AT_A_TIME := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? 3 : n > 8 ? 8 : n)))
 
-.PHONY: demo test tests types style up check format browser constraints lock clean
+.PHONY: demo test test-all tests types style up check format browser constraints lock clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -18,19 +18,20 @@ demo: $(STAMP)
 up: $(STAMP)
 	$(BIN)/trivet up
 
-# The checker of types takes one core for half a minute, so tests run beside it.
+# What every change must pass: each promise is shown once, on real parts. `make test-all` adds what is marked slow: long
+# combinations, chaos, memory. The checker of types takes one core for half a minute, so tests run beside it.
 test: style browser
+	$(MAKE) --no-print-directory --jobs=2 types tests SELECTED='-m "not slow"'
+
+test-all: style browser
 	$(MAKE) --no-print-directory --jobs=2 types tests
 
 # What some thousand processes import is compiled once and not by each of them, what pytest makes of test files as well:
-# that is left in __pycache__ by a collection, which writes it whatever the environment says. Tests wait part of their
-# time, those that start groups of ranks much of it: on two cores three files at a time, and four of groups, leave no
-# core idle.
+# that is left in __pycache__ by a collection, which writes it whatever the environment says.
 tests: $(STAMP)
 	$(BIN)/python -m compileall -q service workers api trivet tests
 	-@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not distributed" --numprocesses $(AT_A_TIME) --dist loadfile --durations=15
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m distributed --numprocesses 4 --dist loadfile --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python tests/run.py $(SELECTED)
 
 check: style types
 

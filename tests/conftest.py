@@ -27,6 +27,18 @@ settings.register_profile("trivet", deadline=None)
 settings.load_profile("trivet")
 
 
+LIMIT_OF_SLOW_TESTS_S = 900.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests have a longer limit; those that start groups of ranks, the longest, come first, so that no process
+    still has one to run when the others have ended."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LIMIT_OF_SLOW_TESTS_S))
+    items.sort(key=lambda item: item.get_closest_marker("distributed") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every process of the session compiles C++ through ``compilers/g++``, which builds the same thing once."""

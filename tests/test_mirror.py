@@ -15,19 +15,21 @@ HELPERS = TESTS / "helpers"
 FILES = sorted(TESTS.rglob("test_*.py"))
 
 
-def room_of(folder: Path) -> Path | None:
-    """Return the folder of the code that a folder of tests is named after, if it is named after a room."""
+OF_SEVERAL_ROOMS = {"browser", "cli", "distributed", "docs", "e2e", "faults", "formats", "security"}
+"""Folders of tests that are about what several rooms, or all of them, do together."""
+
+
+def has_home(folder: Path) -> bool:
+    """Whether the code has a folder of this name, or the tests are about several."""
     name = folder.relative_to(TESTS)
-    homes = [TESTS.parent / "service", TESTS.parent]
-    return next((home / name for home in homes if name.parts and (home / name.parts[0]).is_dir()), None)
+    homes = (TESTS.parent, TESTS.parent / "service")
+    return name == Path() or str(name) in OF_SEVERAL_ROOMS or any((home / name).is_dir() for home in homes)
 
 
 def test_folders_of_tests_are_named_after_folders_of_the_code() -> None:
-    folders = {path.parent for path in FILES}
-    strangers = [
-        str(folder.relative_to(TESTS)) for folder in folders if (room := room_of(folder)) and not room.is_dir()
-    ]
-    assert strangers == []
+    assert [folder for folder in {path.parent for path in FILES} if not has_home(folder)] == []
+    assert not has_home(TESTS / "trainings")
+    assert not has_home(TESTS / "bounds" / "nothing")
 
 
 def test_each_file_of_tests_has_a_name_of_its_own() -> None:

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import first_fast
 
 PROMISED = {
     "/v1/jobs": {"post", "get"},
@@ -203,7 +204,9 @@ def _spec() -> Any:
     return spec_adapter.validate_python(TRAIN)
 
 
-@pytest.mark.parametrize("module", ["api.main", "api.__main__", "trivet", "trivet.client", "trivet.cli", "trivet.up"])
+@pytest.mark.parametrize(
+    "module", first_fast(2, ["api.__main__", "trivet.up", "api.main", "trivet", "trivet.client", "trivet.cli"])
+)
 def test_the_api_and_the_client_start_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

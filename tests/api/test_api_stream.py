@@ -186,6 +186,7 @@ def test_a_slow_reader_loses_nothing_and_its_queue_stays_bounded(
     assert largest <= 16
 
 
+@pytest.mark.slow
 def test_many_subscribers_all_see_everything(server: Server, secret: str, worker: Worker, keys: Keys) -> None:
     job_id = submit(server, secret)
     ref = worker.start(job_id)

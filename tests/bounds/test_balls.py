@@ -22,7 +22,7 @@ def ball_points(ball: Ball, count: int, generator: torch.Generator) -> Tensor:
     return ball.middle + direction / direction.norm(dim=2, keepdim=True) * share * ball.distance
 
 
-@settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=3, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     seed=st.integers(0, 2**20),
     eps=st.floats(1e-3, 3),

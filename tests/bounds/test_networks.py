@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import slow_but_for
 from nets import Residual, box_around, mlp, output_bounds, prepared, redraw, samples
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ NETWORKS: dict[str, nn.Module] = {
 redraw(NETWORKS["leaky relu, residual"], torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(params=NETWORKS, scope="module")
+@pytest.fixture(params=slow_but_for(NETWORKS, "relu", "gelu", "leaky relu, residual"), scope="module")
 def network(request: pytest.FixtureRequest) -> tuple[nn.Module, Network]:
     module = NETWORKS[request.param].double()
     return module, prepared(module, 5)
@@ -47,9 +48,9 @@ def attacked(module: nn.Module, box: Interval, sign: int, steps: int = 12) -> Te
     return torch.stack(best, dim=1)
 
 
-@pytest.mark.parametrize("intersect", [True, False])
+@pytest.mark.parametrize("intersect", slow_but_for([True, False], True))
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-3, 0.1, 1.0, 20.0]))
 def test_no_input_leaves_the_bounds(
     network: tuple[nn.Module, Network], method: str, intersect: bool, seed: int, radius: float
@@ -84,7 +85,7 @@ def test_crown_is_tighter_than_intervals_where_they_explode() -> None:
     assert crown_ibp < ibp
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but_for(METHODS, "crown", "alpha-crown"))
 def test_an_instance_has_the_same_bounds_in_any_company(network: tuple[nn.Module, Network], method: str) -> None:
     _, prepared_network = network
     box = box_around(torch.randn(5, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64), 0.3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lanes import slow_but_for
 from nets import output_bounds
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -61,7 +62,9 @@ def assert_equal_to_rounding(found: Tensor, expected: Tensor) -> None:
     assert (found.double() - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("method", "batch", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("method", "batch", "dtype"), slow_but_for(CASES, *((method, 32, torch.float32) for method in PEER_NAMES))
+)
 def test_output_bounds(
     parity: Path, networks: dict[torch.dtype, Network], method: str, batch: int, dtype: torch.dtype
 ) -> None:

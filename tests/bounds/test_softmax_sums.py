@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -49,6 +50,11 @@ class Shares(nn.Module):
         return positive / total.sum(dim=1, keepdim=True)
 
 
+@cache
+def attention(axis: int = -1) -> tuple[nn.Module, Network]:
+    return network_of(Attention(0, axis), 4)
+
+
 def network_of(module: nn.Module, inputs: int) -> tuple[nn.Module, Network]:
     module = module.double().eval().requires_grad_(False)
     return module, prepare(module, (inputs,))
@@ -68,7 +74,7 @@ def boxed(seed: int, inputs: int, radius: float) -> tuple[Interval, Tensor]:
 @settings(max_examples=5, deadline=None)
 @pytest.mark.parametrize("method", ["crown", "alpha-crown"])
 def test_bounds_that_know_of_parts_hold(method: str, seed: int, axis: int, radius: float) -> None:
-    module, network = network_of(Attention(seed, axis), 4)
+    module, network = attention(axis)
     box, points = boxed(seed, 4, radius)
     rows = torch.randn(1, 5, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     analysis = METHODS[method](with_softmax_sums(network), box, BoundOptions(ascent=Ascent(iterations=3)))
@@ -94,7 +100,7 @@ def test_parts_of_another_sum_are_none() -> None:
 @given(st.integers(0, 10**6), st.sampled_from([0.05, 0.5]), st.sampled_from([-1.0, 60.0]))
 @settings(max_examples=3, deadline=None)
 def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int, radius: float, left: float) -> None:
-    _, network = network_of(Attention(seed), 4)
+    _, network = attention()
     box, points = boxed(seed, 4, radius)
     first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, BoundOptions()).inputs)
     deadline = time.monotonic() + left

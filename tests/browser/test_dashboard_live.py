@@ -36,6 +36,7 @@ def test_the_list_follows_jobs(page: Page, fleet: Fleet) -> None:
     expect(row.get_by_role("progressbar")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_new_jobs_join_the_list(page: Page, fleet: Fleet) -> None:
     page.goto("/")
     expect(page.get_by_text("No jobs yet")).to_be_visible()
@@ -61,6 +62,7 @@ def test_a_curve_grows(page: Page, fleet: Fleet) -> None:
     assert page.evaluate(FINGERPRINT.format(LOSS)) != before
 
 
+@pytest.mark.slow
 def test_a_logarithmic_axis_and_hidden_series_change_the_picture(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     for step in range(1, 50):
@@ -139,6 +141,7 @@ def test_rows_of_a_verification_stream_in(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#result")).to_contain_text("1.5")
 
 
+@pytest.mark.slow
 def test_searches_are_followed_and_what_they_cost_is_shown(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec(method="beta-crown"))
     attempt.search(3, domains=4, open=2, bound=None, seconds=0.5)
@@ -171,6 +174,7 @@ def test_searches_are_followed_and_what_they_cost_is_shown(page: Page, fleet: Fl
     expect(page.locator("#layers .rail i")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_the_question_of_a_verification_is_named(page: Page, fleet: Fleet) -> None:
     box = {"lower": [0.0] * 64, "upper": [1.0] * 64}
     declared = "".join(f"(declare-const X_{index} Real)" for index in range(64))
@@ -190,6 +194,7 @@ def test_the_question_of_a_verification_is_named(page: Page, fleet: Fleet) -> No
         expect(page.locator("#verify .note")).to_have_text(f"crown · {words}")
 
 
+@pytest.mark.slow
 def test_a_climb_is_followed_before_there_is_a_report(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(compile_spec(phases=["train", "inference"], modes=["eager", "aot_eager", "inductor"]))
 
@@ -219,6 +224,7 @@ def test_a_climb_is_followed_before_there_is_a_report(page: Page, fleet: Fleet) 
     expect(page.locator("[data-rung]")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_a_gated_training_job_says_what_is_compiled(page: Page, fleet: Fleet) -> None:
     check = fleet.run(compile_spec(model=train_spec()["model"]))
     check.succeed({"gate": {"train": "inductor", "inference": "aot_eager"}})
@@ -314,6 +320,7 @@ def test_cancel_asks_first_and_retry_brings_back(page: Page, fleet: Fleet) -> No
     expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
 
 
+@pytest.mark.slow
 def test_a_queued_job_tells_why_it_waits_as_the_hosts_change(page: Page, fleet: Fleet) -> None:
     fleet.run(train_spec("holds every slot", parallel={"dp_replicate": 4}))
     job = fleet.submit(train_spec())
@@ -327,6 +334,16 @@ def test_a_queued_job_tells_why_it_waits_as_the_hosts_change(page: Page, fleet: 
     expect(reason).to_have_text(
         "no hosts that take work have 1 free cpu devices on one host, even when idle (host cpu-a is draining)"
     )
+
+
+@pytest.mark.slow
+def test_a_queued_job_is_cancelled_from_the_list(page: Page, fleet: Fleet) -> None:
+    job = fleet.submit(train_spec("not wanted"))
+    page.goto("/")
+    row = page.locator(f"tr[data-job='{job.id}']")
+    row.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(row.locator(".state")).to_have_text("cancelled")
 
 
 def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet) -> None:
@@ -385,6 +402,7 @@ def test_what_the_stream_lost_is_fetched_again(
     expect(page.locator(LOSS)).to_have_attribute("data-points", "6")
 
 
+@pytest.mark.slow
 def test_one_connection_serves_a_whole_page(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     streams: list[str] = []

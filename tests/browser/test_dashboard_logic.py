@@ -6,22 +6,34 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from dashboard_service import Service
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 pytestmark = pytest.mark.browser
+STATIC = Path(__file__).parents[2] / "api" / "dashboard" / "static"
 
 
 @pytest.fixture(scope="module")
-def bench(browser: Browser, service: Service) -> Iterator[Page]:
-    """A page of the service's own origin, from which its modules can be imported."""
-    with contextlib.closing(browser.new_context(base_url=service.url)) as context:
+def bench(browser: Browser) -> Iterator[Page]:
+    """A page of an origin that has the modules as they lie in the sources, and no service behind it."""
+
+    def answer(route: Route) -> None:
+        path = STATIC.parent / urlsplit(route.request.url).path.lstrip("/")
+        if path.is_file():
+            route.fulfill(path=path, content_type="text/javascript")
+        else:
+            route.fulfill(body="<!doctype html>", content_type="text/html")
+
+    with contextlib.closing(browser.new_context(base_url="http://modules.test")) as context:
+        context.route("**/*", answer)
         page = context.new_page()
-        page.goto("/login")
+        page.goto("/")
         yield page
 
 
@@ -81,15 +93,15 @@ def test_terminal_colours_are_removed(run: Any) -> None:
 
 def test_decimation_keeps_every_extreme(run: Any) -> None:
     generator = random.Random(5)
-    x = list(range(20_000))
+    x = list(range(4_000))
     y = [generator.gauss(0, 1) for _ in x]
-    y[7_777], y[13_131] = 50.0, -50.0
-    kept = run("decimate", "decimate", x, y, 0, 19_999, 300)
-    assert len(kept["x"]) <= 4 * 301
+    y[1_777], y[3_131] = 50.0, -50.0
+    kept = run("decimate", "decimate", x, y, 0, 3_999, 100)
+    assert len(kept["x"]) <= 4 * 101
     assert kept["x"] == sorted(kept["x"])
     assert max(kept["y"]) == 50.0
     assert min(kept["y"]) == -50.0
-    assert (kept["x"][0], kept["x"][-1]) == (0, 19_999)
+    assert (kept["x"][0], kept["x"][-1]) == (0, 3_999)
 
 
 def test_decimation_looks_only_at_the_view(run: Any) -> None:
@@ -219,13 +231,11 @@ def test_a_spec_reads_back_as_the_same_yaml(bench: Page) -> None:
 
 
 def test_gathered_margins_keep_the_worst_instance(run: Any) -> None:
-    rows = [
-        {"instance": index, "verdict": "verified", "margin": 1.0, "lower": [], "upper": []} for index in range(1000)
-    ]
-    rows[617] |= {"margin": -3.0, "verdict": "falsified"}
-    columns = run("bounds", "gather", rows, 100)
-    assert len(columns) <= 100
-    assert min((column["least"] for column in columns), key=lambda row: row["margin"])["instance"] == 617
+    rows = [{"instance": index, "verdict": "verified", "margin": 1.0, "lower": [], "upper": []} for index in range(300)]
+    rows[217] |= {"margin": -3.0, "verdict": "falsified"}
+    columns = run("bounds", "gather", rows, 30)
+    assert len(columns) <= 30
+    assert min((column["least"] for column in columns), key=lambda row: row["margin"])["instance"] == 217
 
 
 def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
@@ -248,6 +258,37 @@ def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
 )
 def test_a_noisy_race_is_called_neither_won_nor_lost(run: Any, worth: dict[str, Any], shown: str) -> None:
     assert run("report", "payoff", worth) == shown
+
+
+@pytest.mark.parametrize("top", [0.9, 3, 12, 301, 4000, 10**7])
+def test_labels_of_a_logarithmic_axis_stand_apart(bench: Page, top: float) -> None:
+    ticks, places = bench.evaluate(
+        """async (top) => {
+        const { apart, footed, logTicks, logarithmic } = await import("/static/lib/scales.js");
+        const scale = logarithmic(footed([0.7, top]), [136, 8]);
+        const ticks = apart([0, ...logTicks(...scale.domain, 3)], scale, 13);
+        return [ticks, ticks.map(scale.at)];
+    }""",
+        top,
+    )
+    assert len(ticks) >= 3
+    assert (ticks[0], places[0]) == (0, 136)
+    assert all(below - above >= 13 for below, above in pairwise(places))
+
+
+def test_by_margin_a_row_without_one_is_first_unless_it_is_verified(run: Any) -> None:
+    rows = [("verified", 0.5), ("verified", None), ("falsified", None), ("unknown", -2.0)]
+    given = [{"instance": at, "verdict": verdict, "margin": margin} for at, (verdict, margin) in enumerate(rows)]
+    assert [row["instance"] for row in run("bounds", "ordered", given, "margin")] == [2, 3, 0, 1]
+
+
+def test_of_cells_that_share_a_pixel_one_is_drawn(bench: Page) -> None:
+    cells = bench.evaluate("""async () => {
+      const { drawn } = await import("/static/lib/gantt.js");
+      const cells = Array.from({ length: 5000 }, (_, index) => ({ start: index, end: index + 1 }));
+      return drawn(cells, 0, 5000, 800).length;
+    }""")
+    assert 400 <= cells <= 1600
 
 
 @pytest.mark.parametrize(

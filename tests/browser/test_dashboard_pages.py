@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from dashboard_service import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
+from lanes import slow_but_for
 from playwright.sync_api import Page, expect
 from redis import Redis
 
@@ -96,7 +97,10 @@ def test_signing_in_and_out(visitor: Page, key: str, complaints: Complaints) -> 
     expect(visitor).to_have_url(re.compile(r"/login$"))
 
 
-@pytest.mark.parametrize("target", ["//example.org/", "https://example.org/", "/\\example.org", "javascript:alert(1)"])
+@pytest.mark.parametrize(
+    "target",
+    slow_but_for(["//example.org/", "https://example.org/", "/\\example.org", "javascript:alert(1)"], "//example.org/"),
+)
 def test_after_signing_in_nobody_is_sent_to_another_site(visitor: Page, key: str, target: str) -> None:
     visitor.goto("/login")
     visitor.evaluate("(target) => history.replaceState(null, '', `/login?next=${encodeURIComponent(target)}`)", target)
@@ -159,6 +163,7 @@ def test_filters_search_and_labels(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#rows tr")).to_have_count(3)
 
 
+@pytest.mark.slow
 def test_the_list_goes_from_page_to_page(page: Page, fleet: Fleet) -> None:
     for index in range(53):
         fleet.submit(train_spec(f"job {index}"))
@@ -205,6 +210,7 @@ def test_a_host_that_starts_nothing_is_marked_with_the_reason_until_it_is_resume
     expect(card.locator(".failing")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_devices_of_a_lost_attempt_are_held_until_its_host_confirms(page: Page, fleet: Fleet, redis: Redis) -> None:
     job = fleet.run(train_spec("gone", parallel={"dp_shard": 2}))
     assert redis.zadd(LEASES(), {str(job.refs[0]): 1}, xx=True, ch=True) == 1
@@ -226,6 +232,7 @@ def test_dependencies_are_links(page: Page, fleet: Fleet) -> None:
     expect(page.locator(".need .state")).to_have_text("running")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_enough_contrast(page: Page, addresses: dict[str, str], scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -252,6 +259,7 @@ def test_nothing_is_wider_than_a_phone(page: Page, addresses: dict[str, str]) ->
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
 
 
+@pytest.mark.slow
 def test_a_job_can_be_opened_and_left_by_keyboard(page: Page, addresses: dict[str, str]) -> None:
     shown(page, "/")
     page.locator("#rows .name", has_text="digits-mlp").focus()
@@ -295,6 +303,7 @@ def test_hostile_words_stay_words(page: Page, fleet: Fleet) -> None:
     assert page.locator("main img, main script").count() == 0
 
 
+@pytest.mark.slow
 def test_a_name_neither_acts_on_the_page_nor_rearranges_it(page: Page, fleet: Fleet, redis: Redis) -> None:
     attempt = fleet.run(train_spec())
     name = "<img src=x onerror=alert(1)> \u202egnp.exe \x1b[2J"
@@ -333,6 +342,7 @@ def test_what_another_port_of_the_host_gets_to_see_admits_nobody(
         assert httpx2.get(f"{service.url}{path}", headers={"Cookie": seen[0]}, timeout=300).status_code == 401
 
 
+@pytest.mark.slow
 def test_signing_out_in_one_tab_ends_the_others(page: Page, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     shown(page, "/")

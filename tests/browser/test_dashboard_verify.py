@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_a_job_about_many_models_says_so(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(paired_spec(fleet.store))
     page.goto(f"/jobs/{attempt.job_id}")
@@ -23,23 +23,7 @@ def test_a_job_about_many_models_says_so(page: Page, fleet: Fleet) -> None:
     expect(note).to_have_text("crown · VNN-LIB instances · 2 models · 3 rows")
 
 
-@pytest.mark.parametrize("top", [0.9, 3, 12, 301, 4000, 10**7])
-def test_labels_of_a_logarithmic_axis_stand_apart(page: Page, top: float) -> None:
-    page.goto("/login")
-    ticks, places = page.evaluate(
-        """async (top) => {
-        const { apart, footed, logTicks, logarithmic } = await import("/static/lib/scales.js");
-        const scale = logarithmic(footed([0.7, top]), [136, 8]);
-        const ticks = apart([0, ...logTicks(...scale.domain, 3)], scale, 13);
-        return [ticks, ticks.map(scale.at)];
-    }""",
-        top,
-    )
-    assert len(ticks) >= 3
-    assert (ticks[0], places[0]) == (0, 136)
-    assert all(below - above >= 13 for below, above in pairwise(places))
-
-
+@pytest.mark.slow
 def test_no_open_domain_is_drawn_at_the_foot_of_the_axis(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec(method="beta-crown"))
     for second, left in enumerate([1, 300, 120, 0, 0]):
@@ -59,6 +43,7 @@ def test_no_open_domain_is_drawn_at_the_foot_of_the_axis(page: Page, fleet: Flee
     assert pixel == pytest.approx(list(bytes.fromhex(curve.removeprefix("#"))), abs=4)
 
 
+@pytest.mark.slow
 def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(paired_spec(fleet.store))
     model, query = f"onnx/{'a_long_name_' * 4}.onnx", f"vnnlib/{'of_a_query_' * 4}.vnnlib"
@@ -74,6 +59,7 @@ def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -
     assert page.locator(".verify tbody .state").evaluate(edge) <= frame.evaluate(edge)
 
 
+@pytest.mark.slow
 def test_long_names_are_cut_where_they_are_alike(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(paired_spec(fleet.store))
     networks = [f"onnx/ACASXU_run2a_{network}_batch_2000.onnx" for network in ("1_1", "1_2", "2_1")]
@@ -88,6 +74,7 @@ def test_long_names_are_cut_where_they_are_alike(page: Page, fleet: Fleet) -> No
     expect(page.locator(".verify tbody .muted.cut").first).to_have_text("vnnlib/prop_0.vnnlib")
 
 
+@pytest.mark.slow
 def test_a_sample_has_its_class_and_a_row_without_bounds_no_bar(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec())
     attempt.bound(0, 0.5, label=3, prediction=3)
@@ -100,6 +87,7 @@ def test_a_sample_has_its_class_and_a_row_without_bounds_no_bar(page: Page, flee
     expect(rows.locator(".bounds > *")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_what_is_out_of_sight_is_drawn_for_print(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec(method="beta-crown"))
     attempt.search(0, domains=10, open=4, bound=None, seconds=1.0)
@@ -113,6 +101,7 @@ def test_what_is_out_of_sight_is_drawn_for_print(page: Page, fleet: Fleet) -> No
     assert canvas.evaluate("(canvas) => canvas.width === canvas.clientWidth") is True
 
 
+@pytest.mark.slow
 def test_what_is_undecided_says_why(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec())
     nothing: dict[str, Any] = {"lower": [], "upper": [], "decided_by": None}
@@ -157,6 +146,7 @@ def test_a_margin_above_zero_does_not_say_that_its_instance_is_verified(page: Pa
     )
 
 
+@pytest.mark.slow
 def test_what_is_falsified_without_a_margin_has_its_place_in_the_picture(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec())
     for instance, margin in enumerate([0.5, None, 0.25]):
@@ -180,17 +170,7 @@ def test_what_is_falsified_without_a_margin_has_its_place_in_the_picture(page: P
     assert all(0.45 < place < 0.6 for place in places)
 
 
-def test_by_margin_a_row_without_one_is_first_unless_it_is_verified(page: Page) -> None:
-    page.goto("/login")
-    rows = [("verified", 0.5), ("verified", None), ("falsified", None), ("unknown", -2.0)]
-    given = [{"instance": at, "verdict": verdict, "margin": margin} for at, (verdict, margin) in enumerate(rows)]
-    found = page.evaluate(
-        'async (rows) => (await import("/static/lib/bounds.js")).ordered(rows, "margin").map((row) => row.instance)',
-        given,
-    )
-    assert found == [2, 3, 0, 1]
-
-
+@pytest.mark.slow
 def test_layers_are_grouped_by_model(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(paired_spec(fleet.store))
     measured = {"operator": "aten.relu", "neurons": 8, "mean_width": 1.5, "mean_unstable": 2.0}

@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from command_server import CommandServer
 from pydantic import SecretStr
 from waiting import eventually
 
@@ -52,14 +54,13 @@ class Cli:
 
     folder: Path
     variables: dict[str, str]
+    server: CommandServer
 
-    def start(self, *words: str, **changes: str | None) -> subprocess.Popen[str]:
-        """``changes`` are variables of its environment; ``None`` takes one away."""
-        outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
-        changed = {**outer, **self.variables, "COLUMNS": "200", **changes}
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command as a user does, to be talked to while it runs."""
         return subprocess.Popen(
             [sys.executable, "-m", "trivet", *words],
-            env={name: value for name, value in changed.items() if value is not None},
+            env=self._environment({}),
             cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -68,10 +69,24 @@ class Cli:
         )
 
     def __call__(self, *words: str, stdin: str = "", **changes: str | None) -> Ran:
-        process = self.start(*words, **changes)
-        out, err = process.communicate(stdin, timeout=300)
-        assert "Traceback" not in err, err
-        return Ran(process.returncode, out, err)
+        """``changes`` are variables of its environment; ``None`` takes one away."""
+        with tempfile.TemporaryDirectory() as folder:
+            given, out, err = (Path(folder, name) for name in ("in", "out", "err"))
+            given.write_text(stdin)
+            code = self.server.run(
+                words=words,
+                environment=self._environment(changes),
+                folder=str(self.folder),
+                files=[str(given), str(out), str(err)],
+            )
+            ran = Ran(code, out.read_text(), err.read_text())
+        assert "Traceback" not in ran.err, ran.err
+        return ran
+
+    def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
+        changed = {**outer, **self.variables, "COLUMNS": "200", **changes}
+        return {name: value for name, value in changed.items() if value is not None}
 
     def ok(self, *words: str, stdin: str = "") -> Ran:
         ran = self(*words, stdin=stdin)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 from cli_world import Cli, Worker, serving, settings_for
+from command_server import CommandServer
 from own_broker import own_broker
 
 from service.jobs.settings import Settings
@@ -57,9 +58,16 @@ def secret(store: Store) -> str:
     return store.keys.create("admin", ("admin",))[1]
 
 
+@pytest.fixture(scope="session")
+def command_server() -> Iterator[CommandServer]:
+    server = CommandServer.begin()
+    yield server
+    server.end()
+
+
 @pytest.fixture
-def trivet(url: str, secret: str, tmp_path: Path) -> Cli:
-    return Cli(tmp_path, {"TRIVET_URL": url, "TRIVET_KEY": secret})
+def trivet(url: str, secret: str, tmp_path: Path, command_server: CommandServer) -> Cli:
+    return Cli(tmp_path, {"TRIVET_URL": url, "TRIVET_KEY": secret}, command_server)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from waiting import LIMIT_S, eventually
 from trivet.client import Client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["api", "worker"])
 def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
     part: str, redis: redis_py.Redis, broker: str, tmp_path: Path
@@ -52,7 +53,7 @@ def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
     assert "not the service" not in said(data).read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path, number: signal.Signals) -> None:
     data = tmp_path / "data"
     with up(data) as process:
@@ -68,6 +69,7 @@ def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path, number: signal.Si
     assert belonging_to(data) == []
 
 
+@pytest.mark.slow
 def test_a_second_one_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as process:
@@ -84,6 +86,7 @@ def test_a_second_one_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path
         said(data).write_text(first)
 
 
+@pytest.mark.slow
 def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
@@ -102,6 +105,7 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
     assert belonging_to(data) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["valkey-server", "api", "workers"])
 def test_a_part_that_is_killed_during_the_start_is_started_again(tmp_path: Path, word: str) -> None:
     data = tmp_path / "data"
@@ -117,6 +121,7 @@ def test_a_part_that_is_killed_during_the_start_is_started_again(tmp_path: Path,
     assert belonging_to(data) == []
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> None:
     data = tmp_path / "data"
@@ -146,6 +151,7 @@ def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> No
     eventually(lambda: belonging_to(data) == [])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_second_one_that_is_refused_leaves_running_jobs_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,10 +25,10 @@ from service.compilation import detectors, job
 from service.compilation.job import run
 from service.compilation.program.inputs import batches
 from service.compilation.rungs import RUNGS, Rung
+from service.compilation.selftest import Proof, self_test
 from service.compilation.selftest import run as selftest_run
-from service.compilation.selftest import self_test
 from service.compilation.selftest.faults import FAULTS
-from service.compilation.torch_internals.caches import clear_abandoned, empty_caches
+from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
@@ -39,6 +40,7 @@ from service.models.fingerprint import fingerprint
 from service.models.parallelize import ModelRecipe
 from service.training.gate import GateError, allowed_modes
 
+pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
 TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "layers": 1, "heads": 2, "max_sequence": 16}
@@ -67,6 +69,12 @@ def context(data: DataLayout, stop: bool = False) -> tuple[RunContext, Reporter]
     return RunContext(JOB, 1, 0, 0, 1, "cpu", data, reporter, lambda: stop), reporter
 
 
+@pytest.fixture
+def _proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-test holds: it has tests of its own, and takes its time."""
+    monkeypatch.setattr(job, "self_test", lambda: (Proof("none", "nothing", False, ""),))
+
+
 def spec(**fields: Any) -> CompileSpec:
     return CompileSpec.model_validate({"modes": ["eager", "aot_eager"], "shapes": [8], **fields})
 
@@ -76,6 +84,7 @@ def report(data: DataLayout) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None:
     where, reporter = context(data)
     wanted = spec(model=MLP, data={"source": "digits"}, modes=["eager", "aot_eager", "inductor"], shapes=[16])
@@ -128,6 +137,7 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
         assert found["fxgraph_cache_miss"] == 0
 
 
+@pytest.mark.usefixtures("_proven")
 def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> None:
     where, _ = context(data)
     run(spec(model=TRANSFORMER, data={"source": "tokens", "sequence": 16}, phases=["train"]), where)
@@ -136,6 +146,7 @@ def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> Non
     assert allowed_modes(choice, [own], data) == {"train": "aot_eager"}
 
 
+@pytest.mark.usefixtures("_proven")
 def test_the_model_of_a_training_job_is_checked_with_its_weights(data: DataLayout) -> None:
     config = MlpConfig(**MLP)
     folder = data.job(TRAINED).artifacts
@@ -200,6 +211,7 @@ def test_random_tokens_are_followed_by_their_targets() -> None:
     assert torch.equal(batch.inputs[0][:, 1:], batch.targets[:, :-1])
 
 
+@pytest.mark.usefixtures("_proven")
 def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLayout) -> None:
     where, _ = context(data)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
@@ -256,21 +268,24 @@ def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script = "import time\nfrom service.compilation.torch_internals.caches import empty_caches\n"
-    script += "with empty_caches() as folder:\n    print(folder, flush=True)\n    time.sleep(100)\n"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as other:
-        assert other.stdout is not None
-        left = Path(other.stdout.readline().strip())
-        with empty_caches() as own:
-            clear_abandoned()
-            assert left.exists()
-            other.kill()
-            other.wait()
-            clear_abandoned()
-            assert own.exists()
-            assert not left.exists()
+    reading, writing = os.pipe()
+    other = os.fork()
+    if not other:
+        with owned_folder() as folder:
+            os.write(writing, f"{folder}\n".encode())
+            signal.pause()
+    with open(reading) as told:  # noqa: PTH123  # a pipe
+        left = Path(told.readline().strip())
+    with empty_caches() as own:
+        clear_abandoned()
+        assert left.exists()
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        clear_abandoned()
+        assert own.exists()
+        assert not left.exists()
     assert list(tmp_path.iterdir()) == []
+    os.close(writing)
 
 
 def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
@@ -280,6 +295,7 @@ def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
     assert [path.name for path in folder.iterdir()] == ["report.json"]
 
 
+@pytest.mark.slow
 def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
     data: DataLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

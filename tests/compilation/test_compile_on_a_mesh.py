@@ -141,6 +141,7 @@ TRANSFORMER = {
 }
 
 
+@pytest.mark.slow
 def test_compiled_losses_are_eagers_at_every_rung_under_fsdp(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def climb_and_train(folder: str) -> Any:
     return checked, graphs, eager, own, refusal
 
 
+@pytest.mark.slow
 def test_a_training_job_of_the_same_arithmetic_is_compiled(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
     (checked, graphs, eager, own, refusal), _ = torchrun(climb_and_train, 2, folder=str(tmp_path))
     assert checked["gate"]["train"] == "aot_eager", checked
@@ -232,6 +234,7 @@ def kept_between_forwards(folder: str) -> Any:
     return kept
 
 
+@pytest.mark.slow
 def test_the_subject_is_sharded_as_a_training_job_of_its_pattern(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -262,6 +265,7 @@ def climb_stages_and_train(folder: str) -> Any:
     return checked, eager, own, refusal
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_are_checked_and_compiled_by_their_gate(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -298,6 +302,7 @@ def climb_with_a_failing_stage(folder: str) -> Any:
     return result
 
 
+@pytest.mark.slow
 def test_a_stage_that_does_not_compile_fails_its_rung_and_leaves_nobody_waiting(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -340,6 +345,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     return [result.verdict, found.module, found.reproduction.script, found.reproduction.said]
 
 
+@pytest.mark.slow
 def test_ranks_look_for_a_fault_together_and_the_first_writes(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

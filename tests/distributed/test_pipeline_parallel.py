@@ -51,6 +51,7 @@ def four_ranks() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_layout_has_the_gradients_of_one_process(torchrun: Any) -> None:
     for rank, layouts in enumerate(torchrun(four_ranks, ranks=4)):
         for name, layout in layouts.items():
@@ -188,6 +189,7 @@ def failing_rank() -> None:
     runtime.run(generator("1f1b")(2, 1, 2), Work(objective, x.float().chunk(2), targets.chunk(2)))
 
 
+@pytest.mark.slow
 def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:
     with pytest.raises(AssertionError, match="the group ended with exit status 1") as caught:
         torchrun(failing_rank, ranks=2)

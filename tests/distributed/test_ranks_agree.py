@@ -72,6 +72,7 @@ def said(act: Any) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_type", DEVICES)
 def test_ranks_that_disagree_all_say_on_what_and_nobody_waits(torchrun: Any, device_type: str) -> None:
     first, second = torchrun(disagree, 2, device_type=device_type)

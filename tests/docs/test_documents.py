@@ -95,6 +95,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         process.wait(300)
 
 
+@pytest.mark.slow
 def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:
     for command in commands(ROOT / "docs" / "debugging.md"):
         ran = subprocess.run(["bash", "-c", command], env=service, capture_output=True, text=True, check=False)
@@ -102,6 +103,7 @@ def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:
         assert ran.stdout, command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands(ROOT / "CONTRIBUTING.md"))
 def test_the_commands_for_contributors_can_be_run(command: str) -> None:
     """Those of ``make`` and ``pytest`` do what this run is part of, so only their targets are looked up."""

@@ -51,8 +51,8 @@ def failed(fleet: Fleet, ref: AttemptRef) -> JobError:
     ("number", "said"),
     [
         (signal.SIGKILL, "was killed by SIGKILL; the kernel's out-of-memory killer"),
-        (signal.SIGSEGV, "was ended by SIGSEGV"),
-        (signal.SIGTERM, "was ended by SIGTERM, which the service did not send"),
+        pytest.param(signal.SIGSEGV, "was ended by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "was ended by SIGTERM, which the service did not send", marks=pytest.mark.slow),
     ],
 )
 def test_the_rank_that_was_signalled_is_the_cause_although_all_ends_are_seen_at_once(
@@ -67,6 +67,7 @@ def test_the_rank_that_was_signalled_is_the_cause_although_all_ends_are_seen_at_
     assert said in error.message
 
 
+@pytest.mark.slow
 def test_the_rank_that_was_killed_is_the_cause_although_torchrun_never_tells_its_exit_code(fleet: Fleet) -> None:
     ref, ranks, supervisor, launcher = two_ranks(fleet)
     with stopped(supervisor):
@@ -79,6 +80,7 @@ def test_the_rank_that_was_killed_is_the_cause_although_torchrun_never_tells_its
     assert "raised RuntimeError" in error.message
 
 
+@pytest.mark.slow
 def test_a_killed_torchrun_is_the_cause_of_the_end_of_its_ranks(fleet: Fleet) -> None:
     ref, _, _, launcher = two_ranks(fleet)
     launcher.kill()
@@ -87,6 +89,7 @@ def test_a_killed_torchrun_is_the_cause_of_the_end_of_its_ranks(fleet: Fleet) ->
     assert "torchrun was ended by SIGKILL" in error.message
 
 
+@pytest.mark.slow
 def test_the_host_of_the_rank_that_was_killed_is_waited_for_in_a_gang(fleet: Fleet) -> None:
     fleet.slots = 1
     fleet.beat("beta")

@@ -139,6 +139,7 @@ def test_a_service_that_stays_away_is_a_violation_and_no_crash(checks: Any, monk
     assert {violation.promise for violation in driver.violations} == {"the service answers"}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_short_run_keeps_every_promise_and_catches_the_planted_violation(tmp_path: Path) -> None:
     """Stopped processes are left to longer runs: each costs a lease of waiting."""

@@ -15,15 +15,9 @@ from api import history
 from service.jobs.event_files import rank_file
 from service.jobs.events import event_key
 from service.jobs.records import AttemptRef
-from service.jobs.store import StoreLimits
 from workers.supervisor.unrelayed_metrics import METRIC, unrelayed
 
-STEPS = list(range(1, 401))
-
-
-@pytest.fixture
-def limits() -> StoreLimits:
-    return SHORT_LEASES
+STEPS = list(range(1, 201))
 
 
 def on_disk(fleet: Fleet, ref: AttemptRef) -> int:
@@ -46,28 +40,36 @@ def run_again(fleet: Fleet, ref: AttemptRef) -> AttemptRef:
     return again
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-def test_steps_that_a_stopped_supervisor_did_not_relay_are_in_the_stream_of_the_next_attempt(fleet: Fleet) -> None:
+def test_steps_that_a_stopped_supervisor_did_not_relay_are_shown_and_in_the_stream_of_the_next_attempt(
+    fleet: Fleet,
+) -> None:
     ref = fleet.submit("counting", retries=1)
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.events(ref, "metric"))
     supervisor.send_signal(signal.SIGSTOP)
     relayed = len(fleet.events(ref, "metric"))
-    eventually(fleet.store.attempts.reap)
+    eventually(lambda: on_disk(fleet, ref) > relayed + 20)
     supervisor.kill()
-    supervisor.wait()
-    assert on_disk(fleet, ref) > relayed
+    eventually(lambda: not processes_of(ref))
+    found = on_disk(fleet, ref)
+    assert len(fleet.events(ref, "metric")) < found
+    assert shown(fleet, ref) == list(range(1, found + 1))
+    fleet.expire_lease(ref)
+    assert fleet.store.attempts.reap() == [ref.job_id]
     again = run_again(fleet, ref)
-    job = fleet.ended(again)
-    assert job.state == "succeeded"
+    assert fleet.ended(again).state == "succeeded"
     assert_whole(fleet, again)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["ends"])
 def test_steps_that_a_hanging_broker_did_not_take_are_in_the_stream_of_the_next_attempt(
     outage: Fleet, mortal: MortalBroker
 ) -> None:
-    ref = outage.submit("counting", retries=1)
+    ref = outage.submit("counting_slowly", retries=1)
     supervisor = outage.supervise(ref)
     eventually(lambda: outage.events(ref, "metric"))
     with mortal.hanging():
@@ -88,21 +90,6 @@ def assert_whole(fleet: Fleet, ref: AttemptRef) -> None:
     steps = [event["step"] for event in events[last:] if event["type"] == "metric"]
     assert len(steps) == len(set(steps))
     assert shown(fleet, ref) == STEPS
-
-
-@pytest.mark.distributed
-def test_steps_of_an_attempt_that_was_lost_for_good_are_shown_from_disk(fleet: Fleet) -> None:
-    ref = fleet.submit("counting")
-    supervisor = fleet.supervise(ref)
-    eventually(lambda: fleet.events(ref, "metric"))
-    supervisor.send_signal(signal.SIGSTOP)
-    relayed = len(fleet.events(ref, "metric"))
-    eventually(lambda: on_disk(fleet, ref) > relayed + 20)
-    supervisor.kill()
-    eventually(lambda: not processes_of(ref))
-    found = on_disk(fleet, ref)
-    assert len(fleet.events(ref, "metric")) < found
-    assert shown(fleet, ref) == list(range(1, found + 1))
 
 
 def metric(step: int, time: float, name: str = "loss") -> dict[str, Any]:

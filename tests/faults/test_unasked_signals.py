@@ -28,6 +28,7 @@ VERIFY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_a_rank_fails_a_training_and_names_the_rank(fleet: Fleet, rank: int) -> None:
     ref = fleet.place(train_spec("long", ranks=2, steps=STEPS))
@@ -38,6 +39,7 @@ def test_sigterm_to_a_rank_fails_a_training_and_names_the_rank(fleet: Fleet, ran
     assert "model.safetensors" not in {each.name for each in fleet.store.artifacts.list(ref.job_id)}
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_rank_fails_a_verification_and_names_the_rank(fleet: Fleet) -> None:
     ref = fleet.place(VerifySpec.model_validate(VERIFY))
     fleet.supervise(ref, command=REAL_SUPERVISOR)
@@ -55,9 +57,27 @@ def assert_died_by_sigterm(fleet: Fleet, ref: AttemptRef, rank: int) -> None:
     assert processes_of(ref) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+LOST = {
+    ("supervisor", signal.SIGTERM): "SIGTERM",
+    ("supervisor", signal.SIGINT): "attempt 1: the service on its host stopped; queued again",
+    ("supervisor", signal.SIGKILL): "stopped renewing its lease; queued again without using a retry",
+    ("keeper", signal.SIGKILL): "keeps the group together was ended by SIGKILL",
+}
+"""What costs no retry, and what the job says then."""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, number: signal.Signals) -> None:
-    """Losing a process of the service uses no retry; losing torchrun or a rank fails the attempt."""
+    """Losing a process of the service uses no retry; losing torchrun or a rank fails the attempt. No process is left,
+    and no device held.
+    """
     victims: dict[str, tuple[AttemptRef, psutil.Process]] = {}
     refs = {role: fleet.submit("endless") for role in ("supervisor", "keeper", "launcher", "rank")}
     supervisors = {role: psutil.Process(fleet.supervise(ref).pid) for role, ref in refs.items()}
@@ -81,7 +101,9 @@ def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, numb
             fleet.expire_lease(ref)
         eventually(lambda ref=ref: fleet.store.attempts.reap() or fleet.job(ref).state != "running")
         job = fleet.job(ref)
-        ours = role == "supervisor" or (role, number) == ("keeper", signal.SIGKILL)
-        assert job.state == ("queued" if ours else "failed"), (role, job)
+        assert (job.state, job.attempt) == ("queued" if (role, number) in LOST else "failed", 1), (role, job)
+        assert LOST.get((role, number), "") in (job.reason or "")
         assert job.result is None
         eventually(lambda ref=ref: not processes_of(ref))
+    fleet.beat()
+    assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)

@@ -16,6 +16,8 @@ from waiting import LIMIT_S, eventually
 
 from trivet.client import Client
 
+pytestmark = pytest.mark.slow
+
 TRAIN: dict[str, Any] = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},

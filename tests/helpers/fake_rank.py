@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.jobs.event_files import rank_file
 from service.jobs.runtime import RefusedError, RunContext, Runner
 from workers.rank.program import main
 
@@ -112,8 +110,8 @@ def attempted(act: str, argument: Any) -> str:
     return str(found) if act in ("limit", "status", "list") else "ok"
 
 
-def meet_then(act: Callable[[RunContext], None], context: RunContext, met: threading.Event | None = None) -> None:
-    """Rank 1 acts; its peers wait for it in a collective that cannot end. ``met`` is set when all are there."""
+def meet_then(act: Callable[[RunContext], None], context: RunContext) -> None:
+    """Rank 1 acts; its peers wait for it in a collective that cannot end."""
     import torch
     import torch.distributed as dist
 
@@ -121,8 +119,6 @@ def meet_then(act: Callable[[RunContext], None], context: RunContext, met: threa
 
     distributed.start("cpu")
     dist.barrier()
-    if met is not None:
-        met.set()
     print(f"rank {context.rank} met the others", flush=True)
     if context.rank == 1:
         act(context)
@@ -138,10 +134,6 @@ def raising(context: RunContext) -> None:
 
 def refusing(context: RunContext) -> None:
     raise RefusedError("model.onnx: no rule for ONNX Det")
-
-
-def killed(context: RunContext) -> None:
-    meet_then(lambda _: os.kill(os.getpid(), signal.SIGKILL), context)
 
 
 def waiting(context: RunContext) -> None:
@@ -186,11 +178,11 @@ def until_told(context: RunContext) -> dict[str, Any]:
     return {"steps": step}
 
 
-STEPS = 400
+STEPS = 200
 
 
-def counting(context: RunContext) -> dict[str, Any]:
-    """Reports 400 steps. Every tenth is a checkpoint, from which a later attempt goes on."""
+def counting(context: RunContext, pace_s: float = 0.02) -> dict[str, Any]:
+    """Reports 200 steps. Every tenth is a checkpoint, from which a later attempt goes on."""
     saved = context.paths.checkpoints / "step"
     saved.parent.mkdir(exist_ok=True)
     step = int(saved.read_text()) if saved.exists() else 0
@@ -201,8 +193,13 @@ def counting(context: RunContext) -> dict[str, Any]:
         if step % 10 == 0:
             saved.with_suffix(".part").write_text(str(step))
             saved.with_suffix(".part").replace(saved)
-        time.sleep(0.02)
+        time.sleep(pace_s)
     return {"steps": step, "completed": {"done": step, "total": STEPS, "unit": "steps"}}
+
+
+def counting_slowly(context: RunContext) -> dict[str, Any]:
+    """Takes 20 s for that."""
+    return counting(context, pace_s=0.1)
 
 
 def publishing(context: RunContext) -> None:
@@ -225,17 +222,17 @@ def publishing(context: RunContext) -> None:
 def deadlocked(context: RunContext) -> None:
     """Reports a step, then waits for what does not come: rank 1 for a lock, its peers for rank 1.
 
-    Until they wait the ranks are heard of, however long torch takes to be imported.
+    Until all ranks are there they are heard of, however long that takes.
     """
     context.report.metric(1, {"loss": 1.0})
-    met = threading.Event()
-    threading.Thread(target=talk_until, args=(met,), daemon=True).start()
-    meet_then(lambda _: wait_for_a_lock(), context, met)
-
-
-def talk_until(met: threading.Event) -> None:
-    while not met.wait(0.5):
+    folder = context.paths.attempt(context.attempt)
+    (folder / f"here-{context.rank}").touch()
+    while len(list(folder.glob("here-*"))) < context.world_size:
         print("on the way", flush=True)
+        time.sleep(0.1)
+    if context.rank == 1:
+        wait_for_a_lock()
+    time.sleep(3600)
 
 
 def wait_for_a_lock() -> None:
@@ -258,28 +255,11 @@ def stubborn(context: RunContext) -> None:
         time.sleep(1)
 
 
-def malformed(context: RunContext) -> dict[str, Any]:
-    """Writes what is no event."""
-    path = rank_file(context.paths.attempt(context.attempt), context.rank)
-    with path.open("ab") as file:
-        file.write(b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n')
-        file.write(b"x" * (5 << 20) + b"\n")
-    context.report.metric(7, {"loss": float("nan")})
-    return {"survived": True}
-
-
-def flood(context: RunContext) -> dict[str, Any]:
-    for line in range(20_000):
-        print(f"line {line}")
-    sys.stdout.flush()
-    return {}
-
-
 BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
-        succeed, nothing, environment, exchange, look_around, raising, refusing, killed, waiting, vanishing, leaving,
-        endless, counting, publishing, deadlocked, writing, until_told, stubborn, malformed, flood,
+        succeed, nothing, environment, exchange, look_around, raising, refusing, waiting, vanishing, leaving, endless,
+        counting, counting_slowly, publishing, deadlocked, writing, until_told, stubborn,
     )
 }  # fmt: skip
 

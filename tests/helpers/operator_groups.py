@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from nets import prepared, redraw
@@ -206,8 +207,8 @@ def made(group: str) -> tuple[Together, Network]:
     return module, prepared(module, 6)
 
 
-def blame(module: Together, wrong: Tensor) -> set[str]:
-    """The operators with a wrong output, of ``(…, outputs)``."""
+def blame(module: Any, wrong: Tensor) -> set[str]:
+    """The operators with a wrong output, of ``(…, outputs)``, by the module's ``names()``."""
     positions = wrong.flatten(0, -2).any(dim=0).nonzero().squeeze(1).tolist()
     names = module.names()
     return {names[position] for position in positions}

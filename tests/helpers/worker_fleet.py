@@ -160,8 +160,8 @@ class Fleet:
         return any(text in event["line"] for event in self.events(ref, "log"))
 
 
-SHORT_LEASES = StoreLimits(lease_s=6.0)
-"""For tests that wait for the end of a lease."""
+SHORT_LEASES = StoreLimits(lease_s=20.0)
+"""For tests that wait for the end of a lease, which no supervisor loses before for want of a core."""
 
 
 @pytest.fixture

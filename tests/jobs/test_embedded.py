@@ -28,6 +28,7 @@ def test_a_short_path_has_its_socket_inside(tmp_path: Path) -> None:
     assert (tmp_path / "broker").is_dir()
 
 
+@pytest.mark.slow
 def test_a_broker_that_ends_within_its_own_start_is_told_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,6 +212,7 @@ def test_compiled_blocks_recompute_from_one_graph_with_the_same_gradients() -> N
     assert full < selective < none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["selective", "full"])
 def test_a_divided_block_that_recomputes_is_still_one_graph(choice: Any) -> None:
     """Traced on a rank that is only planned: the collectives inside the repeated part need no group either."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from functorch.compile import default_partition
+from lanes import first_fast, slow_but_for
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
@@ -144,8 +145,8 @@ def assert_no_group(module: torch.fx.GraphModule) -> None:
             assert isinstance(value, Tensor | nn.Module), node.target
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("rank", slow_but_for([0, 1], 1))
+@pytest.mark.parametrize("name", first_fast(1, DIVIDED))
 def test_a_divided_model_is_exported_without_a_group(name: str, rank: int) -> None:
     traced = DIVIDED[name]
     batch = ({0: torch.export.Dim("batch")},)
@@ -157,7 +158,7 @@ def test_a_divided_model_is_exported_without_a_group(name: str, rank: int) -> No
     assert not [target for target in called if "attention" in target]
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", first_fast(1, DIVIDED))
 def test_a_divided_model_is_traced_forward_and_backward_as_one_graph_without_a_group(name: str) -> None:
     """``aot_eager`` with an ear on the joint graph."""
     traced = DIVIDED[name]

@@ -58,6 +58,7 @@ def test_owners_have_a_private_cache_each_and_none_that_another_user_made(
     assert ada.parent == eve.parent == base
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_confined_job_generates_and_builds_code(fleet: Fleet) -> None:
     """With the host's compiler, in its owner's cache: the first kernels take minutes on a busy machine."""

@@ -21,6 +21,7 @@ from service.jobs.store import HostReport
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None, reason="hosts with networks of their own need root and `ip`"
     ),

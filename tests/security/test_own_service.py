@@ -78,6 +78,7 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
         ask()
 
 
+@pytest.mark.slow
 def test_b4_a_socket_that_a_killed_service_left_is_taken_over(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_b4_certificates_are_verified_and_one_can_be_pinned(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

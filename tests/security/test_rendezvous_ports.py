@@ -19,7 +19,14 @@ READS_WITHIN_S = 8.0
 """Torch's own rendezvous reads its state every five seconds."""
 
 
-@pytest.mark.parametrize("command", [SUPERVISOR, REAL_SUPERVISOR], ids=["objects", "training"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(SUPERVISOR, id="objects"),
+        pytest.param(REAL_SUPERVISOR, id="training"),
+    ],
+)
 def test_a_job_on_one_host_listens_on_loopback_only(fleet: Fleet, command: tuple[str, ...]) -> None:
     ref = fleet.submit("exchange", ranks=2, steps=100_000, data={"source": "digits"})
     supervisor = fleet.supervise(ref, command=command)
@@ -33,6 +40,7 @@ def test_a_job_on_one_host_listens_on_loopback_only(fleet: Fleet, command: tuple
     assert [each for each in seen if not each.is_loopback] == []
 
 
+@pytest.mark.slow
 def test_what_a_stranger_writes_to_a_port_is_not_unpickled(fleet: Fleet, tmp_path: Path) -> None:
     """The stranger may well end the job: where a job has no network of its own, a port on loopback is open to every
     user of the host.

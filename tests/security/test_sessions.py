@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
+from lanes import first_fast
 from pydantic import SecretStr
 from serving import Service, serving
 from waiting import eventually
@@ -188,7 +189,9 @@ ENDS: dict[str, End] = {
 }
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs/{}/events", "/v1/events", "/v1/events?jobs={}", "/v1/jobs/{}/logs"])
+@pytest.mark.parametrize(
+    "path", first_fast(1, ["/v1/jobs/{}/events", "/v1/events", "/v1/events?jobs={}", "/v1/jobs/{}/logs"])
+)
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_an_open_stream_ends_with_its_session(
     service: Service, signed: tuple[ApiKey, str, SessionSecrets], path: str, end: End

@@ -63,6 +63,7 @@ def meet(folder: str) -> list[Any]:
     return [*values, *chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_members_of_a_group_exchange_objects(torchrun: Torchrun, tmp_path: Path) -> None:
     folder = rendezvous_folder.make(tmp_path / "rendezvous")

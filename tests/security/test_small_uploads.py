@@ -8,6 +8,7 @@ import zipfile
 from typing import Any
 
 import pytest
+from lanes import first_fast
 from onnx import ModelProto, TensorProto, helper
 from serving import problems, stored
 
@@ -77,7 +78,7 @@ UPLOADS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("upload", UPLOADS)
+@pytest.mark.parametrize("upload", first_fast(2, UPLOADS))
 def test_a_small_upload_is_refused_within_a_quarter_of_a_gibibyte_and_in_short(data: DataLayout, upload: str) -> None:
     """Its check ends by a refusal of its own, or by the limits of its process."""
     make, fields = UPLOADS[upload]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import slow_but_for
 from safetensors.torch import load_file
 from torch import Tensor
 from training_runs import JOB, MLP, train
@@ -72,7 +73,7 @@ def test_no_input_of_the_box_is_below_the_bounds(family: str, bound: Any) -> Non
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("bound", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("bound", slow_but_for(["ibp", "crown-ibp"], "crown-ibp"))
 def test_gradients_are_those_of_finite_differences(family: str, bound: Any) -> None:
     objective, model = adapted(CONFIGS[family], Certified(eps=0.1, bound=bound, kappa=0.3, beta=0.5))
     x = torch.rand(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -315,6 +315,7 @@ def train_on_a_file(folder: str, file: str) -> list[float]:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_train_on_a_text_that_the_first_of_them_tokenises(tmp_path: Path, torchrun: Torchrun) -> None:
     file = upload(tmp_path, b"the cat sat\n" * 200)

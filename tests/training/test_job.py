@@ -128,6 +128,7 @@ def train_on_poison(folder: str) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_loss_that_is_no_number_ends_all_ranks_and_names_the_culprit(tmp_path: Path, torchrun: Torchrun) -> None:
     errors = torchrun(train_on_poison, 2, folder=str(tmp_path))
@@ -142,6 +143,7 @@ def train_in_half_precision(folder: str) -> list[float]:
     return train(folder, {**MLP, "steps": 5, "parallel": {"dp_shard": 2}, "precision": {"param": "bf16"}})["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_bf16_follows_float32_to_its_precision(tmp_path: Path, torchrun: Torchrun) -> None:
     half = torchrun(train_in_half_precision, 2, folder=str(tmp_path / "half"))[0]

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from launching import Torchrun
+from layout_groups import Groups
 from training_runs import MLP, TRANSFORMER, train
 
 # Four blocks, so that a pipeline of two ranks can have two stages on each.
@@ -78,6 +80,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 tp2": {"parallel": {"pp": 2, "tp": 2}},
     "pp2 tp2 zbv": {"parallel": {"pp": 2, "tp": 2}, "pipeline": {"schedule": "zbv"}},
 }
+# Every layout of a transformer; MLPs under every schedule are the matter of test_pipeline_parallel.py.
+OF_AN_MLP = ("fsdp2 accumulation recomputation", "pp2 fsdp2 zbv", "hsdp2x2")
+CASES = [*(("transformer", name) for name in LAYOUTS), *(("mlp", name) for name in OF_AN_MLP)]
+FAST = (("transformer", "fsdp2"), ("transformer", "tp2"), ("transformer", "pp2 1f1b"), ("mlp", "hsdp2x2"))
+"""One of each axis of the mesh."""
 
 
 def spec_of(family: str, layout: dict[str, Any]) -> dict[str, Any]:
@@ -96,48 +103,25 @@ def run(folder: Path, family: str, layout: dict[str, Any]) -> dict[str, Any]:
     return train(folder, spec, test_samples=TEST_SAMPLES, state=torch.float64, compile_modes=compile_modes)
 
 
-def run_all(folder: str, world: int) -> dict[str, Any]:
-    """On each rank: all layouts of this many ranks in turn, since starting processes is what takes time."""
+def run_all(folder: str, cases: list[tuple[str, str]]) -> dict[str, Any]:
     return {
-        f"{family} {name}": run(Path(folder, family, name), family, layout)
-        for family in FAMILIES
-        for name, layout in LAYOUTS.items()
-        if ranks_of(layout) == world
+        f"{family} {name}": run(Path(folder, family, name), family, LAYOUTS.get(name, {})) for family, name in cases
     }
 
 
-class Outcomes:
-    """Results by family and layout; each group of ranks is launched when first asked for."""
-
-    def __init__(self, folder: Path, torchrun: Torchrun) -> None:
-        self.folder, self._torchrun = folder, torchrun
-        self.single = {family: run(folder / "single" / family, family, {}) for family in FAMILIES}
-        self._of_ranks: dict[int, dict[str, Any]] = {}
-
-    def of(self, family: str, name: str) -> dict[str, Any]:
-        ranks = ranks_of(LAYOUTS[name])
-        if ranks not in self._of_ranks:
-            self._of_ranks[ranks] = self._run(ranks)
-        return self._of_ranks[ranks][f"{family} {name}"]
-
-    def _run(self, ranks: int) -> dict[str, Any]:
-        if ranks == 1:
-            return run_all(str(self.folder), 1)
-        folder = str(self.folder)
-        results: dict[str, Any] = self._torchrun(run_all, ranks, folder=folder, world=ranks)[0]
-        return results
-
-
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Outcomes:
-    return Outcomes(tmp_path_factory.mktemp("layouts"), torchrun)
+def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Groups:
+    ranks = {(family, name): ranks_of(LAYOUTS[name]) for family, name in CASES}
+    return Groups(tmp_path_factory.mktemp("layouts"), torchrun, run_all, ranks, FAST)
+
+
+each_case = pytest.mark.parametrize(("family", "name"), slow_but_for(CASES, *FAST))
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_layout_equals_the_single_process(outcomes: Outcomes, family: str, name: str) -> None:
-    expected, got = outcomes.single[family], outcomes.of(family, name)
+@each_case
+def test_layout_equals_the_single_process(outcomes: Groups, family: str, name: str) -> None:
+    expected, got = outcomes.alone(family), outcomes.of(family, name)
     assert got["steps"] == list(range(1, STEPS + 1))
     for series in ("loss", "grad_norm", "eval_loss"):
         assert got[series] == pytest.approx(expected[series], rel=TOLERANCE, abs=0), series
@@ -146,21 +130,22 @@ def test_layout_equals_the_single_process(outcomes: Outcomes, family: str, name:
 
 
 @pytest.mark.distributed
-def test_pipelines_say_how_long_they_were_idle(outcomes: Outcomes) -> None:
-    for name, layout in LAYOUTS.items():
-        measured = outcomes.of("transformer", name)["bubble_fraction"]
-        assert len(measured) == (STEPS if "pp" in layout.get("parallel", {}) else 0), name
-        assert all(0 <= share < 1 for share in measured), (name, measured)
+@each_case
+def test_pipelines_say_how_long_they_were_idle(outcomes: Groups, family: str, name: str) -> None:
+    """None is never idle: the last stage waits for what the first one computes."""
+    measured = outcomes.of(family, name)["bubble_fraction"]
+    assert len(measured) == (STEPS if "pp" in LAYOUTS[name].get("parallel", {}) else 0)
+    assert all(0 < share < 1 for share in measured), measured
 
 
 @pytest.mark.distributed
-def test_layers_that_cannot_be_split_are_announced(outcomes: Outcomes) -> None:
+@each_case
+def test_layers_that_cannot_be_split_are_announced(outcomes: Groups, family: str, name: str) -> None:
     """Compiled blocks compute the gradients of weights with those of inputs; all others are split."""
-    for name in LAYOUTS:
-        lines = [line for line in outcomes.of("transformer", name)["logs"] if "layers of rank 0 compute" in line]
-        # Two blocks of seven products on the first rank; the head is on the other one.
-        expected = ["zero_bubble: 14 layers of rank 0"] if name == "pp2 zero_bubble compiled" else []
-        assert [line.split(" compute")[0] for line in lines] == expected, (name, lines)
+    lines = [line for line in outcomes.of(family, name)["logs"] if "layers of rank 0 compute" in line]
+    # Two blocks of seven products on the first rank; the head is on the other one.
+    expected = ["zero_bubble: 14 layers of rank 0"] if name == "pp2 zero_bubble compiled" else []
+    assert [line.split(" compute")[0] for line in lines] == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import slow_but_for
 from launching import Torchrun
+from layout_groups import Groups
 from training_runs import MLP, train
 
 STEPS = 3
@@ -53,6 +55,7 @@ WITHOUT = {  # what another subject shows already, and what a backward pass over
     "crown-ibp": {"fsdp2 accumulation", "fsdp2 tp2", *(name for name in LAYOUTS if "pp2" in name)},
 }
 CASES = [(subject, layout) for subject in SUBJECTS for layout in LAYOUTS if layout not in WITHOUT.get(subject, ())]
+FAST = (("convnet", "pp2"), ("ibp", "tp2"), ("crown-ibp", "fsdp2"))
 
 
 def spec_of(subject: str, layout: dict[str, Any]) -> dict[str, Any]:
@@ -60,33 +63,25 @@ def spec_of(subject: str, layout: dict[str, Any]) -> dict[str, Any]:
     return {**base, **layout, "steps": STEPS, "batch": {**base["batch"], **layout.get("batch", {})}}
 
 
-def run_all(folder: str, world: int) -> dict[str, Any]:
-    """On each rank: all layouts of this many ranks in turn, since starting processes is what takes time."""
+def run_all(folder: str, cases: list[tuple[str, str]]) -> dict[str, Any]:
     return {
         f"{subject} {layout}": train(
-            Path(folder, subject, layout), spec_of(subject, LAYOUTS[layout]), test_samples=TEST_SAMPLES
+            Path(folder, subject, layout), spec_of(subject, LAYOUTS.get(layout, {})), test_samples=TEST_SAMPLES
         )
-        for subject, layout in CASES
-        if 2 ** len(LAYOUTS[layout]["parallel"]) == world
+        for subject, layout in cases
     }
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("objectives")
-    found = {
-        subject: train(folder / "single" / subject, spec_of(subject, {}), test_samples=TEST_SAMPLES)
-        for subject in SUBJECTS
-    }
-    for ranks in (2, 4):
-        found |= torchrun(run_all, ranks, folder=str(folder), world=ranks)[0]
-    return found
+def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Groups:
+    ranks = {(subject, layout): 2 ** len(LAYOUTS[layout]["parallel"]) for subject, layout in CASES}
+    return Groups(tmp_path_factory.mktemp("objectives"), torchrun, run_all, ranks, FAST)
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("subject", "layout"), CASES)
-def test_layout_equals_the_single_process(outcomes: dict[str, Any], subject: str, layout: str) -> None:
-    expected, got = outcomes[subject], outcomes[f"{subject} {layout}"]
+@pytest.mark.parametrize(("subject", "layout"), slow_but_for(CASES, *FAST))
+def test_layout_equals_the_single_process(outcomes: Groups, subject: str, layout: str) -> None:
+    expected, got = outcomes.alone(subject), outcomes.of(subject, layout)
     for series in ("loss", "grad_norm", "eval_loss"):
         assert got[series] == pytest.approx(expected[series], rel=TOLERANCE, abs=0), series
     for value in ("parameters", "eval_accuracy", "eval_certified_accuracy"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from dataclasses import dataclass
 from itertools import permutations
@@ -24,6 +23,7 @@ from service.models import build
 from service.models.full_weights import gather
 from service.parallel import checkpoint, distributed
 from service.parallel import mesh as meshes
+from service.parallel.checkpoint import folder as folder_module
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.stage import Part
 from service.training.loop import Loop
@@ -33,17 +33,27 @@ STEPS = 8
 SPEC: dict[str, Any] = {**TRANSFORMER, "steps": STEPS, "parallel": {"dp_shard": 2}}
 
 
-def train_until_killed(folder: str, step: int, every: int) -> None:
-    """On two ranks: one of them is killed during ``step``, wherever the write of the last checkpoint has got to."""
-    advance = Loop.advance
+def train_until_killed(folder: str, moment: str) -> None:
+    """On two ranks, with a checkpoint every three steps: one of them is killed, in the second save or in a step.
 
-    def killed(loop: Loop) -> Any:
-        if loop.step + 1 == step and os.environ["RANK"] == "1":
+    In the save, the shards are written and nothing is published; in the step, the save of the one before may have got
+    anywhere.
+    """
+    publish, advance = folder_module.publish, Loop.advance
+
+    def publish_or_die(target: Path, step: int, *rest: Any) -> None:
+        if step == 6 and moment == "save":
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(target, step, *rest)
+
+    def advance_or_die(loop: Loop) -> Any:
+        if loop.step == 6 and moment == "step" and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return advance(loop)
 
-    Loop.advance = killed  # type: ignore[method-assign]
-    train(folder, {**SPEC, "checkpoint": {"every": every, "keep": 3}}, test_samples=8)
+    folder_module.publish = publish_or_die
+    Loop.advance = advance_or_die  # type: ignore[method-assign]
+    train(folder, {**SPEC, "checkpoint": {"every": 3, "keep": 3}}, test_samples=8)
 
 
 def take_up(killed: str, whole: str) -> dict[str, Any]:
@@ -51,17 +61,19 @@ def take_up(killed: str, whole: str) -> dict[str, Any]:
     return {name: train(folder, SPEC, test_samples=8) for name, folder in (("rest", killed), ("whole", whole))}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-def test_a_run_that_was_killed_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path, torchrun: Torchrun) -> None:
-    step, every = random.randint(2, STEPS), random.randint(1, 3)
-    print(f"killed at step {step}, a checkpoint every {every} steps")
+@pytest.mark.parametrize("moment", ["save", "step"])
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, torchrun: Torchrun, moment: str) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     with pytest.raises(GroupFailureError, match="SIGKILL"):
-        torchrun(train_until_killed, 2, folder=str(killed), step=step, every=every)
-    newest = checkpoint.latest(DataLayout(killed).job(JOB).checkpoints)
-    reached = 0 if newest is None else newest.step
-    assert reached < step
+        torchrun(train_until_killed, 2, folder=str(killed), moment=moment)
+    checkpoints = DataLayout(killed).job(JOB).checkpoints
+    reached = checkpoint.complete(checkpoints)[-1].step
+    assert reached in ({3} if moment == "save" else {3, 6})
+    assert list(checkpoints.glob(".unfinished*")) or moment == "step"
     runs = torchrun(take_up, 2, killed=str(killed), whole=str(whole))[0]
+    assert not list(checkpoints.glob(".unfinished*"))
     assert runs["rest"]["steps"] == list(range(reached + 1, STEPS + 1))
     for series in ("loss", "grad_norm"):
         assert runs["rest"][series] == runs["whole"][series][reached:]
@@ -120,6 +132,7 @@ def take_over(folder: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_every_layout_takes_over_from_every_other(tmp_path: Path, torchrun: Torchrun) -> None:
     assert torchrun(take_over, 4, folder=str(tmp_path))[0] == []

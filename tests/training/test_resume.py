@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from launching import GroupFailureError, Torchrun
+from launching import Torchrun
 from safetensors.torch import load_file
 from training_runs import JOB, MLP, TRANSFORMER
 from training_runs import train as train_and_evaluate_all
@@ -20,7 +18,6 @@ from training_runs import train as train_and_evaluate_all
 from service.jobs.layout import DataLayout
 from service.models import trained
 from service.parallel import checkpoint
-from service.parallel.checkpoint import folder as folder_module
 from service.training import loop
 
 STEPS, STOP = 6, 3
@@ -64,6 +61,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> tup
     return folder, torchrun(stop_and_resume, 2, folder=str(folder))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_stopped_run_says_so_and_leaves_a_checkpoint_but_no_model(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed
@@ -102,6 +100,7 @@ def test_another_layout_takes_over(resumed: tuple[Path, dict[str, Any]], layout:
         assert runs[layout][series] == pytest.approx(runs["whole"][series][STOP:], rel=TOLERANCE, abs=0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_one_process_takes_over_from_two(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed
@@ -117,33 +116,6 @@ def test_the_history_has_every_step_of_both_attempts_once(resumed: tuple[Path, d
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert [row["loss"] for row in rows] == runs["whole"]["loss"]
     assert [row["step"] for row in rows if row["eval_loss"] is not None] == [2, 4, 6]
-
-
-def die_while_saving(folder: str) -> None:
-    """On two ranks: the second save loses a process when the shards are written but nothing is published."""
-    publish = folder_module.publish
-
-    def killed(target: Path, step: int, *rest: Any) -> None:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        publish(target, step, *rest)
-
-    folder_module.publish = killed
-    train(folder, {**with_layout(FSDP), "checkpoint": {"every": 2}})
-
-
-@pytest.mark.distributed
-def test_death_in_the_middle_of_a_save_leaves_the_one_before(tmp_path: Path, torchrun: Torchrun) -> None:
-    with pytest.raises(GroupFailureError, match="SIGKILL"):
-        torchrun(die_while_saving, 2, folder=str(tmp_path / "killed"))
-    folder = DataLayout(tmp_path / "killed").job(JOB).checkpoints
-    assert [found.step for found in checkpoint.complete(folder)] == [2]
-    assert list(folder.glob(".unfinished*"))
-    whole = train(tmp_path / "whole", with_layout({}))
-    resumed = train(tmp_path / "killed", with_layout({}))
-    assert resumed["steps"] == [3, 4, 5, 6]
-    assert resumed["loss"] == pytest.approx(whole["loss"][2:], rel=TOLERANCE, abs=0)
-    assert not list(folder.glob(".unfinished*"))
 
 
 def test_a_finished_job_that_runs_again_only_publishes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from full_disk import full_disk
+from lanes import slow_but_for
 from launching import Torchrun
 from training_runs import JOB, MLP, train
 
@@ -153,8 +154,11 @@ def fail_on_one_rank(folder: str, rank: str, where: str) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize(("rank", "where"), [("0", "disk"), ("1", "disk"), ("0", "metrics")])
+@pytest.mark.parametrize(
+    ("rank", "where"), slow_but_for([("0", "disk"), ("1", "disk"), ("0", "metrics")], ("1", "disk"))
+)
 def test_a_rank_that_cannot_write_fails_the_job_on_every_rank(
     tmp_path: Path, torchrun: Torchrun, rank: str, where: str
 ) -> None:

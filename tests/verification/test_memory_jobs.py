@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from limited_memory import LimitedMemory
 from onnx_jobs import BOX, DECLARED, upload
 from onnx_models import dense
@@ -30,7 +31,7 @@ def test_a_budget_of_memory_is_a_positive_number_of_gib(memory: Any) -> None:
     assert specification(budget={"memory_gib": 0.5}).budget.memory_gib == 0.5
 
 
-@pytest.mark.parametrize("method", ["crown", "alpha-crown", "beta-crown"])
+@pytest.mark.parametrize("method", slow_but_for(["crown", "alpha-crown", "beta-crown"], "crown", "beta-crown"))
 def test_a_job_that_needs_more_than_its_budget_ends_with_reasons(trained: DataLayout, method: str) -> None:
     """This process takes more than a MiB before anything is bounded: no step fits."""
     ranked, report = context(trained)
@@ -170,6 +171,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     return {"found": found, "reasons": reasons}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_take_the_same_decision_where_memory_is_short_on_one(torchrun: Any) -> None:
     """A search whose second rank has no memory for boxes that are handed over goes on with the first alone; one that

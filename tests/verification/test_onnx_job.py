@@ -97,6 +97,7 @@ def on_a_mesh(folder: str, cases: list[dict[str, Any]], parallel: dict[str, int]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("parallel", [{"pp": 2, "tp": 2}, {"tp": 2}])
 def test_an_onnx_model_on_a_mesh_is_verified_and_searched(
@@ -145,6 +146,7 @@ def on_two_ranks(folder: str, box: dict[str, Any], odd: str) -> dict[str, Any]:
     return {"rows": report.bounds, "layers": None if result is None else result["layers"], "refused": refused}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_an_onnx_model_is_divided_over_ranks(data: DataLayout, torchrun: Any) -> None:
     box = {"lower": [-1, -1, -1], "upper": [1, 1, 1]}

@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from lanes import slow_but_for
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
@@ -84,7 +85,7 @@ def test_an_infinite_sum_is_no_proof(features: int) -> None:
     assert decision.verdict is not Verdict.VERIFIED
 
 
-@pytest.mark.parametrize("features", [2, InputSearchSettings().most_inputs + 1])
+@pytest.mark.parametrize("features", slow_but_for([2, InputSearchSettings().most_inputs + 1], 2))
 def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
     subject = narrow(features)
     for width in (1e6, 1e8, 1e12):
@@ -96,7 +97,7 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
         assert decision.verdict is not Verdict.VERIFIED
 
 
-@pytest.mark.parametrize("features", [2, InputSearchSettings().most_inputs + 1])
+@pytest.mark.parametrize("features", slow_but_for([2, InputSearchSettings().most_inputs + 1], 2))
 @pytest.mark.parametrize("first", [lambda features: overflowing(features).module, Summed], ids=["weighted", "summed"])
 def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], nn.Module], features: int) -> None:
     """The output is 0: the sum is negative, so that nothing passes the last ReLU."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import slow_but_for
 from verify_jobs import context, specification
 
 from service.bounds.interval import Interval
@@ -22,7 +23,7 @@ from service.verification.progress import JobProgress
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("rigorous", [False, True])
+@pytest.mark.parametrize("rigorous", slow_but_for([False, True], False))
 def test_a8_the_share_grows_to_one_and_the_bounds_stay(method: str, rigorous: bool) -> None:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(6, 12), torch.nn.ReLU(), torch.nn.Linear(12, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3)]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.resume_log import DecidedRow, ResumeLog
 
-COUNT = 80
+COUNT, DONE = 10, 4
+"""Instances of the job, and those that are decided when it is killed."""
 JOB = "job_" + "k" * 20
 
 
@@ -48,14 +48,9 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     train(data)
     program = f"import test_resumed_jobs as t; t.first_attempt({str(tmp_path)!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    running = subprocess.Popen([sys.executable, "-c", program], env=environment)
-    limit = time.monotonic() + 300
-    while len(written(data)) < 5 and running.poll() is None and time.monotonic() < limit:
-        time.sleep(0.002)
-    running.send_signal(signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == -signal.SIGKILL
     before = written(data)
-    assert 5 <= len(before) < COUNT
+    assert len(before) == DONE
     ranked, report = context(data, job_id=JOB, attempt=2)
     result = job.run(killed_spec(), ranked)
     assert result is not None
@@ -78,8 +73,16 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def first_attempt(folder: str) -> None:
-    """What the killed process runs."""
-    ranked, _ = context(DataLayout(Path(folder)), job_id=JOB)
+    """Run the job in a process that is killed as soon as it has written some rows."""
+    data, add = DataLayout(Path(folder)), ResumeLog.add
+
+    def last(log: ResumeLog, entries: list[DecidedRow]) -> None:
+        add(log, entries)
+        if len(written(data)) == DONE:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ResumeLog.add = last  # type: ignore[method-assign]
+    ranked, _ = context(data, job_id=JOB)
     job.run(killed_spec(), ranked)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from pyarrow import parquet
 from torch import nn
-from verify_jobs import context, specification, trained_model
+from verify_jobs import context, robustness, specification, trained_model
 
 from service.bounds.graph import UnsupportedModelError
 from service.jobs.bounds_row import BoundsRow
@@ -154,6 +155,10 @@ def test_a_job_that_is_asked_to_stop_keeps_what_it_has(trained: DataLayout) -> N
     assert len(report.bounds) == 8
 
 
+ON_A_MESH = 12
+"""Instances, of which the batches are not all of one size."""
+
+
 def run_on_mesh(folder: str, parallel: dict[str, int]) -> dict[str, Any]:
     import os
 
@@ -163,16 +168,16 @@ def run_on_mesh(folder: str, parallel: dict[str, int]) -> dict[str, Any]:
     ranked, report = context(
         DataLayout(Path(folder)), rank, world, job_id=f"job_{next(iter(parallel)).replace('_', ''):x>20}"
     )
-    result = job.run(specification(parallel=parallel), ranked)
+    result = job.run(specification(property=robustness(ON_A_MESH), parallel=parallel), ranked)
     distributed.stop()
     return {"result": result, "rows": report.bounds, "artifacts": [str(path) for path in report.artifacts]}
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp_shard": 2}, {"pp": 2}])
+@pytest.mark.parametrize("parallel", slow_but_for([{"tp": 2}, {"dp_shard": 2}, {"pp": 2}], {"dp_shard": 2}))
 def test_a_mesh_finds_what_one_rank_finds(trained: DataLayout, torchrun: Any, parallel: dict[str, int]) -> None:
     ranked, report = context(trained)
-    alone = job.run(specification(), ranked)
+    alone = job.run(specification(property=robustness(ON_A_MESH)), ranked)
     first, second = torchrun(run_on_mesh, 2, folder=str(trained.root), parallel=parallel)
     assert alone is not None
     assert second["result"] is None
@@ -184,7 +189,7 @@ def test_a_mesh_finds_what_one_rank_finds(trained: DataLayout, torchrun: Any, pa
         assert layer["mean_unstable"] == pytest.approx(expected["mean_unstable"])
         assert layer["mean_width"] == pytest.approx(expected["mean_width"], rel=2e-5)
     streamed = sorted([*first["rows"], *second["rows"]], key=lambda row: row["instance"])
-    assert [row["instance"] for row in streamed] == list(range(30))
+    assert [row["instance"] for row in streamed] == list(range(ON_A_MESH))
     (artifact,) = first["artifacts"]
     kept = parquet.read_table(artifact).to_pylist()
     assert kept == streamed

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import random
+import signal
 import sys
 import threading
 import time
@@ -109,6 +110,7 @@ class Agent:
         for thread in threads:
             thread.start()
         try:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until Celery has a handler of its own
             serve(self._app, self._host, self.launch)
         finally:
             self._stop.set()

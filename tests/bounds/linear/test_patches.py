@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lanes import slow_but_for
 from nets import output_bounds, prepared, redraw
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ class Joined(nn.Module):
 CASES = {"chain": (Chain, (144,)), "joined": (Joined, (2, 8, 8))}
 
 
-@pytest.mark.parametrize("method", ["crown", "alpha-crown"])
+@pytest.mark.parametrize("method", slow_but_for(["crown", "alpha-crown"], "crown"))
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_bounds_are_those_of_whole_rows(case: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, shape = CASES[case]

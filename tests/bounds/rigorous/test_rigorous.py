@@ -35,7 +35,7 @@ from service.models.embedded import AfterEmbedding, embedded
 mpmath.mp.dps = 60
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-12, 1e-3, 0.3]))
 def test_no_rational_value_leaves_the_bounds(seed: int, radius: float) -> None:
     net, _, network = cancelling(seed % 4)
@@ -69,6 +69,7 @@ def test_plain_bounds_are_passed_by_an_exact_value_and_rigorous_ones_are_not() -
     assert passed[DOUBLE] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "radius"), [("linear", 0.3), ("nonlinear", 0.3), ("composed", 0.1)])
 def test_what_rounding_costs_is_small(group: str, radius: float) -> None:
     """On every operator: rigorous widths are those of plain float64 bounds but for a millionth."""
@@ -182,7 +183,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(pair=pairs, change=st.tuples(st.sampled_from([0.0, 1e-3, -0.4, 2.0]), st.sampled_from([0.0, 1e-3, -0.4, 2.0])))
 def test_lines_and_ranges_hold_to_many_digits(
     name: str, pair: tuple[float, float], change: tuple[float, float]
@@ -191,9 +192,9 @@ def test_lines_and_ranges_hold_to_many_digits(
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("pair", [(0.0, 0.0), (0.0, 1e-300), (1.0, 0.0), (-1.0, 1.0), (5.0, 1e-9), (-20.0, 40.0)])
-def test_lines_and_ranges_hold_at_edges(name: str, pair: tuple[float, float]) -> None:
-    holds(name, pair, (0.0, 0.0))
+def test_lines_and_ranges_hold_at_edges(name: str) -> None:
+    for pair in ((0.0, 0.0), (0.0, 1e-300), (1.0, 0.0), (-1.0, 1.0), (5.0, 1e-9), (-20.0, 40.0)):
+        holds(name, pair, (0.0, 0.0))
 
 
 def test_every_curve_is_covered() -> None:
@@ -259,6 +260,7 @@ def test_optimised_bounds_are_rigorous_too() -> None:
             assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
 
 
+@pytest.mark.slow
 def test_optimised_bounds_of_every_operator_hold() -> None:
     module, network = made("nonlinear")
     x = torch.randn(1, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)

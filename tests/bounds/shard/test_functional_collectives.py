@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from lanes import slow_but_for
 from nets import box_around, output_bounds, redraw
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
@@ -22,7 +23,8 @@ from service.parallel.mesh import build as build_mesh
 
 pytestmark = pytest.mark.distributed
 
-METHODS = ["ibp", "crown-ibp", "crown", "alpha-crown", "alpha-crown (fixed intermediate bounds)"]
+FIXED = "alpha-crown (fixed intermediate bounds)"
+METHODS = ["ibp", "crown-ibp", "crown", "alpha-crown", FIXED]
 gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
 scatter = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
@@ -70,7 +72,7 @@ class Unreduced(nn.Module):
         return all_reduce(x * (dist.get_rank() + 1), "max", dist.group.WORLD)
 
 
-def bound() -> dict[str, Any]:
+def bound(methods: list[str]) -> dict[str, Any]:
     """Return by method how far bounds are from those of one process, in units of the largest."""
     distributed.start("cpu")
     axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
@@ -88,10 +90,10 @@ def bound() -> dict[str, Any]:
             float((a - b).abs().max() / a.abs().max()) for a, b in ((one.lower, other.lower), (one.upper, other.upper))
         )
 
-    for method in METHODS:
+    for method in methods:
         found[method] = difference(method)
     with patch.object(RankGroup, "join", RankGroup.gather):
-        found["no adjoint"] = difference("alpha-crown (fixed intermediate bounds)")
+        found["no adjoint"] = difference(FIXED)
     try:
         prepare(Unreduced(), (3,), axis)
     except UnsupportedModelError as error:
@@ -100,8 +102,12 @@ def bound() -> dict[str, Any]:
     return found
 
 
-def test_a_model_written_with_functional_collectives_has_the_bounds_of_one_process(torchrun: Any) -> None:
-    for found in torchrun(bound, 2):
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", slow_but_for([["crown", FIXED], METHODS], ["crown", FIXED]))
+def test_a_model_written_with_functional_collectives_has_the_bounds_of_one_process(
+    torchrun: Any, methods: list[str]
+) -> None:
+    for found in torchrun(bound, 2, methods=methods):
         assert found.pop("same") < 1e-12
         assert "expected 'sum' or 'avg'" in found.pop("refused")
         assert found.pop("no adjoint") > 1e-3, "optimised bounds need the collectives' adjoints"

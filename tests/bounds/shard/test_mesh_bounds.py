@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lanes import slow_but_for
 
 pytestmark = pytest.mark.distributed
 
@@ -98,11 +99,14 @@ def _largest(bounds: Any, network: Any) -> int:
 
 @pytest.mark.parametrize(
     ("hidden", "activation", "dtype", "tolerance"),
-    [
+    slow_but_for(
+        [
+            ("four blocks", "relu", "float64", 1e-10),
+            ("four blocks", "relu", "float32", 2e-5),
+            ("whole features at the head", "gelu", "float64", 1e-10),
+        ],
         ("four blocks", "relu", "float64", 1e-10),
-        ("four blocks", "relu", "float32", 2e-5),
-        ("whole features at the head", "gelu", "float64", 1e-10),
-    ],
+    ),
 )
 def test_two_ranks_find_the_bounds_of_one(
     torchrun: Any, hidden: str, activation: str, dtype: str, tolerance: float
@@ -180,6 +184,7 @@ def break_it() -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_usual_mistake_would_show(torchrun: Any) -> None:
     for found in torchrun(break_it, 2):
         right = found.pop("none")
@@ -212,6 +217,7 @@ def forget_a_collective() -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_model_whose_ranks_differ_without_a_collective_is_refused(torchrun: Any) -> None:
     for message in torchrun(forget_a_collective, 2):
         assert "aten.linear.default" in message
@@ -270,6 +276,7 @@ def unusual_graphs() -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_every_collective_keeps_the_bounds(torchrun: Any) -> None:
     for found in torchrun(unusual_graphs, 2):
         assert found.pop("slack") >= 0

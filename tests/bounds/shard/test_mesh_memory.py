@@ -76,6 +76,7 @@ def taken() -> dict[str, dict[str, list[float]]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_take_half_each_and_each_up_to_its_own_limit(torchrun: Any) -> None:
     for found in torchrun(taken, 2):
         for on_a_mesh, alone in (model["most"] for model in found.values()):
@@ -106,5 +107,6 @@ def options_of_stages() -> list[int]:
     return given
 
 
+@pytest.mark.slow
 def test_stages_take_parts_that_fit_each_of_them(torchrun: Any) -> None:
     assert torchrun(options_of_stages, 2) == [[1000], [1000]]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 METHODS = ["alpha-crown", "alpha-crown (fixed intermediate bounds)"]
 

@@ -71,11 +71,11 @@ def networks() -> dict[str, tuple[nn.Module, int]]:
         ("heads of a split width", [(1, 1)]),
     ],
 )
-@pytest.mark.parametrize("ranks", RANKS)
-def test_layers_pair_from_the_input_on(name: str, expected: list[tuple[int, int]], ranks: int) -> None:
+def test_layers_pair_from_the_input_on(name: str, expected: list[tuple[int, int]]) -> None:
     module, features = networks()[name]
-    found = regions(capture(module, (features,)), ranks)
-    assert [(len(region.columns), len(region.rows)) for region in found] == expected
+    graph = capture(module, (features,))
+    for ranks in RANKS:
+        assert [(len(region.columns), len(region.rows)) for region in regions(graph, ranks)] == expected
 
 
 def test_a_layer_narrower_than_the_ranks_stays_whole() -> None:
@@ -130,6 +130,7 @@ class Between(nn.Module):
         return self.second(self.function(self.first(x)))
 
 
+@pytest.mark.slow
 def test_every_elementwise_operator_that_can_be_bounded_can_be_divided() -> None:
     assert {
         "aten.atan.default",
@@ -143,6 +144,7 @@ def test_every_elementwise_operator_that_can_be_bounded_can_be_divided() -> None
         assert len(regions(graph, 2)) == 1, name
 
 
+@pytest.mark.slow
 def test_padding_needs_a_function_that_is_finite_at_zero() -> None:
     whole = {name for name, function in activations().items() if not regions(capture(Between(function, 7), (4,)), 2)}
     assert whole == {"aten.log.default", "aten.rsqrt.default", "aten.reciprocal.default"}
@@ -204,6 +206,7 @@ def divided_activations() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(torchrun: Any) -> None:
     for found in torchrun(divided_activations, 2):
@@ -261,6 +264,7 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any) -> None:
     for result in torchrun(compare, 4):
@@ -326,6 +330,7 @@ def classify(shared: str) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_deep_classifiers_have_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
     for result in torchrun(classify, 4, shared=str(parity.parent)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ MESHES = [{"pp": 4}, {"pp": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}]
 CLOSE = 1e-10
 
 
-def compare() -> dict[str, dict[str, float]]:
+def compare(meshes: list[dict[str, int]], networks: list[str]) -> dict[str, dict[str, float]]:
     """Differences to one process by cut, mesh and method; how much depth matters; the model's own outputs."""
     import torch
     from nets import box_around, output_bounds
@@ -32,11 +33,11 @@ def compare() -> dict[str, dict[str, float]]:
     device = distributed.start("cpu")
     options = BoundOptions(elements=20000, ascent=Ascent(iterations=6))
     found = {}
-    for degrees in MESHES:
+    for degrees in meshes:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line = StageLink(mesh, device)
-        for name, hidden in HIDDEN.items():
-            config = MlpConfig(in_features=10, hidden=tuple(hidden), out_features=5)
+        for name in networks:
+            config = MlpConfig(in_features=10, hidden=tuple(HIDDEN[name]), out_features=5)
             modules = [build(config, each, dtype=torch.float64, seed=3) for each in (None, mesh)]
             with torch.no_grad():
                 for parameter in (parameter for module in modules for parameter in module.parameters()):
@@ -71,18 +72,25 @@ def compare() -> dict[str, dict[str, float]]:
     return found
 
 
-def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
-    results = torchrun(compare, 4)
-    last = results[3]
-    assert len(last) == len(HIDDEN) * len(MESHES)
+@pytest.mark.parametrize(
+    ("meshes", "networks"),
+    [([{"pp": 2}], list(HIDDEN)[:1]), pytest.param(MESHES, list(HIDDEN), marks=pytest.mark.slow)],
+)
+def test_stages_find_the_bounds_of_one_process(
+    torchrun: Any, meshes: list[dict[str, int]], networks: list[str]
+) -> None:
+    ranks = prod(meshes[0].values())
+    results = torchrun(compare, ranks, meshes=meshes, networks=networks)
+    last = results[-1]
+    assert len(last) == len(networks) * len(meshes)
     for name, found in last.items():
         assert found["width of crown-ibp"] > 2 * found["width of crown"], "depth was not tested"
         assert found["width of alpha-crown"] < 0.99 * found["width of crown"], "nothing was optimised"
         for method in METHODS_TRIED:
             assert found[method] <= CLOSE, (name, method)
             everywhere = [result[name][f"sum of {method}"] for result in results]
-            assert everywhere == [pytest.approx(everywhere[0], rel=1e-12)] * 4, (name, method)
+            assert everywhere == [pytest.approx(everywhere[0], rel=1e-12)] * ranks, (name, method)
         for result in results:
             assert result[name]["model"] <= CLOSE
             assert result[name]["gradient"] <= CLOSE
-    assert any(found["own"] for found in results[3].values()), "no stage began with shards"
+    assert any(found["own"] for found in last.values()) == (meshes is MESHES), "where a stage begins with shards"

@@ -62,18 +62,19 @@ def captured(name: str) -> Graph:
     return capture(module, (features,))
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("name", ["tangled", "residual", "gated", "images"])
-def test_stages_one_after_the_other_are_the_model(name: str, stages: int) -> None:
+def test_stages_one_after_the_other_are_the_model(name: str) -> None:
     (module, features), graph = graphs()[name], captured(name)
     x = torch.randn(4, features, dtype=torch.float64)
-    between = there = x.clone().requires_grad_()
-    for part in cut_graph(graph, place(graph), stages):
-        between = ExecutableGraph(part)(between)
-    own = x.clone().requires_grad_()
-    expected = module(own)
-    torch.testing.assert_close(between, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y, x in ((between, there), (expected, own))))
+    for stages in (2, 3, 4):
+        between = there = x.clone().requires_grad_()
+        for part in cut_graph(graph, place(graph), stages):
+            between = ExecutableGraph(part)(between)
+        own = x.clone().requires_grad_()
+        expected = module(own)
+        torch.testing.assert_close(between, expected)
+        ends = (between, there), (expected, own)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y, x in ends))
 
 
 def test_a_graph_evaluates_in_the_type_of_its_constants() -> None:
@@ -225,6 +226,7 @@ def _differences(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
     results = torchrun(compare, 4)
@@ -262,6 +264,7 @@ def real(folder: str) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_real_deep_network_has_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
     """mnist_fc 256x4 and 256x6, where interval bounds in place of intermediate ones would be off by hundreds."""

@@ -72,6 +72,7 @@ def in_stages() -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_stages_find_rigorous_bounds_that_are_as_tight_as_those_of_one_process(torchrun: Any) -> None:
     first, *others = torchrun(in_stages, 4)
     assert all(each == first for each in others), "ranks have the same bounds to the last bit"

@@ -31,6 +31,7 @@ from service.parallel.pipeline.channels import connect
 from service.schedules import generator
 
 INDUCTOR = RUNGS["inductor"]
+SLOW = pytest.mark.slow
 
 
 def verdicts(results: list[Result]) -> list[str]:
@@ -50,7 +51,13 @@ def planted(backend: Backend) -> Rung:
     return Rung("planted", backend)
 
 
-@pytest.mark.parametrize("program", [clean.PERCEPTRON, clean.NORMALISED, clean.LOOKING, clean.MANY_SHAPES])
+@pytest.mark.parametrize(
+    "program",
+    [
+        clean.PERCEPTRON,
+        *(pytest.param(each, marks=SLOW) for each in (clean.NORMALISED, clean.LOOKING, clean.MANY_SHAPES)),
+    ],
+)
 def test_clean_programs_pass_both_phases_without_a_finding(ascend: Ascend, program: object) -> None:
     results = ascend(program, phases=("train", "inference"))
     assert verdicts(results) == ["pass"] * 4
@@ -280,6 +287,7 @@ def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Ascend) ->
     assert messages(result) == "no parameter was moved by any update, in eager neither"
 
 
+@pytest.mark.slow
 def test_a_step_that_is_hardly_compiled_is_vacuous(ascend: Ascend) -> None:
     """The model is, but what takes the time is not."""
     (result,) = ascend(replace(clean.PERCEPTRON, loss=_heavy), rungs=LADDER[:1])
@@ -320,6 +328,14 @@ def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Ascend) -> No
     assert seen(result).truth_note == "the model does not run in float64 (AssertionError)"
 
 
+@pytest.mark.slow
+def test_every_rung_is_climbed(ascend: Ascend) -> None:
+    results = ascend(clean.PERCEPTRON, rungs=LADDER, phases=("inference",))
+    assert verdicts(results) == ["pass"] * 4 + ["not_applicable"]
+    assert [seen(result).evidence.graphs for result in results[:4]] == [1] * 4
+
+
+@pytest.mark.slow
 def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Ascend) -> None:
     results = ascend(peculiar.DROPOUT, rungs=LADDER)
     assert verdicts(results) == ["pass"] * 4 + ["not_applicable"]

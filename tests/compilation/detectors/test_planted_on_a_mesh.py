@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from launching import Torchrun
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def climb_all() -> Any:

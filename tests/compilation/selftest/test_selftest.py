@@ -8,6 +8,8 @@ from service.compilation import detectors
 from service.compilation.selftest import run, self_test
 from service.compilation.selftest.faults import FAULTS
 
+pytestmark = pytest.mark.usefixtures("_imports_set_aside")
+
 
 def test_every_detector_fires_on_its_fault_and_none_without_one() -> None:
     proofs = self_test()

@@ -404,13 +404,13 @@ class StoreMachine(RuleBasedStateMachine):
         return some[pick.draw(st.integers(0, len(some) - 1))]
 
 
-@pytest.mark.timeout(1200)
-def test_promises_hold_under_any_order_of_calls(broker: str, redis: redis_py.Redis) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_promises_hold_under_any_order_of_calls(broker: str, redis: redis_py.Redis, examples: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             lambda: StoreMachine(broker, redis, DataLayout(Path(folder))),
             settings=settings(
-                max_examples=60,
+                max_examples=examples,
                 stateful_step_count=50,
                 deadline=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -14,6 +14,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import slow_but_for
 from placement_reference import Room, Waiting
 from store_builders import LIMITS, Submit, train
 
@@ -213,7 +214,7 @@ def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:
     return sum(int(stat["calls"]) for stat in redis.info("commandstats").values())
 
 
-@pytest.mark.parametrize("overdue", [False, True])
+@pytest.mark.parametrize("overdue", slow_but_for([False, True], True))
 def test_the_work_of_one_placement_is_bounded_whatever_is_pending(
     broker: str, redis: redis_py.Redis, data: DataLayout, beat: Any, overdue: bool
 ) -> None:

@@ -174,6 +174,7 @@ def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, mo
     assert not boundary.held()
 
 
+@pytest.mark.slow
 def test_looking_for_holders_leaves_the_variables_of_a_program_alone(model: nn.Module) -> None:
     boundary = StepBoundary({"model": model}, audit_every=1)
     kept: list[Tensor] = []

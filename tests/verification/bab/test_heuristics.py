@@ -6,19 +6,16 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
 from nets import mlp
+from search_problems import tick
 from torch import Tensor, nn
 
 from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.formats.vnnlib import Disjunct, Halfspace, Query
-from service.verification.bab.activations import intermediate_bab
 from service.verification.bab.activations import search as activation_search
 from service.verification.bab.activations.root_bounds import bound_root
 from service.verification.bab.activations.search import split_activations
@@ -98,9 +95,7 @@ def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Sear
 
 def test_intermediate_bounds_branch_by_a_score_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a clock that ticks with every look at it, so that a busy machine splits as often as an idle one."""
-    ticking = SimpleNamespace(monotonic=partial(next, count()))
-    monkeypatch.setattr(activation_search, "time", ticking)
-    monkeypatch.setattr(intermediate_bab, "time", ticking)
+    tick(monkeypatch)
     subject, query, most = problem()
     (specification,) = specifications(above(query, most - 0.05), torch.device("cpu"))
     root = bound_root(subject, specification, CROWN, 1e9)

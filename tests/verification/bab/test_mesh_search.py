@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from nets import mlp
 from search_problems import goal_above
 from torch import nn
@@ -107,27 +108,36 @@ def compared(name: str, split: Callable[..., SearchResult], pair: Pair, above: f
         }
 
 
-def search() -> list[dict[str, Any]]:
-    """Run each search alone and divided: of a model built for the ranks, and of a graph that was cut for them."""
+CASES: dict[str, tuple[Callable[..., SearchResult], Callable[[Mesh], Pair], float, float]] = {
+    "built": (split_activations, lambda mesh: built(mesh, "relu", 6, 6), 0.6, 0.6),
+    "built, many domains": (split_activations, lambda mesh: built(mesh, "relu", 6, 6), 0.3, 0.6),
+    "built, smooth": (split_activations, lambda mesh: built(mesh, "tanh", 6, 6), 0.3, 0.3),
+    "cut": (split_activations, lambda mesh: cut(mesh.tp, 12, 9, 10, 1), 0.5, 0.5),
+    "cut, by inputs": (split_inputs, lambda mesh: cut(mesh.tp, 3, 12, 12, 1), 0.3, 1.0),
+}
+"""Of a model built for the ranks, and of a graph that was cut for them: share above what is reached, and radius."""
+
+
+def search(names: list[str]) -> list[dict[str, Any]]:
+    """Run each search alone and divided."""
     distributed.start("cpu")
-    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
-    found = [
-        *compared("built", split_activations, built(mesh, "relu", 6, 6), 0.3, 0.6),
-        *compared("built, smooth", split_activations, built(mesh, "tanh", 6, 6), 0.3, 0.3),
-        *compared("cut", split_activations, cut(mesh.tp, 12, 9, 10, 1), 0.5, 0.5),
-        *compared("cut", split_inputs, cut(mesh.tp, 3, 12, 12, 1), 0.3, 1.0),
-    ]
+    mesh, found = build_mesh(ParallelSpec(tp=2), "cpu"), []
+    for name in names:
+        split, pair, above, radius = CASES[name]
+        found += compared(name, split, pair(mesh), above, radius)
     distributed.stop()
     return found
 
 
-def test_two_ranks_of_a_divided_model_decide_as_one_process_does(torchrun: Any) -> None:
-    first, second = torchrun(search, 2)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", slow_but_for([["built", "cut, by inputs"], list(CASES)], ["built", "cut, by inputs"]))
+def test_two_ranks_of_a_divided_model_decide_as_one_process_does(torchrun: Any, names: list[str]) -> None:
+    first, second = torchrun(search, 2, names=names)
     for one, other in zip(first, second, strict=True):
         assert one == other, "ranks end with the same finding after the same domains"
     for each in first:
         assert each["divided"] == each["alone"], each
-    assert [each["divided"] for each in first] == ["verified", "falsified", "unknown"] * 4
+    assert [each["divided"] for each in first] == ["verified", "falsified", "unknown"] * len(names)
     for each in first:
         if each["programs"]:
             assert each["programs"][1] == pytest.approx(each["programs"][0], rel=1e-6, abs=1e-9), "linear programs"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import mlp
+from lanes import first_fast, slow_but_for
+from nets import mlp, redraw
 from search_problems import (
     NETS,
     bounding_of,
@@ -23,6 +24,7 @@ from search_problems import (
     random_domains,
     searched,
     specification_of,
+    tick,
 )
 from torch import Tensor, nn
 from verify_jobs import context
@@ -51,8 +53,8 @@ from service.verification.engine import NetworkEngine
 from service.verification.verdict import Verdict
 
 
-@pytest.mark.parametrize("name", sorted(NETS))
-@settings(max_examples=6, deadline=None)
+@pytest.mark.parametrize("name", first_fast(2, sorted(NETS)))
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10_000), depth=st.integers(1, 3), optimised=st.booleans())
 def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     name: str, seed: int, depth: int, optimised: bool
@@ -110,7 +112,7 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
 
 
 @pytest.mark.parametrize(("activation", "slope"), [(nn.ReLU(), 0.0), (nn.LeakyReLU(0.2), 0.2)])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", slow_but_for(range(2), 0))
 def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
     activation: nn.Module, slope: float, seed: int
 ) -> None:
@@ -135,6 +137,7 @@ def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
             assert float(net(x[None])[0] @ row) <= least + offset
 
 
+@pytest.mark.slow
 def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Domains that wait for one are not lost, and every round solves at least one."""
     net = mlp([3, 7, 6, 2], nn.ReLU(), 1).double().requires_grad_(False)
@@ -158,26 +161,6 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
         finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
     assert max(waited) > 1
-
-
-def test_a_device_without_memory_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process takes in the middle of a search costs time, and no domain is lost."""
-    net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
-    lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    row = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    least, refused, optimise = exact_minimum(net, lower, upper, row), [], DomainBounds.optimise
-
-    def scarce(self: DomainBounds, domains: Domains, settings: OptimiserSettings) -> Domains:
-        if len(domains) > 2:
-            refused.append(len(domains))
-            raise torch.OutOfMemoryError
-        return optimise(self, domains, settings)
-
-    monkeypatch.setattr(DomainBounds, "optimise", scarce)
-    for offset, verdict in ((-1e-2, Verdict.VERIFIED), (1e-2, Verdict.FALSIFIED)):
-        finding, _ = searched(model_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
-        assert finding.verdict is verdict
-    assert refused
 
 
 def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,21 +210,20 @@ def test_rows_of_a_disjunct_are_combined() -> None:
     assert heard[-1].domains == 1
 
 
-def test_time_that_is_over_gives_a_sound_bound() -> None:
+def test_time_that_is_over_gives_a_sound_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     net = mlp([12, 40, 40, 2], nn.ReLU(), 0).double().requires_grad_(False)
     lower, upper = -torch.ones(12, dtype=torch.float64), torch.ones(12, dtype=torch.float64)
     row = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     x = lower + torch.rand(20000, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
     sampled = float((net(x) @ row[0]).min())
     goal = specification_of(lower, upper, row, [sampled - 4.0], [0])
-    started = time.monotonic()
-    finding, heard = searched(model_from(net, 12), goal, seconds=2.0)
+    subject = model_from(net, 12)
+    tick(monkeypatch)
+    finding, heard = searched(subject, goal, seconds=100)
     bounds = [moment.bound for moment in heard]
     assert bounds == sorted(bounds)
-    assert finding.bound == bounds[-1] <= 4.0
-    if finding.verdict is Verdict.UNKNOWN:
-        assert time.monotonic() - started < 300
-        assert finding.bound <= 0
+    assert finding.verdict is Verdict.UNKNOWN
+    assert -torch.inf < bounds[0] < finding.bound == bounds[-1] <= 0
 
 
 @given(st.integers(1, 500))
@@ -285,12 +267,13 @@ def refined_bounds(network: Network, box: Interval, bounds: Interval, deadline: 
     return refine_intermediate_bounds(network, box, bounds, deadline, BoundOptions(), scores=scores, settings=settings)
 
 
-def test_refined_bounds_are_tighter_and_hold() -> None:
+def test_refined_bounds_are_tighter_and_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    tick(monkeypatch)
     subject = model_named("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
     before = domain_bounds.bounds
-    after = refined_bounds(subject.network, domain_bounds.box, before, time.monotonic() + 3)
+    after = refined_bounds(subject.network, domain_bounds.box, before, time.monotonic() + 300)
     assert float(after.width.sum()) < 0.98 * float(before.width.sum())
     x = domain_bounds.box.lower + torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = evaluated(subject.network, x)
@@ -317,21 +300,34 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
     assert halves.depth == 1
 
 
-def test_operators_that_read_each_other_are_refined() -> None:
+def test_operators_that_read_each_other_are_refined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value may be the start of a question and relaxed itself."""
-    subject = model_named("gate", 3)
-    lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
+
+    class Fed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            redraw(self, torch.Generator().manual_seed(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x))
+            return self.last(hidden * self.second(hidden))
+
+    tick(monkeypatch)
+    subject = model_from(Fed(), 3)
+    lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
     bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, BoundOptions()).inputs)
-    found = refined_bounds(subject.network, box, bounds, time.monotonic() + 2)
+    found = refined_bounds(subject.network, box, bounds, time.monotonic() + 20)
     generator = torch.Generator().manual_seed(5)
-    values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)
+    values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 2)
     held = Preactivations.of(subject.network).flattened(
         {preactivation.value: values[preactivation.value] for preactivation in Preactivations.of(subject.network).each}
     )
     assert (held >= found.lower - 1e-9).all()
     assert (held <= found.upper + 1e-9).all()
     assert (found.width <= bounds.width).all()
+    assert float(found.width.sum()) < 0.99 * float(bounds.width.sum())
 
 
 def test_margins_of_all_domains_are_found_while_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:

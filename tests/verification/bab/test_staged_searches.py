@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from nets import box_around, output_bounds
 
 from service.bounds.methods import CROWN
@@ -85,11 +87,11 @@ def problem() -> Problem:
     return Problem(subject, *ends, float(whole(x)[:, 0].max()), most)
 
 
-def decisions() -> dict[str, dict[str, Any]]:
-    """Decide by the stages of each mesh, and on the last one also in one process."""
+def decisions(meshes: list[dict[str, int]]) -> dict[str, dict[str, Any]]:
+    """Decide by the stages of each mesh, and on the first one's last also in one process."""
     device, asked = distributed.start("cpu"), problem()
     found: dict[str, dict[str, Any]] = {}
-    for degrees in MESHES:
+    for degrees in meshes:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line, own = StageLink(mesh, device), built(mesh)
         staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
@@ -97,7 +99,7 @@ def decisions() -> dict[str, dict[str, Any]]:
         subjects = {
             "stages": ModelUnderVerification(model, engine, local_copy(model), None, torch.float64, search_group)
         }
-        if line.is_last and degrees == MESHES[0]:
+        if line.is_last and degrees == meshes[0]:
             subjects["one process"] = asked.whole
         for place, subject in subjects.items():
             margins = domain_margins(subject, asked.query(asked.most))
@@ -138,11 +140,13 @@ def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]
     return found
 
 
-def test_stages_decide_what_one_process_decides(torchrun: Any) -> None:
-    results = torchrun(decisions, 4)
-    last = results[3]
-    assert len(last) == (len(SHARES) + 1) * len(MESHES)
-    bounded = [last.pop(f"domains on {degrees}") for degrees in MESHES]
+@pytest.mark.slow
+@pytest.mark.parametrize("meshes", slow_but_for([[{"pp": 2}], MESHES], [{"pp": 2}]))
+def test_stages_decide_what_one_process_decides(torchrun: Any, meshes: list[dict[str, int]]) -> None:
+    results = torchrun(decisions, prod(meshes[0].values()), meshes=meshes)
+    last = results[-1]
+    assert len(last) == (len(SHARES) + 1) * len(meshes)
+    bounded = [last.pop(f"domains on {degrees}") for degrees in meshes]
     expected = bounded[0]["one process"]
     assert len(set(expected)) > 6, "splits make a difference"
     for margins in bounded[:2]:  # tensor-parallel ranks have other numbers for the same entries

@@ -54,6 +54,7 @@ def peaks_of_loading(folder: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_any_layout_is_never_held_whole(tmp_path: Path, torchrun: Any) -> None:
     for found in torchrun(peaks_of_loading, 2, folder=str(tmp_path)):
         # A half, which stages cannot have to the last layer, and one of eight weights on its way from several files.
@@ -61,7 +62,7 @@ def test_a_checkpoint_of_any_layout_is_never_held_whole(tmp_path: Path, torchrun
 
 
 def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
-    """On this rank, as shares of the model in its bounds' type: of each layout, and of rigorous bounds on stages."""
+    """On this rank, as shares of the model in its bounds' type: on two layouts, rigorous on stages."""
     from peak_storage import peak_allocated
 
     from service.jobs.spec.verify import VerifySpec
@@ -70,7 +71,7 @@ def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
 
     data, device = DataLayout(Path(folder)), distributed.start("cpu")
     found = []
-    for parallel, rigorous in ((LAYOUTS[0], False), (LAYOUTS[1], False), (LAYOUTS[1], True)):
+    for parallel, rigorous in ((LAYOUTS[0], False), (LAYOUTS[1], True)):
         ranked, _ = context(data, int(os.environ["RANK"]), 2)
         asked = {"model": {"onnx": file}, "property": BOX, "parallel": parallel, "rigorous": rigorous}
         spec = VerifySpec.model_validate(asked)
@@ -83,6 +84,7 @@ def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_constants_of_other_ranks_are_never_made_tensors(tmp_path: Path, torchrun: Any) -> None:
     """Of an ONNX model: what a stage has stays mapped, and a share is copied from what is mapped."""
     widths = [64, *[256] * 8, 10]
@@ -91,6 +93,6 @@ def test_constants_of_other_ranks_are_never_made_tensors(tmp_path: Path, torchru
     data = DataLayout(tmp_path)
     data.file(file).parent.mkdir(parents=True)
     data.file(file).write_bytes(content)
-    for on_tp, *on_pp in torchrun(peaks_of_onnx, 2, folder=str(tmp_path), file=file, whole=WHOLE):
+    for on_tp, on_pp in torchrun(peaks_of_onnx, 2, folder=str(tmp_path), file=file, whole=WHOLE):
         assert on_tp <= 0.6
-        assert max(on_pp) <= 0.2
+        assert on_pp <= 0.2

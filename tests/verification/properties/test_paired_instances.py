@@ -81,6 +81,7 @@ def test_a_row_has_seconds_of_its_own(data: DataLayout) -> None:
     assert [row["verdict"] for row in report.bounds] == ["timeout", "verified"]
 
 
+@pytest.mark.slow
 def test_what_an_attempt_decided_is_not_done_again(data: DataLayout) -> None:
     told: list[Any] = []
     ranked, first = context(data, should_stop=lambda: len(told) > 0, job_id="job_" + "p" * 20)

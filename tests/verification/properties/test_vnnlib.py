@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import slow_but_for
 from onnx_models import dense, model, node
 
 from service.bounds.methods import CROWN, IBP
@@ -123,7 +124,7 @@ def test_products_within_products_are_multiplied_once() -> None:
     assert query(f"(assert (<= {text} 0))").disjuncts[0].halfspaces[0].coefficients == ((0, 2**90),)
 
 
-@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("nested", slow_but_for([True, False], True))
 def test_formulas_are_refused_by_size_before_they_are_multiplied_out(nested: bool) -> None:
     """2^13 cases of 10,000 comparisons each, and numbers of cases that no text could show."""
     either = "(or (<= Y_0 0) (<= Y_1 0))"
@@ -160,7 +161,7 @@ def extremes(subject: ModelUnderVerification) -> tuple[float, float]:
     return float(difference.min()), float(difference.max())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(share=st.sampled_from([-0.2, -0.02, -0.01, 0.005, 0.02, 0.3]), above=st.booleans())
 def test_small_networks_are_always_decided(network: ModelUnderVerification, share: float, above: bool) -> None:
     least, most = extremes(network)

@@ -15,7 +15,7 @@ from worker_fleet import HOST, Fleet, Worker, processes_of, train_spec
 from service.jobs.records import AttemptRef
 from workers.agent.celery_app import Dispatcher, create_app
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -35,51 +35,41 @@ def release(fleet: Fleet, ref: AttemptRef) -> None:
     (fleet.data.job(ref.job_id).root / "go").touch()
 
 
-def test_a_submitted_job_is_placed_dispatched_and_run(fleet: Fleet, worker: Worker) -> None:
-    ref = submit(fleet, "succeed")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_restarting_the_worker_touches_no_running_job_and_c10_undoes_no_drain(
+    fleet: Fleet, worker: Worker, how: signal.Signals
+) -> None:
+    ref = submit(fleet, "until_told")
+    eventually(lambda: fleet.events(ref, "metric"))
+    fleet.store.hosts.drain(HOST)
+    before = {process.pid for process in processes_of(ref)}
+    worker.end(how)
+    seen_at = fleet.store.hosts.list()[0].seen_at
+    worker.start()
+    host = eventually(lambda: (now := fleet.store.hosts.list()[0]).alive and now.seen_at != seen_at and now)
+    assert host.draining
+    reached = max(event["step"] for event in fleet.events(ref, "metric"))
+    eventually(lambda: max(event["step"] for event in fleet.events(ref, "metric")) > reached + 10)
+    assert {process.pid for process in processes_of(ref)} == before
+    follower = submit(fleet, "nothing")
+    assert fleet.store.attempts.place() == []
+    release(fleet, ref)
     job = fleet.ended(ref)
-    assert (job.state, job.result) == ("succeeded", {"total": 1.0})
-    (host,) = fleet.store.hosts.list()
+    assert (job.state, job.attempt) == ("succeeded", 1)
+    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
+    assert fleet.job(follower).state == "queued"
+    fleet.store.hosts.resume(HOST)
+    assert fleet.ended(follower).state == "succeeded"
+
+
+def test_a_worker_tells_what_its_host_has_and_leaves_no_process(fleet: Fleet, worker: Worker) -> None:
+    (host,) = eventually(fleet.store.hosts.list)
     assert (host.name, host.cpu_slots, host.free["cpu"]) == (HOST, 4, (0, 1, 2, 3))
     assert set(host.versions) == {"trivet", "torch", "python"}
     spares = psutil.Process(worker.process.pid).children(recursive=True)
     assert worker.end() == 0, worker.said()
     eventually(lambda: not any(process.is_running() for process in spares))
     assert fleet.store.hosts.list() == []
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_restarting_the_worker_does_not_touch_a_running_job(fleet: Fleet, worker: Worker, how: signal.Signals) -> None:
-    ref = submit(fleet, "until_told")
-    eventually(lambda: fleet.events(ref, "metric"))
-    before = {process.pid for process in processes_of(ref)}
-    worker.end(how)
-    worker.start()
-    eventually(lambda: fleet.store.hosts.list()[0].alive)
-    reached = max(event["step"] for event in fleet.events(ref, "metric"))
-    eventually(lambda: max(event["step"] for event in fleet.events(ref, "metric")) > reached + 100)
-    assert {process.pid for process in processes_of(ref)} == before
-    release(fleet, ref)
-    job = fleet.ended(ref)
-    assert (job.state, job.attempt) == ("succeeded", 1)
-    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_c10_a_drained_host_stays_drained_when_its_worker_restarts(
-    fleet: Fleet, worker: Worker, how: signal.Signals
-) -> None:
-    eventually(fleet.store.hosts.list)
-    fleet.store.hosts.drain(HOST)
-    worker.end(how)
-    before = fleet.store.hosts.list()[0].seen_at
-    worker.start()
-    host = eventually(lambda: (now := fleet.store.hosts.list()[0]).alive and now.seen_at != before and now)
-    assert host.draining
-    ref = submit(fleet, "nothing")
-    assert fleet.store.attempts.place() == []
-    fleet.store.hosts.resume(HOST)
-    assert fleet.ended(ref).state == "succeeded"
 
 
 def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker) -> None:

@@ -70,41 +70,50 @@ def test_ranks_read_and_write_the_files_of_their_own_job_only(fleet: Fleet, tmp_
     assert not (ROOT / "workers" / "planted.py").exists()
 
 
-@pytest.mark.distributed
-@needs_namespaces
-def test_ranks_see_neither_the_broker_nor_the_hosts_ports(fleet: Fleet) -> None:
-    broker = fleet.url.removeprefix("unix://")
+LIMITS = JobLimits(memory_gib=2.0, file_gib=1 / 512)
+
+
+def look_at_sockets_and_limits(fleet: Fleet, isolation: confinement.Mode) -> dict[str, str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        tries: dict[str, tuple[str, Any]] = {"broker": ("connect", broker), "port": ("connect to port", port)}
-        confined = look_around(fleet, {**tries, "data": ("list", str(fleet.data.root))})
-        free = look_around(fleet, tries, JobPolicy("none"))
-    assert confined["broker"] == "FileNotFoundError"
-    assert confined["port"] == "ConnectionRefusedError"
-    assert "hosts" not in confined["data"]
-    assert free == {"broker": "ok", "port": "ok"}, "the sockets are there: only the confinement hides them"
+        return look_around(
+            fleet,
+            {
+                "broker": ("connect", fleet.url.removeprefix("unix://")),
+                "port": ("connect to port", listening.getsockname()[1]),
+                "data": ("list", str(fleet.data.root)),
+                "privileges": ("status", "NoNewPrivs"),
+                "capabilities": ("status", "CapEff"),
+                "core": ("limit", "RLIMIT_CORE"),
+                "memory": ("allocate", 3 << 30),
+                "file": ("write much", str(fleet.data.cache / "large")),
+                "supervisor": ("signal", os.getpid()),
+            },
+            JobPolicy(isolation, LIMITS),
+        )
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("isolation", ["auto", "none"])
-def test_limits_hold_with_any_isolation(fleet: Fleet, isolation: confinement.Mode) -> None:
-    limits = JobLimits(memory_gib=2.0, file_gib=1 / 512)
-    found = look_around(
-        fleet,
-        {
-            "privileges": ("status", "NoNewPrivs"),
-            "capabilities": ("status", "CapEff"),
-            "core": ("limit", "RLIMIT_CORE"),
-            "memory": ("allocate", 3 << 30),
-            "file": ("write much", str(fleet.data.cache / "large")),
-            "supervisor": ("signal", os.getpid()),
-        },
-        JobPolicy(isolation, limits),
-    )
+def assert_limited(found: dict[str, str]) -> None:
     assert (found["privileges"], found["core"]) == ("1", "0")
     assert (found["memory"], found["file"]) == ("MemoryError", "OSError")
-    if isolation == "auto":
-        assert int(found["capabilities"], 16) == 0
+
+
+@pytest.mark.distributed
+@needs_namespaces
+def test_confined_ranks_are_limited_and_see_neither_the_broker_nor_the_hosts_ports(fleet: Fleet) -> None:
+    found = look_at_sockets_and_limits(fleet, "auto")
+    assert_limited(found)
+    assert found["broker"] == "FileNotFoundError"
+    assert found["port"] == "ConnectionRefusedError"
+    assert "hosts" not in found["data"]
+    assert int(found["capabilities"], 16) == 0
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_ranks_that_nothing_confines_are_limited_all_the_same(fleet: Fleet) -> None:
+    found = look_at_sockets_and_limits(fleet, "none")
+    assert_limited(found)
+    assert (found["broker"], found["port"]) == ("ok", "ok"), "they are there: only the confinement hides them"
 
 
 def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 
 import pytest
 from waiting import LIMIT_S, eventually
@@ -46,13 +45,6 @@ def test_two_ranks_succeed(fleet: Fleet) -> None:
     assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
 
 
-def test_none_is_a_result_of_its_own(fleet: Fleet) -> None:
-    ref = fleet.submit("nothing")
-    fleet.supervise(ref)
-    job = fleet.ended(ref)
-    assert (job.state, job.result) == ("succeeded", None)
-
-
 def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {"TRIVET_REDIS_URL": "redis://:hush@nowhere", "MY_API_KEY": "hush", "HF_TOKEN": "hush"}
     for name, value in secrets.items():
@@ -84,6 +76,7 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> None:
     ref = fleet.submit("refusing")
     supervisor = fleet.supervise(ref)
@@ -95,9 +88,9 @@ def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> No
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("behaviour", "rank", "how"),
-    [("killed", 1, "was killed by SIGKILL"), ("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")],
+    ("behaviour", "rank", "how"), [("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")]
 )
 def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int, how: str) -> None:
     ref = fleet.submit(behaviour, ranks=2)
@@ -111,19 +104,7 @@ def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int
         assert f"rank {rank} met the others" in job.error.message
 
 
-def test_malformed_events_are_logged_and_harm_nobody(fleet: Fleet) -> None:
-    ref = fleet.submit("malformed")
-    fleet.supervise(ref)
-    job = fleet.ended(ref)
-    assert job.result == {"survived": True}
-    said = [event["line"] for event in fleet.events(ref, "log") if event["line"].startswith("malformed event")]
-    reasons = ("not JSON", "not a JSON object", "the type is none of", "needs 'step' (int)", "is longer than")
-    assert len(said) == len(reasons)
-    assert all(reason in line for reason, line in zip(reasons, said, strict=True))
-    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
-    assert [event["values"] for event in fleet.events(ref, "metric")] == [{"loss": None}]
-
-
+@pytest.mark.slow
 def test_a_flood_of_output_is_kept_but_not_relayed(fleet: Fleet) -> None:
     ref = fleet.submit("flood")
     fleet.supervise(ref)
@@ -164,6 +145,7 @@ def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
     ref = fleet.submit("endless")
     supervisor = fleet.supervise(ref)
@@ -183,6 +165,7 @@ def test_cancel_before_the_claim_leaves_nothing_to_do(fleet: Fleet) -> None:
     assert not fleet.data.job(ref.job_id).attempt(1).exists()
 
 
+@pytest.mark.slow
 def test_a_second_supervisor_of_the_same_part_steps_back(fleet: Fleet) -> None:
     ref = fleet.submit("until_told")
     first = fleet.supervise(ref)
@@ -208,60 +191,6 @@ def test_a_spec_that_only_the_api_understands_fails_the_job_and_frees_its_device
     assert "gone" in job.error.message
     assert "install the same packages" in job.error.message
     assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
-
-
-def test_sigterm_to_the_supervisor_ends_the_attempt_in_good_order(fleet: Fleet) -> None:
-    ref = fleet.submit("endless")
-    supervisor = fleet.supervise(ref)
-    eventually(lambda: fleet.printed(ref, "working"))
-    supervisor.terminate()
-    assert supervisor.wait(LIMIT_S) == 0
-    job = fleet.job(ref)
-    assert (job.state, job.attempt) == ("queued", 1)
-    assert "SIGTERM" in (job.reason or "")
-    assert processes_of(ref) == []
-
-
-def test_sigint_to_the_supervisor_gives_the_part_back_to_the_queue(fleet: Fleet) -> None:
-    ref = fleet.submit("endless")
-    supervisor = fleet.supervise(ref)
-    eventually(lambda: fleet.printed(ref, "working"))
-    supervisor.send_signal(signal.SIGINT)
-    assert supervisor.wait(LIMIT_S) == 0
-    job = fleet.job(ref)
-    assert (job.state, job.attempt, job.error) == ("queued", 1, None)
-    assert (job.reason or "").startswith("attempt 1: the service on its host stopped; queued again")
-    assert processes_of(ref) == []
-
-
-def test_a_killed_supervisor_leaves_no_process_and_frees_its_devices(fleet: Fleet) -> None:
-    ref = fleet.submit("endless", ranks=2)
-    supervisor = fleet.supervise(ref)
-    eventually(lambda: fleet.printed(ref, "working"))
-    started = family(supervisor)
-    supervisor.kill()
-    eventually(lambda: all_gone(started))
-    fleet.expire_lease(ref)
-    assert fleet.store.attempts.reap() == [ref.job_id]
-    job = fleet.job(ref)
-    assert job.state == "queued"
-    assert "stopped renewing its lease; queued again without using a retry" in (job.reason or "")
-    fleet.beat()
-    assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
-
-
-def test_a_killed_keeper_loses_the_attempt_and_leaves_no_process(fleet: Fleet) -> None:
-    ref = fleet.submit("endless", ranks=2)
-    supervisor = fleet.supervise(ref)
-    eventually(lambda: fleet.printed(ref, "working"))
-    started = family(supervisor)
-    started[0].kill()
-    assert supervisor.wait(LIMIT_S) == 0
-    assert all_gone(started)
-    assert processes_of(ref) == []
-    job = fleet.job(ref)
-    assert job.state == "queued"
-    assert "keeps the group together was ended by SIGKILL" in (job.reason or "")
 
 
 def test_a_gang_over_two_hosts(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""The collector's end: what is read after it must not touch the files that it has closed."""
+"""What the collector makes of the files of ranks: lines that are no events, and its end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,41 @@ class Room:
     ranks = frozenset({0})
     heard_at = 0.0
 
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
     async def room(self) -> None:
         await asyncio.sleep(0)
+
+    def put(self, event: Event) -> None:
+        self.said.append(event)
+
+
+async def recover(_: Event | None) -> None:
+    await asyncio.sleep(0)
+
+
+def test_malformed_events_are_logged_and_harm_nobody(tmp_path: Path) -> None:
+    with rank_file(tmp_path, 0).open("wb") as file:
+        file.write(b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n')
+        file.write(b"x" * (5 << 20) + b"\n")
+        file.write(b'{"type": "metric", "step": 7, "values": {"loss": null}}\n')
+    taken: list[Any] = []
+
+    async def disk(act: Callable[[], None]) -> None:
+        await asyncio.to_thread(act)
+
+    both: Any = Room()
+    collector = Collector(
+        tmp_path, both, both, take=taken.append, recover=recover, disk=disk, settings=SupervisorSettings()
+    )
+    asyncio.run(collector.finish())
+    reasons = ("not JSON", "not a JSON object", "the type is none of", "needs 'step' (int)", "is longer than")
+    assert len(both.said) == len(reasons)
+    for reason, event in zip(reasons, both.said, strict=True):
+        assert event["line"].startswith("malformed event")
+        assert reason in event["line"]
+    assert [(event["step"], event["values"]) for event in taken] == [(7, {"loss": None})]
 
 
 def test_a_turn_that_was_waiting_when_the_collector_finished_reads_nothing(tmp_path: Path) -> None:
@@ -36,9 +69,6 @@ async def _finish_between_turns(folder: Path) -> None:
         reading.set()
         await asyncio.sleep(0)
         act()
-
-    async def recover(event: Event | None) -> None:
-        await asyncio.sleep(0)
 
     both: Any = Room()
     settings = SupervisorSettings(read_interval_s=0.0)

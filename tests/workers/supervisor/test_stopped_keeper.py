@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from waiting import LIMIT_S, eventually
 from worker_fleet import Fleet, all_gone, family
 
 from service.jobs.supervisor_registry import SupervisorRegistry
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def test_a_stopped_keeper_does_not_hold_up_a_cancel(fleet: Fleet) -> None:

@@ -1,0 +1,67 @@
+"""Run tests in several processes at once, then once more, alone, what failed; what passes then is named as flaky.
+
+    python tests/run.py [arguments of pytest]
+
+A test that fails twice fails the run. One that fails beside others and passes alone does not: the last lines name it,
+since it is a defect, of the test or of the code, that somebody has to find.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+MOST_REPEATED = 20  # more failures than these are no accident: the change is at fault
+PROCESSES = min(max((os.cpu_count() or 1) + 2, 4), 16)  # tests wait for servers and ranks part of their time
+
+
+class Failures:
+    """The ids of what failed in a run, in order: tests with their fixtures, and files that could not be collected."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, None] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.ids[report.nodeid] = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.ids[report.nodeid] = None
+
+
+def run_at_once(arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Run the tests that pytest's arguments select; return its exit code and what failed."""
+    failures = Failures()
+    together = ["--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "20"]
+    code = pytest.main([*together, *arguments], plugins=[failures])
+    return int(code), list(failures.ids)
+
+
+def passes_alone(test: str) -> bool:
+    print(f"\nonce more, alone: {test}", flush=True)
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", test], check=False).returncode == 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    code, failed = run_at_once(arguments)
+    if code != pytest.ExitCode.TESTS_FAILED or not failed:
+        return code
+    if len(failed) > MOST_REPEATED:
+        print(f"{len(failed)} failed: too many to be run again")
+        return code
+    flaky = [test for test in failed if passes_alone(test)]
+    broken = [test for test in failed if test not in flaky]
+    print(f"\n{len(broken)} failed twice, {len(flaky)} flaky (failed beside others, passed alone)")
+    for title, tests in (("FAILED TWICE", broken), ("FLAKY", flaky)):
+        for test in tests:
+            print(f"{title} {test}")
+    return code if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

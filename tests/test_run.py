@@ -1,0 +1,59 @@
+"""A failure counts if it happens twice: beside the other tests, and then alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+RUN = Path(__file__).parent / "run.py"
+TESTS = """
+from pathlib import Path
+import pytest
+
+def test_sound(): pass
+
+def test_only_beside_others():
+    seen = Path(__file__).with_name("seen")
+    first = not seen.exists()
+    seen.touch()
+    assert not first
+
+@pytest.fixture
+def torn_down():
+    yield
+    seen = Path(__file__).with_name("torn down")
+    first = not seen.exists()
+    seen.touch()
+    assert not first
+
+def test_fixture(torn_down): pass
+"""
+BROKEN = "\ndef test_always(): assert False\n"
+
+
+def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_these.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, str(RUN), "--numprocesses", "2"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_what_passes_alone_is_named_as_flaky_and_does_not_fail_the_run(tmp_path: Path) -> None:
+    ended = run(tmp_path, TESTS)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.splitlines()[-3:] == [
+        "0 failed twice, 2 flaky (failed beside others, passed alone)",
+        "FLAKY test_these.py::test_only_beside_others",
+        "FLAKY test_these.py::test_fixture",
+    ]
+
+
+def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
+    ended = run(tmp_path, TESTS + BROKEN)
+    assert ended.returncode == 1
+    assert "FAILED TWICE test_these.py::test_always" in ended.stdout
+
+
+def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
+    assert run(tmp_path, "import nothing_of_this_name\n").returncode != 0
