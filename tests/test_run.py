@@ -34,7 +34,7 @@ BROKEN = "\ndef test_always(): assert False\n"
 
 def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_these.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis -p no:hypothesispytest\n")
     command = [sys.executable, str(RUN), "--numprocesses", "2"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 

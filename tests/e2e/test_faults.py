@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -35,6 +36,13 @@ def reached(service: Service, job_id: str, step: int, attempt: int = 1) -> dict[
         return bool(job["attempt"] == attempt and job["state"] == "running" and job["progress"]["done"] > step)
 
     return service.wait(job_id, lambda job: job["progress"] is not None and holds(job))
+
+
+def first_step(record: Path) -> int | None:
+    """The first step that a rank of an attempt has reported, once it has."""
+    lines = record.read_bytes().splitlines(keepends=True) if record.exists() else []
+    events = (json.loads(line) for line in lines if line.endswith(b"\n"))
+    return next((event["step"] for event in events if event["type"] == "metric"), None)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +88,8 @@ def test_broker_api_and_worker_are_killed_and_a_running_job_does_not_notice(serv
 def test_a_rank_is_killed_and_its_job_goes_on_from_a_checkpoint(service: Service, running: str) -> None:
     (rank,) = (each for each in service.processes_of(running) if each.environ().get("RANK") == "1")
     rank.kill()
-    reached(service, running, 0, attempt=2)
     record = rank_file(DataLayout(service.data).job(running).attempt(2), 0)
-    lines = (json.loads(line) for line in record.read_bytes().splitlines(keepends=True) if line.endswith(b"\n"))
-    first = next(event["step"] for event in lines if event["type"] == "metric")
+    first = eventually(lambda: first_step(record))
     assert first > EVERY
     assert first % EVERY == 1
 

@@ -15,7 +15,7 @@ from ensure_chromium import find_chromium
 from playwright.sync_api import expect, sync_playwright
 from running_service import Service, start, stop
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 EXAMPLE = Path(__file__).parents[1] / "plugins" / "example_package"
 JOB = {
@@ -57,7 +57,6 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     stop(running)
 
 
-@pytest.mark.slow
 def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -> None:
     job_id = extended.submit(JOB)["id"]
 
@@ -98,7 +97,6 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
     assert job["result"]["eval_hinge"] < 0.2
 
 
-@pytest.mark.slow
 def test_an_installed_program_is_compile_checked(extended: Service) -> None:
     check = {"kind": "compile", "program": {"name": "allocator", "rounds": 2}, "modes": ["eager"], "phases": ["train"]}
     job = extended.wait(extended.submit(check)["id"])
@@ -156,7 +154,6 @@ def test_a_kind_that_cannot_be_used_is_named_at_the_start_and_at_submission(exte
     assert "kind 'ghost' of halfway 0.1 is installed but unavailable" in answer.json()["detail"]
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service) -> None:
     if (chromium := find_chromium()) is None:

@@ -32,6 +32,7 @@ def failure(fleet: Fleet, behaviour: str, ranks: int = 1, **fields: object) -> J
     return job.error
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(fleet: Fleet) -> None:
     ref = fleet.submit("deadlocked", 2, stall_s=3.0)
     fleet.supervise(ref)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
 from rigorous_ranks import (
     LOOSER,
     Exact,
@@ -212,7 +211,8 @@ def cut(graph: Any, axis: Any) -> Any:
     return ModelUnderVerification(module, NetworkEngine(network, RIGOROUS), module, None, torch.float64)
 
 
-@pytest.mark.parametrize("names", slow_but_for([[OPTIMISED], [OPTIMISED, "every collective"]], [OPTIMISED]))
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [[OPTIMISED], [OPTIMISED, "every collective"]])
 def test_two_ranks_find_rigorous_bounds_that_are_as_tight_as_those_of_one(torchrun: Any, names: list[str]) -> None:
     first, second = torchrun(compare, 2, names=names)
     assert first == second, "ranks have the same bounds to the last bit"
