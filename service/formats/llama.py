@@ -64,7 +64,10 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
         raise LlamaError(f"config.json has no {missing[0]}")
     try:
         scaling = _read_scaling(rope if _form(rope) else _object(values, "rope_scaling"))
-        config = TransformerConfig.model_validate({**DEFAULTS, **given, "rope_scaling": scaling})
+        tied = bool(values.get("tie_word_embeddings"))
+        config = TransformerConfig.model_validate(
+            {**DEFAULTS, **given, "rope_scaling": scaling, "tied_embeddings": tied}
+        )
     except ValidationError as error:
         raise LlamaError(f"config.json does not describe a transformer: {error}") from error
     head = values.get("head_dim")
@@ -117,8 +120,8 @@ def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
     return {own: rope[theirs] for own, theirs in SCALING.items() if theirs in rope}
 
 
-def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, tied: bool) -> dict[str, Any]:
-    """Return a ``config.json`` for ``LlamaForCausalLM``. ``tied``: the head's weights are the embedding's."""
+def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"]) -> dict[str, Any]:
+    """Return a ``config.json`` for ``LlamaForCausalLM``."""
     scaling = config.rope_scaling and {SCALING[own]: value for own, value in config.rope_scaling.model_dump().items()}
     own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}
     return {
@@ -130,7 +133,7 @@ def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, t
         "attention_bias": False,
         "mlp_bias": False,
         "rope_scaling": {"rope_type": "llama3", **scaling} if scaling else None,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": DTYPES[dtype],
         "bos_token_id": None,
         "eos_token_id": None,

@@ -19,6 +19,7 @@ from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig
+from service.models.tied import global_parameters
 from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
@@ -51,7 +52,7 @@ def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Ten
     ``stages`` are this rank's modules: one, or several pipeline stages. Tensors move one at a time.
     """
     own = [stages] if isinstance(stages, nn.Module) else list(stages)
-    parameters = {name: tensor for stage in own for name, tensor in stage.named_parameters()}
+    parameters = {name: tensor for stage in own for name, tensor in global_parameters(stage)}
     found: dict[str, Tensor] = {}
     for owner, entries in enumerate(_catalogue(parameters, mesh)):
         for name, shape, dtype in entries:
@@ -70,14 +71,14 @@ def load_into(module: nn.Module, state: Weights) -> None:
     one at a time. Raises :class:`WeightsError` before anything
     is changed when a name is missing or a shape differs.
     """
-    for name, parameter in module.named_parameters():
+    for name, parameter in global_parameters(module):
         if name not in state:
             raise WeightsError(f"no weights for {name!r}: they belong to another model")
         if state[name].shape != parameter.shape:
             held, wanted = tuple(state[name].shape), tuple(parameter.shape)
             raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in global_parameters(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             target.copy_(state[name][_own_part(parameter)])
 

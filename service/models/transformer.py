@@ -7,6 +7,7 @@ stream by tokens (sequence parallelism).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 
 import torch
@@ -157,6 +158,11 @@ class Transformer(nn.Module):
         self.head: nn.Module | None = ColumnParallelLinear(
             config.dim, config.vocab_size, axis, bias=False, copied_input=True
         )
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return the head's weight as the second place of the embedding's, where the configuration ties them."""
+        return {"head.weight": "embedding.weight"} if self.config.tied_embeddings else {}
 
     def forward(self, x: Tensor) -> Tensor:
         stream = self._stream(x)

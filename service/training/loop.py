@@ -39,6 +39,7 @@ class Loop:
         self.training = training
         self.spec, self.context = training.spec, training.context
         self.parameters = [parameter for stage in training.stages.values() for parameter in stage.parameters()]
+        self.counted = training.tied.counted(self.parameters)
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.step = 0
         self.reported_undivided = False
@@ -59,6 +60,7 @@ class Loop:
             return
         _check_same_data(newest, self.training.dataset.sha256)
         saved = checkpoint.load(newest.path, self._state())
+        self.training.tied.take_up(self.training.optimizer)
         self.step = self.saved_step = saved.step
         self.loss = saved.meta.get("loss", self.loss)
         self.history = self._open_history()
@@ -132,12 +134,13 @@ class Loop:
 
     def _update(self, loss: torch.Tensor, rate: float) -> StepReduction:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
+        self.training.tied.sum_gradients()
         gradients, optimizer = present(self.parameters), self.training.optimizer
         timeline = self.training.engine.timeline
         load = timeline.load() if timeline else NO_LOAD
         share = RankShare(
             loss=loss / self.training.mesh.tp.size,
-            squared_norm=squared_norm(gradients, self.stage_ranks, self.training.device),
+            squared_norm=squared_norm(present(self.counted), self.stage_ranks, self.training.device),
             stop=self.context.should_stop(),
             unsaved=self.saver.has_failed,
             busy=load.busy,

@@ -98,6 +98,7 @@ def packed(folder: Path, form: str) -> bytes:
 
 
 def upload_checkpoint(root: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], form: str = "tar") -> str:
+    root.mkdir(exist_ok=True)
     write_checkpoint(root / "source", config, tensors)
     return upload(root, packed(root / "source", form))
 
@@ -257,7 +258,7 @@ def test_a_published_configuration() -> None:
     assert config == TransformerConfig(**expected, max_sequence=4096, norm_eps=1e-5, rope_theta=1e4)
     newer = {**CONFIG, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
     assert read_config(newer) == read_config(CONFIG)
-    assert read_config(write_config(config, "bf16", tied=False)) == config
+    assert read_config(write_config(config, "bf16")) == config
 
 
 def test_scaling_counts_beside_rotary_settings_of_no_type() -> None:
@@ -305,6 +306,20 @@ def test_a_checkpoint_of_another_architecture_is_refused(
         huggingface.load(upload_checkpoint(tmp_path, CONFIG, tensors), DataLayout(tmp_path))
 
 
+def test_a_tied_head_that_a_file_repeats_must_be_the_embedding(tmp_path: Path) -> None:
+    config = {**CONFIG, "tie_word_embeddings": True}
+    tensors = checkpoint_tensors(config)
+    table = tensors["model.embed_tokens.weight"]
+    file = upload_checkpoint(tmp_path / "equal", config, {**tensors, "lm_head.weight": table.clone()})
+    own, weights = huggingface.load(file, DataLayout(tmp_path / "equal"))
+    assert own.tied_embeddings
+    assert weights.keys() == their_names(own).keys()
+    assert "head.weight" not in weights
+    file = upload_checkpoint(tmp_path / "other", config, {**tensors, "lm_head.weight": table + 1})
+    with pytest.raises(WeightsError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        huggingface.load(file, DataLayout(tmp_path / "other"))
+
+
 def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     tensors = checkpoint_tensors(CONFIG)
     folder = tmp_path / "source"
@@ -315,7 +330,7 @@ def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
     (folder / archive.INDEX).write_text(json.dumps(index))
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
-    assert weights.keys() == their_names(3).keys()
+    assert weights.keys() == their_names(read_config(CONFIG)).keys()
     (folder / archive.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
     with pytest.raises(WeightsError, match=r"names model-2.safetensors, which the archive does not have"):
         huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))

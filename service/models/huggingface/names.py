@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from service.jobs.spec.families import TransformerConfig
+
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
-_OUTSIDE = {EMBEDDING: "model.embed_tokens.weight", "norm.weight": "model.norm.weight", HEAD: "lm_head.weight"}
+THEIR_EMBEDDING, THEIR_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_OUTSIDE = {EMBEDDING: THEIR_EMBEDDING, "norm.weight": "model.norm.weight", HEAD: THEIR_HEAD}
 _IN_BLOCK = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.query.weight": "self_attn.q_proj.weight",
@@ -19,11 +22,12 @@ DERIVED = "rotary_emb.inv_freq"
 """What old checkpoints also hold: it follows from the configuration."""
 
 
-def their_names(layers: int) -> dict[str, str]:
-    """Return their name of each of our parameters."""
+def their_names(config: TransformerConfig) -> dict[str, str]:
+    """Return their name of each of our parameters; a head that is tied to the embedding has none of its own."""
     blocks = {
         f"blocks.{layer}.{ours}": f"model.layers.{layer}.{theirs}"
-        for layer in range(layers)
+        for layer in range(config.layers)
         for ours, theirs in _IN_BLOCK.items()
     }
-    return _OUTSIDE | blocks
+    outside = {ours: theirs for ours, theirs in _OUTSIDE.items() if not (config.tied_embeddings and ours == HEAD)}
+    return outside | blocks

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -16,14 +17,13 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.families import TransformerConfig
 from service.models.build_once import build_once
 from service.models.full_weights import WeightsError
-from service.models.huggingface.names import DERIVED, EMBEDDING, HEAD, their_names
+from service.models.huggingface.names import DERIVED, THEIR_EMBEDDING, THEIR_HEAD, their_names
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
     """Return the model in an uploaded archive. Raises :class:`WeightsError`.
 
     The archive is unpacked once, by the first rank. Tensors are mapped, so a rank reads only the parts that it uses.
-    A head that is tied to the embedding starts as its copy, and is trained apart from it.
     """
     archive = layout.file(file)
     if not archive.is_file():
@@ -32,7 +32,7 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
         folder = build_once(layout.cache / "huggingface" / file, partial(unpack, archive))
         values = json.loads((folder / CONFIG).read_bytes())
         config = read_config(values)
-        return config, _renamed(_tensors(folder), config, tied=bool(values.get("tie_word_embeddings", False)))
+        return config, _renamed(_tensors(folder), config)
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise WeightsError(f"model.huggingface: {file}: {error}") from error
 
@@ -60,12 +60,25 @@ def _shards(folder: Path) -> list[Path]:
     return shards
 
 
-def _renamed(tensors: dict[str, Tensor], config: TransformerConfig, *, tied: bool) -> dict[str, Tensor]:
-    names = their_names(config.layers)
-    if tied and names[HEAD] not in tensors and names[EMBEDDING] in tensors:
-        tensors = {**tensors, names[HEAD]: tensors[names[EMBEDDING]]}
+def _renamed(tensors: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+    names = their_names(config)
+    if config.tied_embeddings:
+        tensors = _without_second_table(tensors)
     if missing := [theirs for theirs in names.values() if theirs not in tensors]:
         raise WeightsError(f"the checkpoint has no tensor {missing[0]} (and lacks {len(missing)} in all)")
     if foreign := [name for name in tensors.keys() - names.values() if not name.endswith(DERIVED)]:
         raise WeightsError(f"the checkpoint has {min(foreign)}, which a model of this configuration has not")
     return {ours: tensors[theirs] for ours, theirs in names.items()}
+
+
+def _without_second_table(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a tied model without the head's, which some files repeat."""
+    head, embedding = tensors.get(THEIR_HEAD), tensors.get(THEIR_EMBEDDING)
+    if head is None or embedding is None:
+        return tensors
+    if not torch.equal(head, embedding):
+        raise WeightsError(
+            f"{CONFIG} says tie_word_embeddings: true, but {THEIR_HEAD} differs from {THEIR_EMBEDDING}; say false to "
+            f"train them apart, or leave {THEIR_HEAD} out"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != THEIR_HEAD}

@@ -15,7 +15,7 @@ from service.formats.archive import CONFIG, INDEX
 from service.formats.llama import write_config
 from service.jobs.atomic import atomic_draft
 from service.jobs.spec.families import TransformerConfig
-from service.models.huggingface.names import EMBEDDING, HEAD, their_names
+from service.models.huggingface.names import their_names
 
 SHARD_BYTES = 5 * 10**9
 """Size of a file from which their library starts the next."""
@@ -27,18 +27,13 @@ def write(
 ) -> None:
     """Write ``config.json`` and safetensors files; ``folder`` appears complete or not at all, in place of an old one.
 
-    Tables of embedding and head that are equal are written once, as tied.
+    A table that embedding and head share is written once.
     """
-    tied = torch.equal(weights[EMBEDDING], weights[HEAD])
-    names = their_names(config.layers)
-    tensors = {
-        theirs: weights[ours].to(TYPES[dtype]).contiguous()
-        for ours, theirs in names.items()
-        if not (tied and ours == HEAD)
-    }
+    names = their_names(config)
+    tensors = {theirs: weights[ours].to(TYPES[dtype]).contiguous() for ours, theirs in names.items()}
     with atomic_draft(folder) as draft:
         draft.mkdir(parents=True)
-        (draft / CONFIG).write_text(json.dumps(write_config(config, dtype, tied=tied), indent=2) + "\n")
+        (draft / CONFIG).write_text(json.dumps(write_config(config, dtype), indent=2) + "\n")
         _write_shards(draft, tensors)
 
 

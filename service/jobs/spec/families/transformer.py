@@ -40,6 +40,7 @@ class TransformerConfig(ModelConfig):
     norm_eps: float = Field(1e-5, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
     rope_scaling: RopeScaling | None = None
+    tied_embeddings: bool = Field(False, description="one table of vocab_size × dim for both embedding and head")
 
     @property
     def key_value_heads(self) -> int:
@@ -69,9 +70,9 @@ class TransformerConfig(ModelConfig):
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Count ``6·(N − N_emb) + 12·L·H·d_head·sequence`` per token (PaLM, Chowdhery et al., 2022, appendix B).
 
-        That counts attention as if it were not causal, as is customary.
+        That counts attention as if it were not causal, as is customary. A tied table counts once, as the head's.
         """
-        matrices = parameters - self.vocab_size * self.dim
+        matrices = parameters - (0 if self.tied_embeddings else self.vocab_size * self.dim)
         return (6 * matrices + 12 * self.layers * self.dim * sequence) * sequence
 
     @model_validator(mode="after")
