@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from service.jobs.checkpoints import WEIGHTS, finished
 from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
@@ -24,7 +23,6 @@ from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 _CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
@@ -90,23 +88,16 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
     """
-    finished = _finished(paths.artifacts)
-    if finished is not None and step in ("latest", finished["step"]):
-        return _config.validate_python(finished["config"]), load_file(paths.artifacts / WEIGHTS)
+    model = finished(paths.artifacts)
+    if model is not None and step in ("latest", model["step"]):
+        return _config.validate_python(model["config"]), load_file(paths.artifacts / WEIGHTS)
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
     if wanted not in saved:
-        steps = sorted({*saved, *([finished["step"]] if finished else [])})
+        steps = sorted({*saved, *([model["step"]] if model else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
     return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    if not (folder / DESCRIPTION).is_file() or not (folder / WEIGHTS).is_file():
-        return None
-    description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
-    return description
 
 
 def _full(parameter: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.compiler import set_stance
 
 from service.jobs.spec.compile import Phase
+from service.models import WeightsError
 from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
@@ -52,8 +53,11 @@ class Loop:
         self.history = self._open_history()
 
     def resume(self) -> None:
-        """Take up the newest complete checkpoint of the job, whatever layout wrote it."""
-        newest = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
+        """Take up the newest complete checkpoint of the job, else that of the job that it resumes, whatever layout
+        wrote it.
+        """
+        own = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
+        newest = own or self._resumed_checkpoint()
         prime(self.training.optimizer, newest.step if newest else 0)
         self.saver.expect(self._state())
         if newest is None:
@@ -61,11 +65,23 @@ class Loop:
         _check_same_data(newest, self.training.dataset.sha256)
         saved = checkpoint.load(newest.path, self._state())
         self.training.tied.take_up(self.training.optimizer)
-        self.step = self.saved_step = saved.step
+        self.step, self.saved_step = saved.step, own and own.step
         self.loss = saved.meta.get("loss", self.loss)
         self.history = self._open_history()
         if self.context.rank == 0:
-            self.context.report.log(f"resumed from the checkpoint of step {self.step}")
+            whose = "" if own or self.spec.resume is None else f" of job {self.spec.resume.job}"
+            self.context.report.log(f"resumed from the checkpoint of step {self.step}{whose}")
+
+    def _resumed_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint of another job that the spec resumes. Raises :class:`WeightsError` without one."""
+        if (resume := self.spec.resume) is None:
+            return None
+        folder = self.context.data.job(resume.job).checkpoints
+        found = newest_checkpoint(folder, self.training.device, None if resume.step == "latest" else resume.step)
+        if found is None:
+            left = [each.step for each in checkpoint.complete(folder)]
+            raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
+        return found
 
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
@@ -219,13 +235,15 @@ class Loop:
                 yield
 
 
-def newest_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
-    """Return the newest complete checkpoint that the first rank sees; a shared folder may look different elsewhere."""
-    newest = checkpoint.latest(folder)
-    step = torch.tensor(newest.step if newest else -1, device=device)
+def newest_checkpoint(folder: Path, device: torch.device, step: int | None = None) -> Checkpoint | None:
+    """Return the newest complete checkpoint that the first rank sees, or that of a step; a shared folder may look
+    different elsewhere.
+    """
+    newest = checkpoint.latest(folder) if step is None else checkpoint.read(folder / f"step_{step}")
+    found = torch.tensor(newest.step if newest else -1, device=device)
     if dist.is_initialized():
-        dist.broadcast(step, src=0)
-    return None if step < 0 else checkpoint.require(folder / f"step_{int(step)}")
+        dist.broadcast(found, src=0)
+    return None if found < 0 else checkpoint.require(folder / f"step_{int(found)}")
 
 
 def _check_same_data(saved: Checkpoint, sha256: str) -> None:

@@ -162,7 +162,7 @@ def build_stages(
     stages = {}
     for part in _local_parts(schedule, mesh):
         stage = build(inputs.config, mesh, dtype=inputs.state, device=device, seed=spec.seed, part=part)
-        if inputs.weights is not None:
+        if inputs.weights is not None and spec.resume is None:
             load_into(stage, inputs.weights)
         objective.adapt(stage, part)
         compile_mode = COMPILE_MODES[lowest(modes)] if modes else None

@@ -140,7 +140,8 @@ def _check_finite(marks: list[float], step: int) -> None:
     what = "loss" if worst >= BAD_LOSS else "gradient norm"
     raise NonFiniteError(
         f"the {what} is not finite on rank {marks.index(worst)} at step {step}; "
-        "lower the learning rate or look at the data, then retry from the last checkpoint"
+        "lower the learning rate or look at the data, then go on from the last checkpoint by a new job with "
+        "resume: {job: ID}"
     )
 
 

@@ -9,6 +9,7 @@ from service.jobs.checks.fit import check_data, check_export
 from service.jobs.checks.fleet import check_float8
 from service.jobs.checks.gate import check_gate
 from service.jobs.checks.parallel import check_mesh, check_pipeline
+from service.jobs.checks.resume import check_resume
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.train import TrainSpec
@@ -19,6 +20,7 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
     config = resolve(spec.model, context)
     yield from check_archive(spec.model, context)
     yield from check_gate(spec, config, context)
+    yield from check_resume(spec, config, context)
     if config is not None:
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         yield from check_export(spec.export, config)
