@@ -18,6 +18,7 @@ from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.training.evaluation import evaluate
+from service.training.finite import check_evaluation, check_weights, explained_overflow
 from service.training.gradients import clip_, present, squared_norm
 from service.training.history import History
 from service.training.metrics import Timing, peak_memory_gib, step_metrics
@@ -85,12 +86,13 @@ class Loop:
 
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
+        self._make_up_evaluation()
         while self.step < self.spec.steps:
             if self.advance().stop and self.step < self.spec.steps:
                 return False
             if _due(self.step, self.spec.checkpoint.every):
                 self.save()
-            if _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps:
+            if self._evaluation_due():
                 self.evaluate()
         return True
 
@@ -98,9 +100,11 @@ class Loop:
         """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
 
         It may still be being written afterwards: the span ``checkpoint`` is how long training stood still for it.
+        Raises :class:`NonFiniteError` for weights that no run could go on from.
         """
         if self.saved_step == self.step:
             return
+        check_weights(self.parameters, self.step, self.training.device)
         with self._span("checkpoint", step=self.step):
             config = self.training.config.model_dump(mode="json")
             self.saver.save(self.step, self._state(), {"model": config, **self.training.origin, "loss": self.loss})
@@ -111,8 +115,22 @@ class Loop:
         """Return the metrics over the test split, reported at this step."""
         with self._span("evaluate", step=self.step), self._phase("inference"):
             metrics = evaluate(self.training)
+        check_evaluation(metrics, self.step)
         self._report(metrics)
         return metrics
+
+    def _make_up_evaluation(self) -> None:
+        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so."""
+        if self.saved_step is None or not self._evaluation_due():
+            return
+        lacking = torch.tensor(not self.history.has_evaluation(self.step), device=self.training.device)
+        if dist.is_initialized():
+            dist.broadcast(lacking, src=0)
+        if lacking:
+            self.evaluate()
+
+    def _evaluation_due(self) -> bool:
+        return _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps
 
     def summary(self, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
         """Return the job's result."""
@@ -168,7 +186,8 @@ class Loop:
             clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        optimizer.step()
+        with explained_overflow(self.step + 1, rate):
+            optimizer.step()
         optimizer.zero_grad()
         return reduction
 
@@ -205,7 +224,10 @@ class Loop:
         """Return the metrics so far; only the first rank keeps them."""
         paths = self.context.paths
         history = History(
-            paths.artifacts / "metrics.parquet", self.step if self.context.rank == 0 else 0, paths.attempt(0).parent
+            paths.artifacts / "metrics.parquet",
+            self.step if self.context.rank == 0 else 0,
+            paths.attempt(0).parent,
+            evaluated=self._evaluation_due(),
         )
         if history.unreadable:
             self.context.report.log(history.unreadable)

@@ -35,7 +35,7 @@ def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Proble
     """Yield what would give another order of the samples than the one that the job was in."""
     if spec.data != first.data:
         got = spec.data.model_dump(mode="json", by_alias=True)
-        yield Problem("data", f"job {job.id} trains on other data", str(got), "the data of that job")
+        yield Problem("data", f"job {job.id} trains on other data", str(got), f"its data, or model: {{job: {job.id}}}")
     if spec.seed != first.seed:
         yield Problem("seed", f"job {job.id} draws its batches by another seed", spec.seed, str(first.seed))
     if spec.batch.global_ != first.batch.global_:
