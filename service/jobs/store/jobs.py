@@ -28,6 +28,7 @@ from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
 from service.jobs.store.over_quota import refuse_over_quota
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
+from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent, valid_traceparent
 
 _ID = re.compile(r"job_[0-9a-z]{20}")
@@ -72,6 +73,7 @@ class Submission:
             "kind": spec.kind,
             "name": spec.name or spec.kind,
             "labels": _json(spec.labels),
+            "folded": folded(f"{spec.name or spec.kind} {_json(spec.labels)}"),
             "owner": self.owner,
             "project": self.project,
             "priority": str(spec.priority),
