@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Annotated, cast
 
 import typer
-import yaml
 from rich.text import Text
 
 from service.jobs.records import Job, JobOrder, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
+from trivet.cli import documents
 from trivet.cli.context import (
     JobArgument,
     JobArguments,
@@ -117,7 +117,7 @@ def _show_facts(job: Job) -> None:
     for name, document in (("parameters", job.parameters), ("spec", job.spec), ("result", job.result)):
         if document:
             out.print(f"{name:>10}", style="bold")
-            out.block(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
+            out.block(documents.dump(document).rstrip())
 
 
 def cancel(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
