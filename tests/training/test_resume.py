@@ -143,7 +143,8 @@ def test_a_job_that_goes_on_has_its_own_rate_and_number_of_steps(resumed: tuple[
     layout = DataLayout(folder / "stopped")
     _, before = trained(layout.job(JOB), STOP)
     after = load_file(layout.job(OTHERS[4]).artifacts / "model.safetensors")
-    assert all(torch.equal(before[name][tuple(map(slice, after[name].shape))], after[name]) for name in after)
+    for name, tensor in after.items():
+        assert torch.equal(before[name][tuple(slice(0, size) for size in tensor.shape)], tensor), name
 
 
 def test_a_job_that_is_resumed_must_have_left_a_checkpoint(tmp_path: Path) -> None:
