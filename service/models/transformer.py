@@ -87,12 +87,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
         super().__init__()
-        self.head_dim, self.rotary = config.dim // config.heads, rotary
-        narrow = config.key_value_heads * self.head_dim
-        self.query = ColumnParallelLinear(config.dim, config.dim, axis, bias=False, copied_input=True)
-        self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
-        self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
-        self.output = RowParallelLinear(config.dim, config.dim, axis, bias=False, partial_output=True)
+        self.head_dim, self.rotary = config.head_features, rotary
+        wide, narrow = config.heads * self.head_dim, config.key_value_heads * self.head_dim
+        self.query = ColumnParallelLinear(config.dim, wide, axis, bias=config.qkv_bias, copied_input=True)
+        self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
+        self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
+        self.output = RowParallelLinear(wide, config.dim, axis, bias=False, partial_output=True)
 
     def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = stream.enter(x)
@@ -149,7 +149,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.output_axis = config, axis
         self.replicated, self.sharded = Replicated(axis), SequenceSharded(axis)
-        rotary = Rotary(config.dim // config.heads, config.max_sequence, config.rope_theta, config.rope_scaling)
+        rotary = Rotary(config.head_features, config.max_sequence, config.rope_theta, config.rope_scaling)
         self.embedding: nn.Module | None = VocabularyParallelEmbedding(
             config.vocab_size, config.dim, axis, partial_output=True
         )
@@ -189,6 +189,8 @@ class Transformer(nn.Module):
         """Draw normal weights; those that write to the residual stream are scaled by 1/√(2·layers) (GPT-2)."""
         if "norm" in name:
             return Constant(1.0)
+        if name.endswith(".bias"):
+            return Constant(0.0)
         into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
         return Normal(_WEIGHT_STD / sqrt(2 * self.config.layers) if into_residual else _WEIGHT_STD)
 

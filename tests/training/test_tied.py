@@ -21,7 +21,8 @@ from service.models import build
 
 TIED: dict[str, Any] = {
     **TRANSFORMER,
-    "model": {**TRANSFORMER["model"], "layers": 4, "tied_embeddings": True},
+    # Heads that are not dim/heads wide, and biases, are divided beside it.
+    "model": {**TRANSFORMER["model"], "layers": 4, "tied_embeddings": True, "head_dim": 6, "qkv_bias": True},
     "steps": 3,
     "checkpoint": {"every": 2},
     "export": {"huggingface": "fp32"},

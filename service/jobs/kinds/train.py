@@ -10,8 +10,9 @@ from service.jobs.checks.fleet import check_float8
 from service.jobs.checks.gate import check_gate
 from service.jobs.checks.parallel import check_mesh, check_pipeline
 from service.jobs.checks.resume import check_resume
-from service.jobs.plugins import CheckContext, JobKind
+from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Problem
+from service.jobs.spec.families import TransformerConfig
 from service.jobs.spec.train import TrainSpec
 
 
@@ -25,6 +26,7 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         yield from check_export(spec.export, config)
         yield from check_data(spec.data, "data", spec.model, config)
+        yield from _check_sequence(spec, config)
     yield from (Problem(*reason) for reason in spec.objective.check(spec, spec.data.gives))
     yield from _check_batch(spec)
     yield from check_pipeline(spec, spec.micro_batches)
@@ -38,6 +40,14 @@ TRAIN = JobKind(
     page="api.dashboard:static/kinds/train.js",
     preloads=("service.training.job", "torch._dynamo"),
 )
+
+
+def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
+    """Yield why stages could not pass on the residual stream of a transformer: each rank has a part of the tokens."""
+    gives, tp = spec.data.gives, spec.parallel.tp
+    if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
+        message = f"a pipeline passes on parts of a sequence: {gives.sequence} does not divide by tp={tp}"
+        yield Problem("data.sequence", message, gives.sequence, f"a multiple of {tp}")
 
 
 def _check_batch(spec: TrainSpec) -> Iterator[Problem]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from service.formats.archive import CONFIG, INDEX, unpack
+from service.formats.archive import CONFIG, INDEX, unpack, weight_files
 from service.formats.llama import read_config
+from service.formats.llama_names import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, their_names
 from service.jobs.layout import DataLayout
 from service.jobs.spec.families import TransformerConfig
 from service.models.build_once import build_once
 from service.models.full_weights import WeightsError
-from service.models.huggingface.names import DERIVED, THEIR_EMBEDDING, THEIR_HEAD, their_names
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
@@ -50,24 +49,15 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    if not (folder / INDEX).is_file():
-        return sorted(folder.glob("*.safetensors"))
-    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-    # Names come from the archive: only files beside the index count.
-    shards = [folder / Path(str(name)).name for name in sorted(set(index["weight_map"].values()))]
-    if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise WeightsError(f"{INDEX} names {missing[0]}, which the archive does not have")
-    return shards
+    names = [path.name for path in folder.iterdir()]
+    return [folder / name for name in weight_files(names, (folder / INDEX).read_bytes)]
 
 
 def _renamed(tensors: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
     names = their_names(config)
     if config.tied_embeddings:
         tensors = _without_second_table(tensors)
-    if missing := [theirs for theirs in names.values() if theirs not in tensors]:
-        raise WeightsError(f"the checkpoint has no tensor {missing[0]} (and lacks {len(missing)} in all)")
-    if foreign := [name for name in tensors.keys() - names.values() if not name.endswith(DERIVED)]:
-        raise WeightsError(f"the checkpoint has {min(foreign)}, which a model of this configuration has not")
+    check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config)
     return {ours: tensors[theirs] for ours, theirs in names.items()}
 
 

@@ -61,8 +61,8 @@ class ColumnParallelLinear(nn.Module):
 
 
 def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ...]:
-    """Return the outputs of several layers with ``copied_input`` and without bias for one input, as one product of
-    their rows.
+    """Return the outputs of several layers with ``copied_input`` for one input, as one product of their rows; all of
+    them have a bias, or none.
 
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.
@@ -70,7 +70,8 @@ def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ..
     if is_splitting_backward() or is_exporting():
         return tuple(layer(x) for layer in layers)
     weights = [local(layer.weight) for layer in layers]
-    product = layers[0].product(x, torch.cat(weights), None)
+    biases = [local(layer.bias) for layer in layers if layer.bias is not None]
+    product = layers[0].product(x, torch.cat(weights), torch.cat(biases) if biases else None)
     return torch.split(product, [weight.shape[0] for weight in weights], dim=-1)
 
 
