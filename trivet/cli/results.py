@@ -18,6 +18,7 @@ from trivet.cli import documents
 from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
 from trivet.client import Client
 
+_PLAINLY = 0.05
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _FEWEST_POINTS = 10
 _STREAMS = ("stdout", "stderr", "service")
@@ -171,6 +172,8 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     out.print(_ladder(found["rungs"]))
     if any(rung.get("noisy") for rung in found["rungs"]):
         out.print("≈ the timing of this rung was noisy")
+    if any(_is_of_other_rounds(rung) for rung in found["rungs"]):
+        out.print("vs eager: the median over rounds in which both run in turns; the medians of steps may be of others")
 
 
 def rung_title(rung: str) -> str:
@@ -178,6 +181,12 @@ def rung_title(rung: str) -> str:
     all.
     """
     return "eager (Dynamo)" if rung == "eager" else rung
+
+
+def _is_of_other_rounds(rung: Mapping[str, Any]) -> bool:
+    """Return whether the ratio is plainly not that of the two medians beside it."""
+    ratio, step, eager = (rung.get(name) for name in ("ratio", "step_ms", "eager_step_ms"))
+    return bool(ratio and step and eager) and abs(step / eager - ratio) > _PLAINLY * ratio  # type: ignore[operator]
 
 
 def _ladder(rungs: list[dict[str, Any]]) -> Table:
