@@ -26,6 +26,7 @@ from service.parallel.tensor import (
     RowParallelLinear,
     SequenceSharded,
     VocabularyParallelEmbedding,
+    WholeLinear,
     joint,
     local,
 )
@@ -83,22 +84,47 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention with whole heads on a rank."""
+    """Grouped-query self-attention with whole heads on a rank.
+
+    Heads of keys and values that do not divide over the ranks are whole on each, which takes those that its queries
+    attend to.
+    """
 
     def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
         super().__init__()
         self.head_dim, self.rotary = config.head_features, rotary
         wide, narrow = config.heads * self.head_dim, config.key_value_heads * self.head_dim
         self.query = ColumnParallelLinear(config.dim, wide, axis, bias=config.qkv_bias, copied_input=True)
-        self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
-        self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
+        self.groups, self.axis = config.heads // config.key_value_heads, axis
+        self.key: nn.Module
+        self.value: nn.Module
+        if config.key_value_heads % axis.size:
+            self.key = WholeLinear(config.dim, narrow, axis, bias=config.qkv_bias)
+            self.value = WholeLinear(config.dim, narrow, axis, bias=config.qkv_bias)
+        else:
+            self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
+            self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
         self.output = RowParallelLinear(wide, config.dim, axis, bias=False, partial_output=True)
 
     def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = stream.enter(x)
-        query, key, value = map(self._heads, joint((self.query, self.key, self.value), x))
+        query, key, value = self._projected(x)
         attended = _attend(self.rotary(query), self.rotary(key), value)
         return stream.leave(self.output(attended.transpose(1, 2).flatten(-2)))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's heads of queries, and as many of keys and values, or a divisor of that."""
+        key, value = self.key, self.value
+        if isinstance(key, ColumnParallelLinear) and isinstance(value, ColumnParallelLinear):
+            query, keys, values = map(self._heads, joint((self.query, key, value), x))
+            return query, keys, values
+        query = self._heads(self.query(x))
+        keys, values = (self._of_queries(self._heads(layer(x)), query.shape[1]) for layer in (key, value))
+        return query, keys, values
+
+    def _of_queries(self, x: Tensor, heads: int) -> Tensor:
+        """Return the heads of keys or values that this rank's heads of queries attend to, one for each."""
+        return x.repeat_interleave(self.groups, dim=1).narrow(1, self.axis.rank * heads, heads)
 
     def _heads(self, x: Tensor) -> Tensor:
         return torch.unflatten(x, -1, (-1, self.head_dim)).transpose(1, 2)

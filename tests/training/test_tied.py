@@ -35,13 +35,24 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 zbv, both stages on one rank": {"parallel": {"pp": 2}, "pipeline": {"schedule": "zbv"}},
     "pp4, a stage of two in between": {"parallel": {"pp": 4}, "batch": {"global": 8, "micro": 2}},
     "pp2 tp2": {"parallel": {"pp": 2, "tp": 2}},
+    "tp2, odd heads": {"parallel": {"tp": 2}, "model": "odd"},
+    "pp2 tp2 zero_bubble, odd heads": {
+        "parallel": {"pp": 2, "tp": 2},
+        "model": "odd",
+        "pipeline": {"schedule": "zero_bubble"},
+    },
     "pp2 dp_shard2": {"parallel": {"pp": 2, "dp_shard": 2}, "batch": {"global": 8, "micro": 1}},
 }
 TOLERANCE = 1e-10  # float64 throughout: layouts differ by the order of sums only
 
 
+# Three heads of keys and values, of which a rank of two needs one and a half.
+ODD = {**TIED["model"], "heads": 6, "kv_heads": 3}
+
+
 def run(folder: str | Path, layout: dict[str, Any], **how: Any) -> dict[str, Any]:
-    return train(folder, {**TIED, **layout}, test_samples=5, state=torch.float64, **how)
+    chosen = {**layout, "model": ODD} if layout.get("model") == "odd" else layout
+    return train(folder, {**TIED, **chosen}, test_samples=5, state=torch.float64, **how)
 
 
 def run_and_resume(folder: str, world: int) -> dict[str, Any]:
@@ -56,16 +67,17 @@ def run_and_resume(folder: str, world: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("single"), {})
+def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {name: run(tmp_path_factory.mktemp("single"), {"model": name} if name else {}) for name in ("", "odd")}
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("world", [2, 4])
-def test_every_layout_trains_one_table(tmp_path: Path, torchrun: Torchrun, single: dict[str, Any], world: int) -> None:
+def test_every_layout_trains_one_table(tmp_path: Path, torchrun: Torchrun, singles: dict[str, Any], world: int) -> None:
     outcomes = torchrun(run_and_resume, world, folder=str(tmp_path), world=world)[0]
     assert len(outcomes) >= 3
     for name, got in outcomes.items():
+        single = singles[LAYOUTS[name].get("model", "")]
         assert got["steps"] == [1, 2, 3], name
         for series in ("loss", "grad_norm", "eval_loss"):
             assert got[series] == pytest.approx(single[series], rel=TOLERANCE, abs=0), (name, series)

@@ -75,7 +75,6 @@ def test_what_fits_passes(good: Any) -> None:
             spec("compile", model=TRANSFORMER, parallel={"tp": 3}),
             [
                 ("model.heads", 4, "a multiple of 3"),
-                ("model.kv_heads", 4, "a multiple of 3"),
                 ("model.ffn_dim", 64, "a multiple of 3"),
                 ("model.vocab_size", 256, "a multiple of 3"),
             ],

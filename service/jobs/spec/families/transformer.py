@@ -64,7 +64,6 @@ class TransformerConfig(ModelConfig):
     def divided(self) -> Mapping[str, int]:
         return {
             "heads": self.heads,
-            "kv_heads": self.key_value_heads,
             "ffn_dim": self.feed_forward_dim,
             "vocab_size": self.vocab_size,
         }
