@@ -360,6 +360,15 @@ def test_bounds_of_a_verify_job(trivet: Cli, worker: Worker) -> None:
     assert {name: second[name] for name in seen} == seen
 
 
+def test_what_ended_an_earlier_attempt_is_shown(trivet: Cli, worker: Worker) -> None:
+    job_id = trivet.ok("submit", trivet.spec(retries=1)).out.strip()
+    worker.end(worker.start(job_id), "it broke")
+    worker.start(job_id)
+    shown = trivet.ok("show", job_id).out
+    assert "attempt 1  queued: " in shown
+    assert "it broke" in shown
+
+
 def fetch_to_odd_places(trivet: Cli, job_id: str, content: bytes) -> None:
     """Into a folder, through a link, into a pipe, to a device; what is none of a file keeps its place."""
     here, fetch = trivet.folder, ("artifacts", job_id, "sub/model.bin", "-o")
