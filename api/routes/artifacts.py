@@ -41,7 +41,7 @@ class Artifacts(BaseModel):
 @router.get("/jobs/{job_id}/artifacts")
 def list_artifacts(job: ReadableJob, store: StoreDep) -> Artifacts:
     """List all artifacts by name, with size and hash; of a job that failed or was cancelled also its checkpoints."""
-    left = store.artifacts.left(job.id) if job.state in _ENDED_EARLY else []
+    left = store.artifacts.left(job.id) if job.state in _ENDED_EARLY else ()
     found = {artifact.name: artifact for artifact in (*left, *store.artifacts.list(job.id))}
     return Artifacts(items=[found[name] for name in sorted(found)])
 

@@ -66,7 +66,7 @@ class Loop:
         _check_same_data(newest, self.training.dataset.sha256)
         saved = checkpoint.load(newest.path, self._state())
         self.training.tied.take_up(self.training.optimizer)
-        self.step, self.saved_step = saved.step, own and own.step
+        self.step, self.saved_step = saved.step, own.step if own else None
         self.loss = saved.meta.get("loss", self.loss)
         self.history = self._open_history()
         if self.context.rank == 0:

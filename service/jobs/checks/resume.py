@@ -45,9 +45,10 @@ def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Proble
 
 def _check_steps(spec: TrainSpec, first: TrainSpec, job: Job, context: CheckContext) -> Iterator[Problem]:
     assert spec.resume is not None
-    begun = spec.resume.step
-    if begun == "latest":
+    if spec.resume.step == "latest":
         left = context.checkpoints_of(job.id) if job.state in TERMINAL else (first.steps,)
         begun = max(left, default=0)
+    else:
+        begun = spec.resume.step
     if spec.steps <= begun:
         yield Problem("steps", f"job {job.id} is at step {begun} already", spec.steps, f"more than {begun}")

@@ -48,9 +48,9 @@ class ArtifactStore:
         entries = self.client.call("HGETALL", JOB_ARTIFACTS(job_id))
         return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
 
-    def left(self, job_id: str) -> list[Artifact]:
+    def left(self, job_id: str) -> tuple[Artifact, ...]:
         """Return the complete checkpoints of a job that ended before it published any: it writes to them no more."""
-        return [_described(saved) for saved in complete(self.data.job(job_id).checkpoints)]
+        return tuple(_described(saved) for saved in complete(self.data.job(job_id).checkpoints))
 
     def get_left(self, job_id: str, name: str) -> tuple[Artifact, Path]:
         """Return a checkpoint of :meth:`left` and its folder. Raises :class:`NotFound`."""
