@@ -35,6 +35,7 @@ from trivet.filters import JobFilters
 from trivet.follow import follow
 from trivet.projects import ProjectsResource
 from trivet.resources import AccountsResource, AuditResource, KeysResource, lines_of
+from trivet.saving import is_written_in_place, writing
 from trivet.webhooks import WebhooksResource
 
 if TYPE_CHECKING:
@@ -289,7 +290,9 @@ class Client:
         return [Artifact.model_validate(item) for item in answer["items"]]
 
     def download(self, job_id: str, name: str, target: str | PathLike[str]) -> int:
-        """Write an artifact to ``target``, which appears only when it is complete. Returns its size in bytes."""
+        """Write an artifact to ``target``: a file, which appears only when it is complete, or a device or a pipe.
+        Returns its size in bytes.
+        """
         return self._save(f"{_job(job_id)}/artifacts/{quote(name)}", target)
 
     def upload(
@@ -330,17 +333,14 @@ class Client:
         return self._save(f"/v1/files/{quote(file_id, safe='')}", target)
 
     def _save(self, url: str, where: str | PathLike[str]) -> int:
-        return self._connection.patience.outlast(lambda: self._save_once(url, Path(where)), bears_repetition=True)
+        target = Path(where)
+        return self._connection.patience.outlast(
+            lambda: self._save_once(url, target), bears_repetition=not is_written_in_place(target)
+        )
 
     def _save_once(self, url: str, target: Path) -> int:
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-        try:
-            with self._connection.stream(url) as response, partial.open("wb") as file:
-                size = sum(file.write(chunk) for chunk in response.iter_bytes())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-        return size
+        with self._connection.stream(url) as response, writing(target) as file:
+            return sum(file.write(chunk) for chunk in response.iter_bytes())
 
     def hosts(self) -> list[Host]:
         return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]

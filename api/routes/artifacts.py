@@ -15,11 +15,14 @@ from pydantic import BaseModel
 
 from api.access import ReadableJob
 from api.context import StoreDep
-from service.jobs.records import Artifact
+from service.jobs.records import Artifact, NotFound
+from service.jobs.states import TERMINAL
 from service.jobs.store.artifacts import FOLDER
 
 router = APIRouter(tags=["artifacts"])
 
+_ENDED_EARLY = TERMINAL - {"succeeded"}
+"""What such a job would have published when it was done is not in its manifest."""
 _SHOWN_AS_THEY_ARE = frozenset({"application/json", "text/plain", "text/csv", "image/png", "application/x-ndjson"})
 _SANDBOX = {"Content-Security-Policy": "sandbox"}
 """What a job or a user wrote gets no rights of this site, even where a browser shows it."""
@@ -37,8 +40,10 @@ class Artifacts(BaseModel):
 
 @router.get("/jobs/{job_id}/artifacts")
 def list_artifacts(job: ReadableJob, store: StoreDep) -> Artifacts:
-    """List all artifacts by name, with size and hash."""
-    return Artifacts(items=sorted(store.artifacts.list(job.id), key=lambda artifact: artifact.name))
+    """List all artifacts by name, with size and hash; of a job that failed or was cancelled also its checkpoints."""
+    left = store.artifacts.left(job.id) if job.state in _ENDED_EARLY else ()
+    found = {artifact.name: artifact for artifact in (*left, *store.artifacts.list(job.id))}
+    return Artifacts(items=[found[name] for name in sorted(found)])
 
 
 @router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
@@ -46,7 +51,12 @@ def get_artifact(job: ReadableJob, name: str, request: Request, store: StoreDep)
     """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar
     archive.
     """
-    artifact, path = store.artifacts.get(job.id, name)
+    try:
+        artifact, path = store.artifacts.get(job.id, name)
+    except NotFound:
+        if job.state not in _ENDED_EARLY:
+            raise
+        artifact, path = store.artifacts.get_left(job.id, name)
     if artifact.media_type == FOLDER:
         return _archive(path)
     return download(request, path, name.rpartition("/")[2], artifact.media_type, artifact.sha256)

@@ -84,6 +84,8 @@ async def _from_body(request: Request, store: Store, uploader: UploadedBy, name:
     """Store the body straight from the connection; an upload that breaks off leaves nothing."""
     empty = True
     with await run_in_threadpool(store.files.writer, uploader) as writer:
+        if (length := request.headers.get("content-length", "")).isdecimal():
+            await run_in_threadpool(writer.expect, int(length))
         async for chunk in request.stream():
             empty = empty and not chunk
             await run_in_threadpool(writer.write, chunk)

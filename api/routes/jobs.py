@@ -14,7 +14,7 @@ from api.audit import audit
 from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
 from api.params import IdempotencyKey, Limit, PageCursor, TargetProject, refused_key
-from api.problems import invalid
+from api.problems import FieldError, invalid
 from api.security import Reader, Submitter, target_project
 from service.jobs.kinds.registry import JobSpec, KindName
 from service.jobs.projects import ProjectName
@@ -23,6 +23,8 @@ from service.jobs.states import JobState
 from service.jobs.store import JobFilter, Store, Submission
 
 router = APIRouter(tags=["jobs"])
+
+_SHOWN_BYTES = 200
 
 
 @router.post(
@@ -159,9 +161,22 @@ def cancel_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
     return cancelled
 
 
-@router.post("/jobs/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED)
+async def _takes_no_changes(job: ChangeableJob, request: Request) -> None:
+    """Refuse a body that would change the job: it is what its attempts, checkpoints and metrics are of."""
+    if (body := (await request.body()).strip()) in (b"", b"{}", b"null"):
+        return
+    instead = "a new job with the changed spec"
+    if job.kind == "train":
+        instead += f", and resume: {{job: {job.id}}} to go on from the last checkpoint"
+    got = body[:_SHOWN_BYTES].decode(errors="replace")
+    raise invalid([FieldError(path="", message="a retry repeats the job as it is", got=got, expected=instead)])
+
+
+@router.post("/jobs/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, dependencies=[Depends(_takes_no_changes)])
 def retry_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
-    """Queue a failed or cancelled job again, as a new attempt that resumes from the last checkpoint."""
+    """Queue a failed or cancelled job again, as a new attempt that resumes from the last checkpoint. It takes no body:
+    what is to change goes into a new job, which may `resume` this one.
+    """
     queued = store.jobs.retry(job.id)
     audit(request, "job.retry", job=job.id, owner=job.owner)
     return queued

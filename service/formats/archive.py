@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import lzma
 import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EINVAL
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 LARGEST_CONFIG = 2**20
 """Bytes of a configuration."""
+LARGEST_TENSOR_HEADER = 2**25
+"""Bytes of what a safetensors file says of its tensors."""
 MOST_MEMBERS = 10_000
 LARGEST_MEMBER, LARGEST_HEADER = 2**42, 2**16
 """Bytes of a member of a tar, which seeking can still pass over, and of a header that extends the next one, which
@@ -152,6 +155,53 @@ def read_text(archive: Path, name: str) -> bytes:
         if name not in members:
             raise ArchiveError(f"the archive has no {name} beside {', '.join(sorted(members))}")
         return _read(members[name])
+
+
+def weight_files(names: Collection[str], index: Callable[[], bytes]) -> list[str]:
+    """Return the files of a checkpoint that hold its weights: those that its index names, else ``model.safetensors``,
+    else all. Raises :class:`ArchiveError` for an index that names others.
+    """
+    if INDEX not in names:
+        return [SINGLE] if SINGLE in names else sorted(name for name in names if name.endswith(".safetensors"))
+    try:
+        # Names come from the archive: only files beside the index count.
+        shards = sorted({PurePosixPath(str(name)).name for name in json.loads(index())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArchiveError(f"{INDEX} has no weight_map of names: {error!r}") from error
+    if missing := [name for name in shards if name not in names]:
+        raise ArchiveError(f"{INDEX} names {missing[0]}, which the archive does not have")
+    return shards
+
+
+def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors by their names, from the headers of the files that hold the weights. Raises
+    :class:`ArchiveError`.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    with _checkpoint(archive) as members:
+        files = weight_files(members, lambda: _read(members[INDEX]))
+        if not files:
+            raise ArchiveError(f"the archive has no .safetensors file beside {CONFIG}")
+        for name in files:
+            shapes = _shapes(members[name])
+            if doubled := found.keys() & shapes.keys():
+                raise ArchiveError(f"{min(doubled)} is in several files, and no {INDEX} says which one counts")
+            found |= shapes
+    return found
+
+
+def _shapes(member: ArchiveMember) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a safetensors file from its header: a length of eight bytes, then as much JSON."""
+    with member.open() as content:
+        length = int.from_bytes(content.read(8), "little")
+        if length > min(LARGEST_TENSOR_HEADER, member.size):
+            raise ArchiveError(f"{member.name} is no safetensors file: its header would have {length} bytes")
+        text = content.read(length)
+    try:
+        header = json.loads(text)
+        return {name: tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArchiveError(f"{member.name} is no safetensors file: {error!r}") from error
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from service.formats.archive import CONFIG, read_text
+from service.formats.archive import CONFIG, read_shapes, read_text
+from service.formats.llama_names import check_tensors
 from service.jobs.spec.families import TransformerConfig
 
 FIELDS = {
@@ -23,17 +24,23 @@ FIELDS = {
     "max_sequence": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "rope_theta": "rope_theta",
+    "head_dim": "head_dim",
 }
 """Our field: theirs."""
 REQUIRED = ("vocab_size", "dim", "layers", "heads", "ffn_dim")
-DEFAULTS = {"max_sequence": 2048, "norm_eps": 1e-6}
-"""What their library takes where its file is silent; the rest of ours are the same as theirs."""
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_sequence": 2048, "norm_eps": 1e-6},
+    "mistral": {"max_sequence": 131072, "norm_eps": 1e-6, "kv_heads": 8},
+    "qwen2": {"max_sequence": 32768, "norm_eps": 1e-6, "kv_heads": 32},
+}
+"""What their library takes where its file is silent, by the model's type; the rest of ours are the same as theirs."""
+_MISTRAL_WINDOW = 4096
+"""What it takes where a file of that type does not name ``sliding_window``."""
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    "model_type": ("llama", "mistral"),
+    "model_type": tuple(DEFAULTS),
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
-    "sliding_window": (),
     "partial_rotary_factor": (1.0,),
     "pretraining_tp": (1,),
     "quantization_config": (),
@@ -64,17 +71,38 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
         raise LlamaError(f"config.json has no {missing[0]}")
     try:
         scaling = _read_scaling(rope if _form(rope) else _object(values, "rope_scaling"))
-        config = TransformerConfig.model_validate({**DEFAULTS, **given, "rope_scaling": scaling})
+        config = TransformerConfig.model_validate(
+            {
+                **DEFAULTS[values["model_type"]],
+                **given,
+                "rope_scaling": scaling,
+                "tied_embeddings": bool(values.get("tie_word_embeddings")),
+                "qkv_bias": values["model_type"] == "qwen2",
+            }
+        )
     except ValidationError as error:
         raise LlamaError(f"config.json does not describe a transformer: {error}") from error
-    head = values.get("head_dim")
-    if head is not None and (not isinstance(head, int) or head * config.heads != config.dim):
-        raise LlamaError(f"config.json has head_dim={reprlib.repr(head)}; expected hidden_size / num_attention_heads")
-    return config
+    if config.head_features * config.heads == config.dim:
+        config = config.model_copy(update={"head_dim": None})
+    return _within_window(config, values)
+
+
+def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> TransformerConfig:
+    """Return the configuration for sequences of at most the sliding window, in which that changes nothing."""
+    window = values.get("sliding_window", _MISTRAL_WINDOW if values["model_type"] == "mistral" else None)
+    if values["model_type"] == "qwen2" and not values.get("use_sliding_window"):
+        window = None
+    if window is None:
+        return config
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise LlamaError(f"config.json has sliding_window={reprlib.repr(window)}; expected a number of tokens or null")
+    return config.model_copy(update={"max_sequence": min(config.max_sequence, window)})
 
 
 def uploaded_config(archive: Path) -> TransformerConfig:
-    """Return the configuration in an uploaded archive. Raises ``ValueError`` where a rank could not take it either."""
+    """Return the configuration in an uploaded archive, whose tensors are of that. Raises ``ValueError`` where a rank
+    could not take it either.
+    """
     content = read_text(archive, CONFIG)
     try:
         values = json.loads(content)
@@ -84,7 +112,9 @@ def uploaded_config(archive: Path) -> TransformerConfig:
         raise LlamaError(f"{CONFIG} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise LlamaError(f"{CONFIG} holds a {type(values).__name__}; expected an object")
-    return read_config(values)
+    config = read_config(values)
+    check_tensors(read_shapes(archive), config)
+    return config
 
 
 def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -117,20 +147,20 @@ def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
     return {own: rope[theirs] for own, theirs in SCALING.items() if theirs in rope}
 
 
-def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, tied: bool) -> dict[str, Any]:
-    """Return a ``config.json`` for ``LlamaForCausalLM``. ``tied``: the head's weights are the embedding's."""
+def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"]) -> dict[str, Any]:
+    """Return a ``config.json`` for ``LlamaForCausalLM``, or where there are biases for ``Qwen2ForCausalLM``."""
     scaling = config.rope_scaling and {SCALING[own]: value for own, value in config.rope_scaling.model_dump().items()}
     own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}
+    own |= {"head_dim": config.head_features}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen2ForCausalLM" if config.qkv_bias else "LlamaForCausalLM"],
+        "model_type": "qwen2" if config.qkv_bias else "llama",
         **{theirs: own[field] for field, theirs in FIELDS.items()},
-        "head_dim": config.dim // config.heads,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "rope_scaling": {"rope_type": "llama3", **scaling} if scaling else None,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": DTYPES[dtype],
         "bos_token_id": None,
         "eos_token_id": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -122,8 +123,19 @@ class Accepted(FrozenModel):
 
 
 class JobPage(FrozenModel):
+    """A page of jobs, which iterating over it yields."""
+
     items: tuple[ListedJob, ...]
     next_cursor: str | None = None
+
+    def __iter__(self) -> Iterator[ListedJob]:  # type: ignore[override]
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __bool__(self) -> bool:
+        return True
 
 
 JobOrder = Literal["newest", "active"]
@@ -175,12 +187,23 @@ class QueueLine(FrozenModel):
 
 
 class QueuePage(FrozenModel):
-    """``pending`` counts all jobs that wait for devices, ``dependent`` those that wait for other jobs."""
+    """A page of the queue, whose lines iterating over it yields. ``pending`` counts all jobs that wait for devices,
+    ``dependent`` those that wait for other jobs.
+    """
 
     items: tuple[QueueLine, ...]
     pending: int
     dependent: int
     next_cursor: str | None = None
+
+    def __iter__(self) -> Iterator[QueueLine]:  # type: ignore[override]
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class Holding(FrozenModel):

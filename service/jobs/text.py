@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import unicodedata
 from typing import Any
 
 _ACTING = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff"
@@ -26,6 +27,13 @@ def visible(text: str, *, lines: bool = False) -> str:
     Tabs stay as they are, and with ``lines`` so do line feeds.
     """
     return (_ESCAPED_IN_LINES if lines else _SHOWN_AS_ESCAPES).sub(lambda found: _escape(found[0]), text)
+
+
+def folded(text: str) -> str:
+    """Return ``text`` as a search compares it: the same for capitals and small letters of any script, and for letters
+    that are written with their accents or beside them.
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
 
 
 def first_control(text: str) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,15 +13,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from service.jobs.checkpoints import WEIGHTS, finished
 from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig
+from service.models.tied import global_parameters
 from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 _CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
@@ -51,7 +50,7 @@ def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Ten
     ``stages`` are this rank's modules: one, or several pipeline stages. Tensors move one at a time.
     """
     own = [stages] if isinstance(stages, nn.Module) else list(stages)
-    parameters = {name: tensor for stage in own for name, tensor in stage.named_parameters()}
+    parameters = {name: tensor for stage in own for name, tensor in global_parameters(stage)}
     found: dict[str, Tensor] = {}
     for owner, entries in enumerate(_catalogue(parameters, mesh)):
         for name, shape, dtype in entries:
@@ -70,14 +69,14 @@ def load_into(module: nn.Module, state: Weights) -> None:
     one at a time. Raises :class:`WeightsError` before anything
     is changed when a name is missing or a shape differs.
     """
-    for name, parameter in module.named_parameters():
+    for name, parameter in global_parameters(module):
         if name not in state:
             raise WeightsError(f"no weights for {name!r}: they belong to another model")
         if state[name].shape != parameter.shape:
             held, wanted = tuple(state[name].shape), tuple(parameter.shape)
             raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in global_parameters(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             target.copy_(state[name][_own_part(parameter)])
 
@@ -89,23 +88,16 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
     """
-    finished = _finished(paths.artifacts)
-    if finished is not None and step in ("latest", finished["step"]):
-        return _config.validate_python(finished["config"]), load_file(paths.artifacts / WEIGHTS)
+    model = finished(paths.artifacts)
+    if model is not None and step in ("latest", model["step"]):
+        return _config.validate_python(model["config"]), load_file(paths.artifacts / WEIGHTS)
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
     if wanted not in saved:
-        steps = sorted({*saved, *([finished["step"]] if finished else [])})
+        steps = sorted({*saved, *([model["step"]] if model else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
     return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    if not (folder / DESCRIPTION).is_file() or not (folder / WEIGHTS).is_file():
-        return None
-    description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
-    return description
 
 
 def _full(parameter: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from service.models.tied import tie, tied_names
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions
 
@@ -129,10 +130,19 @@ def materialize(
     device: torch.device,
     seed: int,
 ) -> None:
-    """Give a model planned on the meta device its weights: this rank's part of each, on ``device``."""
-    for name, planned, dimension in list(sharded_dimensions(model)):
+    """Give a model planned on the meta device its weights: this rank's part of each, on ``device``.
+
+    What is tied is drawn once, under the name of its first place, also for a stage that has only the second.
+    """
+    all_planned, tied = list(sharded_dimensions(model)), tied_names(model)
+    present = {name for name, _, _ in all_planned}
+    for name, planned, dimension in all_planned:
+        known = tied.get(name, name)
+        if known != name and known in present:
+            continue
         shape = global_shape(planned.shape, dimension, axis)
-        part = draw(distribution(name), key_of(seed, name), shape, dimension, axis, dtype=dtype, device=device)
+        part = draw(distribution(known), key_of(seed, known), shape, dimension, axis, dtype=dtype, device=device)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, nn.Parameter(part, requires_grad=planned.requires_grad))
+    tie(model)
     model.to(device=device)

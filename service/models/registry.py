@@ -12,6 +12,7 @@ from service.jobs.plugins import ModelConfig
 from service.jobs.spec.families import FAMILIES
 from service.models.dotted import dotted
 from service.models.initialize import Distribution, materialize
+from service.models.tied import tie
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
 from service.parallel.tensor.placement import distribute
@@ -22,7 +23,8 @@ FamilyConfig = ModelConfig
 class Model(Protocol):
     """Holds what every family's module offers beside ``nn.Module``.
 
-    ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided).
+    ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided). A family
+    whose model uses a parameter in two places also has ``tied``, see :mod:`service.models.tied`.
     """
 
     config: FamilyConfig
@@ -69,10 +71,12 @@ def build(
         model = family_builder(config.family)(config, axis)
     planned = cast(Model, model)
     cut(planned, part)
+    tie(model)
     if torch.device(device).type == "meta":
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
         materialize(model, planned.distribution, axis=axis, dtype=dtype, device=torch.device(device), seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
+    tie(model)
     return model

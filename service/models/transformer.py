@@ -7,6 +7,7 @@ stream by tokens (sequence parallelism).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 
 import torch
@@ -25,6 +26,7 @@ from service.parallel.tensor import (
     RowParallelLinear,
     SequenceSharded,
     VocabularyParallelEmbedding,
+    WholeLinear,
     joint,
     local,
 )
@@ -82,22 +84,47 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention with whole heads on a rank."""
+    """Grouped-query self-attention with whole heads on a rank.
+
+    Heads of keys and values that do not divide over the ranks are whole on each, which takes those that its queries
+    attend to.
+    """
 
     def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
         super().__init__()
-        self.head_dim, self.rotary = config.dim // config.heads, rotary
-        narrow = config.key_value_heads * self.head_dim
-        self.query = ColumnParallelLinear(config.dim, config.dim, axis, bias=False, copied_input=True)
-        self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
-        self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
-        self.output = RowParallelLinear(config.dim, config.dim, axis, bias=False, partial_output=True)
+        self.head_dim, self.rotary = config.head_features, rotary
+        wide, narrow = config.heads * self.head_dim, config.key_value_heads * self.head_dim
+        self.query = ColumnParallelLinear(config.dim, wide, axis, bias=config.qkv_bias, copied_input=True)
+        self.groups, self.axis = config.heads // config.key_value_heads, axis
+        self.key: nn.Module
+        self.value: nn.Module
+        if config.key_value_heads % axis.size:
+            self.key = WholeLinear(config.dim, narrow, axis, bias=config.qkv_bias)
+            self.value = WholeLinear(config.dim, narrow, axis, bias=config.qkv_bias)
+        else:
+            self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
+            self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=config.qkv_bias, copied_input=True)
+        self.output = RowParallelLinear(wide, config.dim, axis, bias=False, partial_output=True)
 
     def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = stream.enter(x)
-        query, key, value = map(self._heads, joint((self.query, self.key, self.value), x))
+        query, key, value = self._projected(x)
         attended = _attend(self.rotary(query), self.rotary(key), value)
         return stream.leave(self.output(attended.transpose(1, 2).flatten(-2)))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's heads of queries, and as many of keys and values, or a divisor of that."""
+        key, value = self.key, self.value
+        if isinstance(key, ColumnParallelLinear) and isinstance(value, ColumnParallelLinear):
+            query, keys, values = map(self._heads, joint((self.query, key, value), x))
+            return query, keys, values
+        query = self._heads(self.query(x))
+        keys, values = (self._of_queries(self._heads(layer(x)), query.shape[1]) for layer in (key, value))
+        return query, keys, values
+
+    def _of_queries(self, x: Tensor, heads: int) -> Tensor:
+        """Return the heads of keys or values that this rank's heads of queries attend to, one for each."""
+        return x.repeat_interleave(self.groups, dim=1).narrow(1, self.axis.rank * heads, heads)
 
     def _heads(self, x: Tensor) -> Tensor:
         return torch.unflatten(x, -1, (-1, self.head_dim)).transpose(1, 2)
@@ -148,7 +175,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.output_axis = config, axis
         self.replicated, self.sharded = Replicated(axis), SequenceSharded(axis)
-        rotary = Rotary(config.dim // config.heads, config.max_sequence, config.rope_theta, config.rope_scaling)
+        rotary = Rotary(config.head_features, config.max_sequence, config.rope_theta, config.rope_scaling)
         self.embedding: nn.Module | None = VocabularyParallelEmbedding(
             config.vocab_size, config.dim, axis, partial_output=True
         )
@@ -157,6 +184,11 @@ class Transformer(nn.Module):
         self.head: nn.Module | None = ColumnParallelLinear(
             config.dim, config.vocab_size, axis, bias=False, copied_input=True
         )
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return the head's weight as the second place of the embedding's, where the configuration ties them."""
+        return {"head.weight": "embedding.weight"} if self.config.tied_embeddings else {}
 
     def forward(self, x: Tensor) -> Tensor:
         stream = self._stream(x)
@@ -183,6 +215,8 @@ class Transformer(nn.Module):
         """Draw normal weights; those that write to the residual stream are scaled by 1/√(2·layers) (GPT-2)."""
         if "norm" in name:
             return Constant(1.0)
+        if name.endswith(".bias"):
+            return Constant(0.0)
         into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
         return Normal(_WEIGHT_STD / sqrt(2 * self.config.layers) if into_residual else _WEIGHT_STD)
 

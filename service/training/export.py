@@ -43,10 +43,12 @@ def check_export(export: ExportSpec, config: FamilyConfig) -> None:
         )
 
 
-def export_huggingface(weights: Path, config: FamilyConfig, dtype: Literal["fp32", "bf16"]) -> Path:
+def export_huggingface(
+    weights: Path, config: FamilyConfig, dtype: Literal["fp32", "bf16"], tokenizer: Path | None = None
+) -> Path:
     """Write the folder ``huggingface`` from, and beside, ``model.safetensors``; see :func:`huggingface.write`."""
     folder = weights.with_name("huggingface")
     if not isinstance(config, TransformerConfig):
         raise TypeError(f"expected a transformer, got {type(config).__name__}")
-    huggingface.write(folder, config, load_file(weights), dtype)
+    huggingface.write(folder, config, load_file(weights), dtype, tokenizer)
     return folder

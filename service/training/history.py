@@ -14,17 +14,20 @@ import pyarrow.parquet as pq
 from service.jobs.atomic import atomic_write, set_aside
 
 Row = dict[str, float]
+_LOSS, _EVALUATION = "loss", "eval_"
+"""What each training step has, and what the names of an evaluation's metrics begin with."""
 
 
 class History:
     """Rows of ``step`` (int64), ``time`` (Unix seconds) and one float64 column per metric, null where absent."""
 
-    def __init__(self, path: Path, resumed_step: int, attempts: Path | None = None) -> None:
+    def __init__(self, path: Path, resumed_step: int, attempts: Path | None = None, *, evaluated: bool = False) -> None:
         """Take up the file at ``path`` if there is one, up to and including ``resumed_step``: later steps run again.
 
         Steps that it lacks, as it was written after the checkpoint or cannot be read, come from the events that earlier
-        attempts recorded below ``attempts``. A file that cannot be read is set aside; :attr:`unreadable` is then why.
-        Drafts of an attempt that was killed while it wrote are removed.
+        attempts recorded below ``attempts``; so does the evaluation of ``resumed_step``, where one was due
+        (``evaluated``), since the file is written before it. A file that cannot be read is set aside;
+        :attr:`unreadable` is then why. Drafts of an attempt that was killed while it wrote are removed.
         """
         self.path = path
         self.unreadable: str | None = None
@@ -33,9 +36,15 @@ class History:
             draft.unlink(missing_ok=True)
         if resumed_step and path.is_file():
             rows = {row["step"]: row for row in self._stored()}
-        if resumed_step and attempts is not None and any(step not in rows for step in range(1, resumed_step + 1)):
-            rows = _recorded(attempts) | rows
+        lacks_steps = any(step not in rows for step in range(1, resumed_step + 1))
+        lacks_evaluation = evaluated and not _is_evaluated(rows.get(resumed_step, {}))
+        if resumed_step and attempts is not None and (lacks_steps or lacks_evaluation):
+            rows = _merged(_recorded(attempts), rows)
         self.rows: list[Row] = [rows[step] for step in sorted(rows) if step <= resumed_step]
+
+    def has_evaluation(self, step: int) -> bool:
+        """Return whether the newest row is of this step and has what an evaluation reports."""
+        return bool(self.rows) and self.rows[-1]["step"] == step and _is_evaluated(self.rows[-1])
 
     def _stored(self) -> list[Row]:
         try:
@@ -65,6 +74,16 @@ class History:
         atomic_write(self.path, written.getvalue().to_pybytes())
 
 
+def _is_evaluated(row: Row) -> bool:
+    return any(name.startswith(_EVALUATION) and value is not None for name, value in row.items())
+
+
+def _merged(recorded: dict[float, Row], stored: dict[float, Row]) -> dict[float, Row]:
+    """Return the rows by step; what is stored counts, and what is absent there comes from what was recorded."""
+    present = {step: {name: value for name, value in row.items() if value is not None} for step, row in stored.items()}
+    return recorded | {step: {**recorded.get(step, {}), **row} for step, row in present.items()}
+
+
 def _recorded(attempts: Path) -> dict[float, Row]:
     """Return by step what the metrics among the recorded events say; a step that ran again counts as it did the last
     time.
@@ -77,6 +96,9 @@ def _recorded(attempts: Path) -> dict[float, Row]:
             step = event["step"]
             if step not in begun:
                 begun.add(step)
+                if step in rows and _LOSS not in event["values"]:
+                    rows[step].update(event["values"])  # an evaluation that a later attempt made up
+                    continue
                 rows[step] = {"step": step, "time": event["time"]}
             rows[step].update(event["values"])
     return rows

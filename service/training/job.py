@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from service.jobs.runtime import Completion, RunContext
+from service.jobs.spec.files import FileTokens
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
 from service.training.export import export_huggingface, export_model
@@ -51,9 +53,17 @@ def publish(training: Training, loop: Loop) -> None:
     report.artifact(weights)
     report.artifact(about, "application/json")
     if (dtype := training.spec.export.huggingface) is not None:
-        report.artifact(export_huggingface(weights, training.config, dtype))
+        report.artifact(export_huggingface(weights, training.config, dtype, _tokenizer(training)))
     for kept in checkpoint.complete(paths.checkpoints):
         report.artifact(kept.path)
+
+
+def _tokenizer(training: Training) -> Path | None:
+    """Return the ``tokenizer.json`` that made the job's tokens of a text, if one did."""
+    data = training.spec.data
+    if not isinstance(data, FileTokens) or data.tokenizer is None:
+        return None
+    return training.context.data.file(data.tokenizer)
 
 
 @contextmanager

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch.compiler import set_stance
 
 from service.jobs.spec.compile import Phase
+from service.models import WeightsError
 from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.training.evaluation import evaluate
+from service.training.finite import check_evaluation, check_weights, explained_overflow
 from service.training.gradients import clip_, present, squared_norm
 from service.training.history import History
 from service.training.metrics import Timing, peak_memory_gib, step_metrics
@@ -39,6 +41,7 @@ class Loop:
         self.training = training
         self.spec, self.context = training.spec, training.context
         self.parameters = [parameter for stage in training.stages.values() for parameter in stage.parameters()]
+        self.counted = training.tied.counted(self.parameters)
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.step = 0
         self.reported_undivided = False
@@ -51,28 +54,45 @@ class Loop:
         self.history = self._open_history()
 
     def resume(self) -> None:
-        """Take up the newest complete checkpoint of the job, whatever layout wrote it."""
-        newest = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
+        """Take up the newest complete checkpoint of the job, else that of the job that it resumes, whatever layout
+        wrote it.
+        """
+        own = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
+        newest = own or self._resumed_checkpoint()
         prime(self.training.optimizer, newest.step if newest else 0)
         self.saver.expect(self._state())
         if newest is None:
             return
         _check_same_data(newest, self.training.dataset.sha256)
         saved = checkpoint.load(newest.path, self._state())
-        self.step = self.saved_step = saved.step
+        self.training.tied.take_up(self.training.optimizer)
+        self.step, self.saved_step = saved.step, own.step if own else None
         self.loss = saved.meta.get("loss", self.loss)
         self.history = self._open_history()
         if self.context.rank == 0:
-            self.context.report.log(f"resumed from the checkpoint of step {self.step}")
+            whose = "" if own or self.spec.resume is None else f" of job {self.spec.resume.job}"
+            self.context.report.log(f"resumed from the checkpoint of step {self.step}{whose}")
+
+    def _resumed_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint of another job that the spec resumes. Raises :class:`WeightsError` without one."""
+        if (resume := self.spec.resume) is None:
+            return None
+        folder = self.context.data.job(resume.job).checkpoints
+        found = newest_checkpoint(folder, self.training.device, None if resume.step == "latest" else resume.step)
+        if found is None:
+            left = [each.step for each in checkpoint.complete(folder)]
+            raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
+        return found
 
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
+        self._make_up_evaluation()
         while self.step < self.spec.steps:
             if self.advance().stop and self.step < self.spec.steps:
                 return False
             if _due(self.step, self.spec.checkpoint.every):
                 self.save()
-            if _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps:
+            if self._evaluation_due():
                 self.evaluate()
         return True
 
@@ -80,9 +100,11 @@ class Loop:
         """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
 
         It may still be being written afterwards: the span ``checkpoint`` is how long training stood still for it.
+        Raises :class:`NonFiniteError` for weights that no run could go on from.
         """
         if self.saved_step == self.step:
             return
+        check_weights(self.parameters, self.step, self.training.device)
         with self._span("checkpoint", step=self.step):
             config = self.training.config.model_dump(mode="json")
             self.saver.save(self.step, self._state(), {"model": config, **self.training.origin, "loss": self.loss})
@@ -93,8 +115,22 @@ class Loop:
         """Return the metrics over the test split, reported at this step."""
         with self._span("evaluate", step=self.step), self._phase("inference"):
             metrics = evaluate(self.training)
+        check_evaluation(metrics, self.step)
         self._report(metrics)
         return metrics
+
+    def _make_up_evaluation(self) -> None:
+        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so."""
+        if self.saved_step is None or not self._evaluation_due():
+            return
+        lacking = torch.tensor(not self.history.has_evaluation(self.step), device=self.training.device)
+        if dist.is_initialized():
+            dist.broadcast(lacking, src=0)
+        if lacking:
+            self.evaluate()
+
+    def _evaluation_due(self) -> bool:
+        return _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps
 
     def summary(self, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
         """Return the job's result."""
@@ -132,12 +168,13 @@ class Loop:
 
     def _update(self, loss: torch.Tensor, rate: float) -> StepReduction:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
+        self.training.tied.sum_gradients()
         gradients, optimizer = present(self.parameters), self.training.optimizer
         timeline = self.training.engine.timeline
         load = timeline.load() if timeline else NO_LOAD
         share = RankShare(
             loss=loss / self.training.mesh.tp.size,
-            squared_norm=squared_norm(gradients, self.stage_ranks, self.training.device),
+            squared_norm=squared_norm(present(self.counted), self.stage_ranks, self.training.device),
             stop=self.context.should_stop(),
             unsaved=self.saver.has_failed,
             busy=load.busy,
@@ -149,7 +186,8 @@ class Loop:
             clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        optimizer.step()
+        with explained_overflow(self.step + 1, rate):
+            optimizer.step()
         optimizer.zero_grad()
         return reduction
 
@@ -186,7 +224,10 @@ class Loop:
         """Return the metrics so far; only the first rank keeps them."""
         paths = self.context.paths
         history = History(
-            paths.artifacts / "metrics.parquet", self.step if self.context.rank == 0 else 0, paths.attempt(0).parent
+            paths.artifacts / "metrics.parquet",
+            self.step if self.context.rank == 0 else 0,
+            paths.attempt(0).parent,
+            evaluated=self._evaluation_due(),
         )
         if history.unreadable:
             self.context.report.log(history.unreadable)
@@ -216,13 +257,15 @@ class Loop:
                 yield
 
 
-def newest_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
-    """Return the newest complete checkpoint that the first rank sees; a shared folder may look different elsewhere."""
-    newest = checkpoint.latest(folder)
-    step = torch.tensor(newest.step if newest else -1, device=device)
+def newest_checkpoint(folder: Path, device: torch.device, step: int | None = None) -> Checkpoint | None:
+    """Return the newest complete checkpoint that the first rank sees, or that of a step; a shared folder may look
+    different elsewhere.
+    """
+    newest = checkpoint.latest(folder) if step is None else checkpoint.read(folder / f"step_{step}")
+    found = torch.tensor(newest.step if newest else -1, device=device)
     if dist.is_initialized():
-        dist.broadcast(step, src=0)
-    return None if step < 0 else checkpoint.require(folder / f"step_{int(step)}")
+        dist.broadcast(found, src=0)
+    return None if found < 0 else checkpoint.require(folder / f"step_{int(found)}")
 
 
 def _check_same_data(saved: Checkpoint, sha256: str) -> None:

@@ -29,6 +29,7 @@ from service.training.export import check_export
 from service.training.flops import count_parameters
 from service.training.gate import allowed_modes, gate_fingerprints, load_compile_caches, lowest
 from service.training.objective import Objective, ObjectiveContext, objective_for
+from service.training.tied_stages import TiedStages, find_tied
 
 _AUDIT_EVERY = 500
 """Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
@@ -66,6 +67,7 @@ class Training:
     order: BatchOrder
     objective: Objective
     stages: Mapping[int, nn.Module]
+    tied: TiedStages
     boundary: StepBoundary
     engine: Engine
     optimizer: AdamW
@@ -130,6 +132,7 @@ def assemble(
         order=BatchOrder(spec.seed, len(inputs.dataset.train), spec.batch.global_),
         objective=objective,
         stages=stages,
+        tied=find_tied(stages, schedule, mesh),
         boundary=boundary,
         engine=engine,
         optimizer=_build_optimizer(stages.values(), spec, device),
@@ -159,7 +162,7 @@ def build_stages(
     stages = {}
     for part in _local_parts(schedule, mesh):
         stage = build(inputs.config, mesh, dtype=inputs.state, device=device, seed=spec.seed, part=part)
-        if inputs.weights is not None:
+        if inputs.weights is not None and spec.resume is None:
             load_into(stage, inputs.weights)
         objective.adapt(stage, part)
         compile_mode = COMPILE_MODES[lowest(modes)] if modes else None

@@ -10,15 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from service.models.tied import global_parameters
+
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of all stages of this rank under their global names."""
+    """Yield the parameters of all stages of this rank under their global names.
+
+    Of a tied parameter whose two copies are both here, as the first and the last stage may be, only the first is given.
+    """
+    known: set[str] = set()
     for module in modules:
-        yield from module.named_parameters()
+        for name, parameter in global_parameters(module):
+            if name not in known:
+                known.add(name)
+                yield name, parameter
 
 
 def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from service.training.finite import ADVICE, NonFiniteError
 from service.training.timeline import bubble_fraction
 
 _SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})
@@ -22,10 +23,6 @@ _SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})
 _PER_RANK: Mapping[str, Any] = MappingProxyType({"per_rank": True})
 """A field of which every rank's own value is known afterwards."""
 BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
-
-
-class NonFiniteError(RuntimeError):
-    """The loss or the gradient is infinite or not a number; training on would destroy the weights."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +135,7 @@ def _check_finite(marks: list[float], step: int) -> None:
     if worst == 0:
         return
     what = "loss" if worst >= BAD_LOSS else "gradient norm"
-    raise NonFiniteError(
-        f"the {what} is not finite on rank {marks.index(worst)} at step {step}; "
-        "lower the learning rate or look at the data, then retry from the last checkpoint"
-    )
+    raise NonFiniteError(f"the {what} is not finite on rank {marks.index(worst)} at step {step}; {ADVICE}")
 
 
 def _world_and_rank() -> tuple[int, int]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from api_world import COMPILE, MLP, TRAIN, VERIFY, Keys, Worker, bearer, submit
@@ -105,6 +110,75 @@ def test_cancelling_a_queued_job_ends_it_at_once_and_retry_queues_it_again(clien
     assert (cancelled.status_code, cancelled.json()["state"]) == (202, "cancelled")
     retried = client.post(f"/v1/jobs/{job_id}/retry")
     assert (retried.status_code, retried.json()["state"]) == (202, "queued")
+
+
+def test_a_retry_that_would_change_the_job_is_refused_with_what_to_do(client: TestClient) -> None:
+    job_id = submit(client)
+    client.post(f"/v1/jobs/{job_id}/cancel")
+    refused = client.post(f"/v1/jobs/{job_id}/retry", json={"optimizer": {"lr": 1e-5}})
+    assert refused.status_code == 422
+    assert f"resume: {{job: {job_id}}}" in refused.json()["errors"][0]["expected"]
+    assert client.post(f"/v1/jobs/{job_id}/retry", content=b"lr=1").status_code == 422
+    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "cancelled"
+    assert client.post(f"/v1/jobs/{job_id}/retry", json={}).status_code == 202
+
+
+def test_weights_of_a_job_that_failed_are_taken_and_fetched(client: TestClient, worker: Worker, store: Store) -> None:
+    job_id = submit(client)
+    worker.fail(worker.start(job_id))
+    further = {**TRAIN, "model": {"job": job_id}}
+    refused = client.post("/v1/jobs", json=further)
+    assert refused.status_code == 422
+    assert "has failed and left no checkpoint" in refused.json()["detail"]
+    left = leave_checkpoint(store, job_id, 4)
+    unknown = client.post("/v1/jobs", json={**TRAIN, "model": {"job": job_id, "step": 3}})
+    assert [(error["path"], error["expected"]) for error in unknown.json()["errors"]] == [
+        ("model.step", "latest, or one of 4")
+    ]
+    for named in ({"model": {"job": job_id, "step": 4}}, {"resume": {"job": job_id}}):
+        taken = client.post("/v1/jobs", json={**TRAIN, **named})
+        assert (taken.status_code, taken.json()["state"]) == (201, "queued")
+        assert job_id not in (taken.json()["reason"] or "")  # it does not wait for what has ended
+        assert client.post(f"/v1/jobs/{taken.json()['id']}/cancel").json()["state"] == "cancelled"
+        assert client.post(f"/v1/jobs/{taken.json()['id']}/retry").status_code == 202
+    assert client.delete(f"/v1/jobs/{job_id}").status_code == 409  # it is needed
+    (listed,) = client.get(f"/v1/jobs/{job_id}/artifacts").json()["items"]
+    assert (listed["name"], listed["bytes"]) == ("checkpoints/step_4", sum(p.stat().st_size for p in left.iterdir()))
+    with tarfile.open(fileobj=io.BytesIO(client.get(f"/v1/jobs/{job_id}/artifacts/checkpoints/step_4").content)) as tar:
+        assert set(tar.getnames()) == {"step_4/meta.json", "step_4/x.safetensors"}
+    assert client.get(f"/v1/jobs/{job_id}/artifacts/checkpoints/step_5").status_code == 404
+
+
+def leave_checkpoint(store: Store, job_id: str, step: int) -> Path:
+    """Write what counts as a complete checkpoint."""
+    folder = store.artifacts.data.job(job_id).checkpoints / f"step_{step}"
+    folder.mkdir(parents=True)
+    (folder / "x.safetensors").write_bytes(b"weights")
+    (folder / "meta.json").write_text(json.dumps({"step": step, "files": {"x.safetensors": 7}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"steps": 4}, "steps"),
+        ({"seed": 1}, "seed"),
+        ({"batch": {"global": 16}}, "batch.global"),
+        ({"data": {"source": "synthetic", "features": 64, "classes": 10}}, "data"),
+        ({"model": {**TRAIN["model"], "hidden": [8]}}, "model"),
+    ],
+)
+def test_what_would_not_go_on_where_the_other_job_was_is_refused(
+    client: TestClient, worker: Worker, store: Store, change: dict[str, Any], path: str
+) -> None:
+    job_id = submit(client)
+    worker.fail(worker.start(job_id))
+    leave_checkpoint(store, job_id, 4)
+    further = {**TRAIN, "resume": {"job": job_id}, "optimizer": {"lr": 1e-5}, "steps": 5, "parallel": {"tp": 2}}
+    assert client.post("/v1/jobs", json=further).status_code == 201
+    refused = client.post("/v1/jobs", json={**further, **change})
+    assert refused.status_code == 422
+    assert [error["path"] for error in refused.json()["errors"]] == [path]
 
 
 def test_a_running_job_is_asked_to_end(client: TestClient, worker: Worker, store: Store) -> None:

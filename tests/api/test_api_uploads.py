@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from api_world import TRAIN, Keys, Worker, bearer
 from fastapi.testclient import TestClient
 
 from service.jobs.settings import Settings
-from service.jobs.store import Store
+from service.jobs.store import Store, files
+from service.jobs.store.files import FileWriter
 from service.jobs.store.keyspace import FILES, UPLOADS, UPLOADS_USED
 
 TEXT = b"to be or not to be, that is the question. " * 40
@@ -168,3 +171,33 @@ def test_uploads_of_older_versions_belong_to_the_default_project(
     assert (found["id"], found["project"], found["created_at"]) == (file_id, "default", None)
     assert client.post("/v1/jobs", json=asking(file_id), headers=bearer(keys["submit"])).status_code == 201
     assert redis.exists(FILES()) == 0
+
+
+def test_an_upload_that_is_too_large_is_refused_before_its_content_is_sent(
+    client: TestClient, vera: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def content() -> Iterator[bytes]:
+        sent.append(1)
+        yield TEXT
+
+    sent: list[int] = []
+    monkeypatch.setattr(FileWriter, "write", lambda *_: sent.append(2))
+    headers = {**bearer(vera), "Content-Length": "100001"}
+    refused = client.post("/v1/files", content=content(), headers=headers)
+    assert (refused.status_code, "TRIVET_MAX_FILE_BYTES" in refused.json()["detail"]) == (413, True)
+    assert 2 not in sent
+    assert not list(store.artifacts.data.files.glob("upload-*"))
+
+
+@pytest.mark.parametrize("form", ["length", "chunks"])
+def test_an_upload_that_the_disk_has_no_room_for_is_refused(
+    client: TestClient, vera: str, store: Store, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the disk is full, without which the broker could answer nobody."""
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(total=2000, free=1000))
+    monkeypatch.setattr(files, "_LOOK_EVERY", 100)
+    content = b"x" * 951
+    refused = client.post("/v1/files", content=content if form == "length" else iter([content]), headers=bearer(vera))
+    assert (refused.status_code, "disk is full" in refused.json()["detail"]) == (507, True)
+    assert not list(store.artifacts.data.files.glob("upload-*"))
+    assert client.post("/v1/files", content=b"x" * 890, headers=bearer(vera)).status_code == 201

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ def test_watching_a_batch_exits_1_unless_all_succeed(trivet: Cli, store: Store, 
         ("steps=.inf", "steps is inf; expected a finite number"),
         ("optimizer.lr=.nan", "optimizer.lr is nan; expected a finite number"),
         ("model.hidden.0=1.0e+400", "model.hidden.0 is inf; expected a finite number"),
-        ("name=2020-01-01", "name is a date of YAML"),
+        ("name=!!binary aGk=", "name is a bytes of YAML"),
         ("labels={1: a}", "labels has the field 1; the name of a field is text"),
     ],
 )
@@ -358,6 +360,41 @@ def test_bounds_of_a_verify_job(trivet: Cli, worker: Worker) -> None:
     assert {name: second[name] for name in seen} == seen
 
 
+def test_what_ended_an_earlier_attempt_is_shown(trivet: Cli, worker: Worker) -> None:
+    job_id = trivet.ok("submit", trivet.spec(retries=1)).out.strip()
+    worker.end(worker.start(job_id), "it broke")
+    worker.start(job_id)
+    shown = trivet.ok("show", job_id).out
+    assert "attempt 1  queued: " in shown
+    assert "it broke" in shown
+
+
+def fetch_to_odd_places(trivet: Cli, job_id: str, content: bytes) -> None:
+    """Into a folder, through a link, into a pipe, to a device; what is none of a file keeps its place."""
+    here, fetch = trivet.folder, ("artifacts", job_id, "sub/model.bin", "-o")
+    (here / "out").mkdir()
+    (here / "link.bin").symlink_to("linked.bin")
+    os.mkfifo(here / "pipe")
+    trivet.ok(*fetch, "out/")
+    assert (here / "out" / "model.bin").read_bytes() == content
+    trivet.ok(*fetch, "link.bin")
+    assert (here / "link.bin").is_symlink()
+    assert (here / "linked.bin").read_bytes() == content
+    with subprocess.Popen(["cat", here / "pipe"], stdout=subprocess.PIPE) as reader:
+        trivet.ok(*fetch, "pipe")
+        assert reader.communicate()[0] == content
+    assert (here / "pipe").is_fifo()
+    trivet.ok(*fetch, "/dev/null")
+    full = trivet(*fetch, "/dev/full")
+    assert (full.code, "No space left" in full.err) == (2, True)
+    assert Path("/dev/null").is_char_device()
+    assert Path("/dev/full").is_char_device()
+    for place, said in (("no/", "there is no folder no/"), ("no/x", "no such folder"), ("got.bin/x", "no such folder")):
+        ran = trivet(*fetch, place)
+        assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert trivet.start(*fetch, "/dev/stdout").communicate()[0].encode() == content
+
+
 def test_artifacts_are_listed_and_fetched_whole(trivet: Cli, worker: Worker, store: Store) -> None:
     job_id = trivet.ok("submit", trivet.spec()).out.strip()
     assert "no artifacts" in trivet.ok("artifacts", job_id).out
@@ -377,6 +414,7 @@ def test_artifacts_are_listed_and_fetched_whole(trivet: Cli, worker: Worker, sto
     assert (trivet.folder / "got.bin").read_bytes() == content
     trivet.ok("artifacts", job_id, "sub/model.bin")
     assert (trivet.folder / "model.bin").read_bytes() == content
+    fetch_to_odd_places(trivet, job_id, content)
     before = sorted(trivet.folder.iterdir())
     assert trivet("artifacts", job_id, "nothing", "-o", "none.bin").code == 2
     assert sorted(trivet.folder.iterdir()) == before

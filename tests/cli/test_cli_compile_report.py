@@ -65,3 +65,15 @@ def test_each_row_tells_of_its_own_noise(monkeypatch: pytest.MonkeyPatch, capsys
     assert lines[0] == "gate: train eager (Dynamo), inference nothing"
     assert [line.split()[-1] for line in lines[-3:-1]] == ["1.52×", "≈1.52×"]
     assert lines[-1] == "≈ the timing of this rung was noisy"
+
+
+def test_a_ratio_that_the_steps_beside_it_contradict_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The medians of both may come from different rounds."""
+    fair = {"phase": "train", "rung": "eager", **PASSED}
+    odd = {**fair, "step_ms": 65.1, "eager_step_ms": 116.0, "ratio": 0.41}
+    assert "rounds" not in " ".join(printed({"rungs": [fair]}, monkeypatch, capsys))
+    assert "the median over rounds in which both run in turns" in " ".join(
+        printed({"rungs": [fair, odd]}, monkeypatch, capsys)
+    )

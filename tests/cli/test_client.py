@@ -170,6 +170,15 @@ def test_a_client_waits_longer_than_a_silent_service_takes_to_ping(monkeypatch: 
     assert HubSettings(max_streams=1, max_streams_per_key=1).ping_s == STREAM_PING_S < timeout.read
 
 
+def test_iterating_over_a_page_yields_what_is_on_it(client: Client) -> None:
+    assert list(client.jobs()) == []
+    assert client.jobs()  # a page is there, also without jobs
+    ids = [client.submit(TRAIN).id for _ in range(2)]
+    assert [job.id for job in client.jobs()] == ids[::-1]
+    assert len(client.jobs(limit=1)) == 1
+    assert {line.job for line in client.queue()} == set(ids)
+
+
 def test_waiting_gives_up_in_time(client: Client) -> None:
     job = client.submit(TRAIN)
     with pytest.raises(TimeoutError, match="queued"):

@@ -17,6 +17,7 @@ from trivet import doctor
 from trivet.cli.first_spec import KINDS, first_spec
 
 
+@pytest.mark.slow
 def test_a_healthy_machine_has_nothing_wrong(trivet: Cli, broker: str) -> None:
     ran = trivet("doctor", "--json", TRIVET_PORT="0", TRIVET_REDIS_URL=broker)
     found = {each["subject"]: each for each in ran.json["findings"]}

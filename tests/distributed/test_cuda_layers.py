@@ -23,7 +23,8 @@ from service.parallel.tensor.float8 import (
     float8_linear,
     scaled,
 )
-from service.training.step_totals import NonFiniteError, RankShare, StepReduction
+from service.training.finite import NonFiniteError
+from service.training.step_totals import RankShare, StepReduction
 
 
 def why_no_float8() -> str:

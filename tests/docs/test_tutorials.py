@@ -57,6 +57,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         process.wait(300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_does_what_it_shows(path: Path, service: dict[str, str], tmp_path: Path) -> None:
     """One shell runs all commands, so that later ones have the variables of earlier ones."""

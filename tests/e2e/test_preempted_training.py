@@ -33,6 +33,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     stop(running)
 
 
+@pytest.mark.slow
 def test_a_preempted_training_resumes_and_ends_the_same(narrow: Service) -> None:
     preempted = narrow.submit(TRAIN)["id"]
     narrow.wait(preempted, lambda job: job["state"] == "running" and (job["progress"] or {}).get("done", 0) > 0)

@@ -35,6 +35,7 @@ def far(fleet: Fleet, link: NetworkLink) -> Fleet:
     return replace(fleet, url=link.url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [StoreLimits(lease_s=60.0)], ids=["time to heal"])
 def test_a_cut_shorter_than_the_lease_costs_nothing(fleet: Fleet, far: Fleet, link: NetworkLink) -> None:
     ref = fleet.submit("until_told")
@@ -56,6 +57,7 @@ def test_a_cut_shorter_than_the_lease_costs_nothing(fleet: Fleet, far: Fleet, li
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_ends_its_part_before_it_is_given_away(
     fleet: Fleet, far: Fleet, link: NetworkLink, tmp_path: Path
 ) -> None:
@@ -88,6 +90,7 @@ def test_a_host_that_is_cut_off_ends_its_part_before_it_is_given_away(
         assert worker.end() == 0, worker.said()
 
 
+@pytest.mark.slow
 def test_one_host_of_a_gang_that_is_cut_off_ends_the_attempt_on_both(
     fleet: Fleet, far: Fleet, link: NetworkLink
 ) -> None:

@@ -119,6 +119,7 @@ def kill_all(process: subprocess.Popen[bytes], data: Path, supervisor: psutil.Pr
     supervisor.kill()
 
 
+@pytest.mark.slow
 def test_no_call_fails_and_no_event_is_lost_while_every_part_is_restarted_and_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = {"TRIVET_API_PROCESSES": "2", "TRIVET_BROKER_WAIT_S": "300", "TRIVET_LEASE_S": "30"}

@@ -32,10 +32,38 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def archive(folder: Path, config: Any) -> Path:
+def shapes(config: dict[str, Any]) -> dict[str, list[int]]:
+    """The tensors of ``LlamaForCausalLM``."""
+    dim, width = config["hidden_size"], config["intermediate_size"]
+    table = [config["vocab_size"], dim]
+    narrow = dim // config["num_attention_heads"] * config["num_key_value_heads"]
+    found = {"model.embed_tokens.weight": table, "lm_head.weight": table, "model.norm.weight": [dim]}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        found |= {f"{prefix}{name}_layernorm.weight": [dim] for name in ("input", "post_attention")}
+        found |= {f"{prefix}self_attn.{name}_proj.weight": [dim, dim] for name in "qo"}
+        found |= {f"{prefix}self_attn.{name}_proj.weight": [narrow, dim] for name in "kv"}
+        found |= {f"{prefix}mlp.{name}_proj.weight": [width, dim] for name in ("gate", "up")}
+        found[f"{prefix}mlp.down_proj.weight"] = [dim, width]
+    return found
+
+
+def safetensors(tensors: dict[str, list[int]]) -> bytes:
+    """A file of such tensors, as far as its header."""
+    header = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def archive(folder: Path, config: Any, files: dict[str, bytes] | None = None) -> Path:
     path = folder / "archive"
+    if files is None:
+        described = config if isinstance(config, dict) else CONFIG
+        files = {"model.safetensors": safetensors(shapes(described))}
     with zipfile.ZipFile(path, "w") as opened:
         opened.writestr("llama/config.json", config if isinstance(config, bytes) else json.dumps(config))
+        for name, content in files.items():
+            opened.writestr(f"llama/{name}", content)
     return path
 
 
@@ -66,7 +94,7 @@ def test_a_model_that_fits_is_accepted(tmp_path: Path) -> None:
         ({**CONFIG, "rope_scaling": "llama3"}, {}, "model.huggingface", "rope_scaling='llama3'; expected an object"),
         ({**CONFIG, "rope_parameters": [1]}, {}, "model.huggingface", r"rope_parameters=\[1\]; expected an object"),
         ({**CONFIG, "rope_parameters": 5}, {}, "model.huggingface", "rope_parameters=5; expected an object"),
-        ({**CONFIG, "head_dim": {}}, {}, "model.huggingface", "head_dim={}; expected hidden_size"),
+        ({**CONFIG, "head_dim": {}}, {}, "model.huggingface", "head_dim"),
     ],
 )
 def test_one_that_does_not_is_refused_at_submit(
@@ -76,6 +104,60 @@ def test_one_that_does_not_is_refused_at_submit(
     assert path in [problem.path for problem in found]
     named = next(problem for problem in found if problem.path == path)
     assert re.search(message, named.message), named.message
+
+
+WHOLE = safetensors(shapes(CONFIG))
+FIRST, *OTHERS = shapes(CONFIG)
+INDEX = json.dumps({"weight_map": dict.fromkeys(shapes(CONFIG), "a.safetensors") | {FIRST: "b.safetensors"}}).encode()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"model.safetensors": WHOLE, "consolidated.safetensors": safetensors({"tok_embeddings.weight": [256, 32]})},
+        {"model.safetensors": WHOLE, "adapter_model.safetensors": safetensors({"lora_A": [2, 2]})},
+        {
+            "model.safetensors.index.json": INDEX,
+            "a.safetensors": safetensors({name: shapes(CONFIG)[name] for name in OTHERS}),
+            "b.safetensors": safetensors({FIRST: shapes(CONFIG)[FIRST]}),
+            "consolidated.safetensors": WHOLE,
+        },
+        {"weights.safetensors": WHOLE},
+    ],
+)
+def test_only_the_files_of_the_model_count(tmp_path: Path, files: dict[str, bytes]) -> None:
+    assert problems(archive(tmp_path, CONFIG, files)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no .safetensors file beside config.json"),
+        (
+            {"model.safetensors.index.json": INDEX, "a.safetensors": WHOLE},
+            "names b.safetensors, which",
+        ),
+        ({"model.safetensors.index.json": b"[]", "a.safetensors": WHOLE}, "has no weight_map"),
+        ({"a.safetensors": WHOLE, "b.safetensors": WHOLE}, "is in several files"),
+        ({"model.safetensors": safetensors({name: [1] for name in OTHERS})}, rf"has no tensor {FIRST} \(and lacks 1"),
+        ({"model.safetensors": safetensors({**shapes(CONFIG), "x.bias": [1]})}, "has x.bias, which a model of this"),
+        ({"model.safetensors": safetensors({**shapes(CONFIG), FIRST: [255, 32]})}, r"has shape \(255, 32\); this"),
+        ({"model.safetensors": b"no"}, "its header would have"),
+        ({"model.safetensors": (9).to_bytes(8, "little") + b"no header"}, "is no safetensors file"),
+    ],
+)
+def test_weights_of_another_model_are_refused_at_submit(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    (found,) = problems(archive(tmp_path, CONFIG, files))
+    assert found.path == "model.huggingface"
+    assert re.search(message, found.message), found.message
+
+
+def test_a_sequence_that_a_pipeline_cannot_pass_on_is_refused_at_submit(tmp_path: Path) -> None:
+    asked = {"data": {"source": "tokens", "sequence": 31}, "batch": {"global": 12}}
+    path = archive(tmp_path, CONFIG)
+    (found,) = problems(path, **asked, parallel={"pp": 2, "tp": 2})
+    assert (found.path, found.got, found.expected) == ("data.sequence", 31, "a multiple of 2")
+    assert problems(path, **asked, parallel={"tp": 2}) == problems(path, **asked, parallel={"pp": 2}) == []
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -128,7 +210,8 @@ def test_a_tar_with_a_header_that_leads_nowhere_is_refused_at_submit(
 def test_archives_of_very_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(archives, "MOST_MEMBERS", 5)
     for count, expected in ((5, []), (6, ["the archive has more than 5 members"])):
-        files = {"config.json": json.dumps(CONFIG).encode(), **{f"{index}.txt": b"" for index in range(count - 1)}}
+        files = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": WHOLE}
+        files |= {f"{index}.txt": b"" for index in range(count - 2)}
         path = tmp_path / f"{count}.{form}"
         if form == "zip":
             with zipfile.ZipFile(path, "w") as opened:

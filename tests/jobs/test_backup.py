@@ -218,6 +218,7 @@ def test_a_member_of_another_place_is_refused(tmp_path: Path, name: str) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar"]
 
 
+@pytest.mark.slow
 def test_the_commands_say_what_they_did(old: Place, tmp_path: Path) -> None:
     job, _ = old.store.jobs.submit(SPEC, "ada")
     old.run(job.id)

@@ -193,6 +193,7 @@ def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
     assert verify(secret, headers, body).data.job == job
 
 
+@pytest.mark.slow
 def test_two_processes_send_each_delivery_once(
     broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
 ) -> None:

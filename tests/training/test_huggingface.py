@@ -16,17 +16,20 @@ import torch
 from launching import Torchrun
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from torch.nn import functional
 from training_runs import JOB, MLP, TRANSFORMER, train, upload
 
 from service.formats import archive
 from service.formats.llama import LlamaError, read_config, write_config
+from service.formats.llama_names import their_names
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, ModelRef, TransformerConfig
 from service.models import WeightsError, build, huggingface, load_into
 from service.models.huggingface import writing
-from service.models.huggingface.names import their_names
 from service.models.reference import resolve
 
 CONFIG: dict[str, Any] = {
@@ -59,18 +62,28 @@ SCALED = {
 }
 
 
+WIDE = {**CONFIG, "head_dim": 16}
+QWEN2 = {**CONFIG, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+def head_features(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
 def checkpoint_tensors(config: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """Random weights by the names and shapes of ``LlamaForCausalLM``."""
     generator = torch.Generator().manual_seed(1)
     dim, width = config["hidden_size"], config["intermediate_size"]
-    narrow = dim // config["num_attention_heads"] * config["num_key_value_heads"]
+    broad, narrow = (head_features(config) * config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], dim), "model.norm.weight": (dim,)}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], dim)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         shapes |= {f"{prefix}{name}_layernorm.weight": (dim,) for name in ("input", "post_attention")}
-        shapes |= {f"{prefix}self_attn.{name}_proj.weight": (dim, dim) for name in "qo"}
+        shapes |= {f"{prefix}self_attn.q_proj.weight": (broad, dim), f"{prefix}self_attn.o_proj.weight": (dim, broad)}
+        if config["model_type"] == "qwen2":
+            shapes |= {f"{prefix}self_attn.{name}_proj.bias": (broad if name == "q" else narrow,) for name in "qkv"}
         shapes |= {f"{prefix}self_attn.{name}_proj.weight": (narrow, dim) for name in "kv"}
         shapes |= {f"{prefix}mlp.{name}_proj.weight": (width, dim) for name in ("gate", "up")}
         shapes[f"{prefix}mlp.down_proj.weight"] = (dim, width)
@@ -98,6 +111,7 @@ def packed(folder: Path, form: str) -> bytes:
 
 
 def upload_checkpoint(root: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], form: str = "tar") -> str:
+    root.mkdir(exist_ok=True)
     write_checkpoint(root / "source", config, tensors)
     return upload(root, packed(root / "source", form))
 
@@ -118,8 +132,8 @@ def scaled(frequency: float, scaling: Mapping[str, Any]) -> float:
 
 def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     """``LlamaForCausalLM`` written down from its definition, in float64, with its own conventions."""
-    heads, groups = config["num_attention_heads"], config["num_attention_heads"] // config["num_key_value_heads"]
-    size, (batch, length) = config["hidden_size"] // heads, tokens.shape
+    groups = config["num_attention_heads"] // config["num_key_value_heads"]
+    size, (batch, length) = head_features(config), tokens.shape
     weight = {name: tensor.double() for name, tensor in weights.items()}
     frequencies = 1.0 / config["rope_theta"] ** (torch.arange(0, size, 2).double() / size)
     if scaling := config.get("rope_scaling"):
@@ -130,6 +144,9 @@ def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], t
     def norm(x: Tensor, name: str) -> Tensor:
         return weight[name] * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"])
 
+    def projected(x: Tensor, name: str) -> Tensor:
+        return x @ weight[f"{name}.weight"].T + weight.get(f"{name}.bias", torch.zeros(()))
+
     def rotated(x: Tensor) -> Tensor:
         half = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), dim=-1)
         return x * angles.cos() + half * angles.sin()
@@ -139,7 +156,7 @@ def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], t
         prefix = f"model.layers.{layer}."
         normed = norm(x, f"{prefix}input_layernorm.weight")
         query, key, value = (
-            (normed @ weight[f"{prefix}self_attn.{name}_proj.weight"].T).view(batch, length, -1, size).transpose(1, 2)
+            projected(normed, f"{prefix}self_attn.{name}_proj").view(batch, length, -1, size).transpose(1, 2)
             for name in "qkv"
         )
         key, value = (each.repeat_interleave(groups, dim=1) for each in (rotated(key), value))
@@ -156,7 +173,7 @@ def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], t
 
 @pytest.mark.parametrize("form", ["tar", "zip"])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("base", [CONFIG, SCALED], ids=["plain", "scaled"])
+@pytest.mark.parametrize("base", [CONFIG, SCALED, WIDE, QWEN2], ids=["plain", "scaled", "wide heads", "biases"])
 def test_an_imported_model_computes_what_theirs_does(
     tmp_path: Path, form: str, tied: bool, base: dict[str, Any]
 ) -> None:
@@ -175,9 +192,12 @@ def test_an_imported_model_computes_what_theirs_does(
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("shard_bytes", [10**9, 9000])
-def test_a_round_trip_is_exact(tmp_path: Path, tied: bool, shard_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("base", [SCALED, {**QWEN2, "head_dim": 16}], ids=["scaled", "wide heads, biases"])
+def test_a_round_trip_is_exact(
+    tmp_path: Path, tied: bool, shard_bytes: int, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "SHARD_BYTES", shard_bytes)
-    config = {**SCALED, "tie_word_embeddings": tied}
+    config = {**base, "tie_word_embeddings": tied}
     tensors = checkpoint_tensors(config)
     own, weights = huggingface.load(upload_checkpoint(tmp_path, config, tensors), DataLayout(tmp_path))
     folder = tmp_path / "out" / "huggingface"
@@ -258,7 +278,23 @@ def test_a_published_configuration() -> None:
     assert config == TransformerConfig(**expected, max_sequence=4096, norm_eps=1e-5, rope_theta=1e4)
     newer = {**CONFIG, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
     assert read_config(newer) == read_config(CONFIG)
-    assert read_config(write_config(config, "bf16", tied=False)) == config
+    assert read_config(write_config(config, "bf16")) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "longest"),
+    [
+        ({"model_type": "mistral", "sliding_window": None}, 64),
+        ({"model_type": "mistral", "sliding_window": 4096}, 64),
+        ({"model_type": "mistral", "sliding_window": 24}, 24),
+        ({"model_type": "mistral", "max_position_embeddings": 8192}, 4096),
+        ({"sliding_window": None}, 64),
+        ({"model_type": "qwen2", "sliding_window": 24}, 64),
+        ({"model_type": "qwen2", "sliding_window": 24, "use_sliding_window": True}, 24),
+    ],
+)
+def test_sequences_are_as_long_as_a_sliding_window_changes_nothing(change: dict[str, Any], longest: int) -> None:
+    assert read_config({**CONFIG, **change}).max_sequence == longest
 
 
 def test_scaling_counts_beside_rotary_settings_of_no_type() -> None:
@@ -273,15 +309,15 @@ def test_scaling_counts_beside_rotary_settings_of_no_type() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen2"}, "model_type='qwen2'; expected 'llama' or 'mistral'"),
+        ({"model_type": "qwen3"}, "model_type='qwen3'; expected 'llama' or 'mistral' or 'qwen2'"),
         ({"model_type": None}, "model_type=None; expected 'llama'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'; expected 'silu'"),
         ({"attention_bias": True}, "attention_bias=True; expected False"),
-        ({"sliding_window": 4096}, "sliding_window=4096; expected null"),
+        ({"sliding_window": "4096"}, "sliding_window='4096'; expected a number of tokens or null"),
         ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "positions of type 'linear'; expected 'default' or"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "positions of type 'yarn'; expected"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor"),
-        ({"head_dim": 16}, "head_dim=16; expected hidden_size / num_attention_heads"),
+        ({"head_dim": 7}, "head_dim: it is odd"),
         ({"hidden_size": None}, "config.json has no hidden_size"),
         ({"hidden_size": 33}, r"dim=33 does not divide into heads=4"),
     ],
@@ -295,6 +331,7 @@ def test_what_our_transformer_does_not_have_is_refused_by_field(change: dict[str
     ("change", "message"),
     [
         ({"model.norm.weight": None}, r"has no tensor model.norm.weight \(and lacks 1 in all\)"),
+        ({"model.norm.weight": torch.zeros(31)}, r"model.norm.weight has shape \(31,\); this .* has it in \(32,\)"),
         ({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, r"has model.layers.0.self_attn.q_proj.bias, which"),
     ],
 )
@@ -306,17 +343,32 @@ def test_a_checkpoint_of_another_architecture_is_refused(
         huggingface.load(upload_checkpoint(tmp_path, CONFIG, tensors), DataLayout(tmp_path))
 
 
+def test_a_tied_head_that_a_file_repeats_must_be_the_embedding(tmp_path: Path) -> None:
+    config = {**CONFIG, "tie_word_embeddings": True}
+    tensors = checkpoint_tensors(config)
+    table = tensors["model.embed_tokens.weight"]
+    file = upload_checkpoint(tmp_path / "equal", config, {**tensors, "lm_head.weight": table.clone()})
+    own, weights = huggingface.load(file, DataLayout(tmp_path / "equal"))
+    assert own.tied_embeddings
+    assert weights.keys() == their_names(own).keys()
+    assert "head.weight" not in weights
+    file = upload_checkpoint(tmp_path / "other", config, {**tensors, "lm_head.weight": table + 1})
+    with pytest.raises(WeightsError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        huggingface.load(file, DataLayout(tmp_path / "other"))
+
+
 def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     tensors = checkpoint_tensors(CONFIG)
     folder = tmp_path / "source"
     write_checkpoint(folder, CONFIG, {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
     save_file(tensors, folder / "consolidated.safetensors")  # the same weights again, as some repositories have them
-    with pytest.raises(WeightsError, match=r"is in several files"):
-        huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
+    save_file({"layers.0.lora_A": torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
+    _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
+    assert weights.keys() == their_names(read_config(CONFIG)).keys()
     index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
     (folder / archive.INDEX).write_text(json.dumps(index))
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
-    assert weights.keys() == their_names(3).keys()
+    assert weights.keys() == their_names(read_config(CONFIG)).keys()
     (folder / archive.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
     with pytest.raises(WeightsError, match=r"names model-2.safetensors, which the archive does not have"):
         huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
@@ -383,3 +435,17 @@ def test_nothing_leaves_the_folder_that_is_unpacked_to(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")} == {"archive", "deep", "config.json", "x.safetensors"}
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"config.json", "x.safetensors"}
     assert archive.read_text(tmp_path / "archive", "config.json") == b"{}"
+
+
+def test_an_export_has_the_tokenizer_that_made_the_tokens(tmp_path: Path) -> None:
+    words = {word: index for index, word in enumerate(["[UNK]", "a", "b", "c"])}
+    made = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    described = made.to_str().encode()
+    data = {"source": "file", "format": "tokens", "encoding": "text", "sequence": 8, "vocabulary": 256}
+    data |= {"file": upload(tmp_path, b"a b c b a " * 50), "tokenizer": upload(tmp_path, described)}
+    train(tmp_path, {**TRANSFORMER, "data": data, "steps": 1, "export": {"huggingface": "fp32"}}, test_samples=2)
+    folder = DataLayout(tmp_path).job(JOB).artifacts / "huggingface"
+    assert (folder / "tokenizer.json").read_bytes() == described
+    about = json.loads((folder / "tokenizer_config.json").read_bytes())
+    assert about == {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 32}

@@ -16,12 +16,13 @@ from training_runs import JOB, MLP, TRANSFORMER
 from training_runs import train as train_and_evaluate_all
 
 from service.jobs.layout import DataLayout
-from service.models import trained
+from service.models import WeightsError, trained
 from service.parallel import checkpoint
 from service.training import loop
 
 STEPS, STOP = 6, 3
 SPEC = {**TRANSFORMER, "steps": STEPS, "evaluate": {"every": 2}}
+OTHERS = [f"job_{letter * 20}" for letter in "uvwxy"]
 FSDP, TENSOR, PIPELINE = {"dp_shard": 2}, {"tp": 2}, {"pp": 2}
 TOLERANCE = 2e-5  # as in test_layouts
 
@@ -31,6 +32,14 @@ train = partial(train_and_evaluate_all, test_samples=37)
 
 def with_layout(parallel: dict[str, int]) -> dict[str, Any]:
     return {**SPEC, "parallel": parallel}
+
+
+def goes_on(
+    folder: str, job_id: str, parallel: dict[str, int], stop_after: int | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Another job, which takes up the stopped one's newest checkpoint."""
+    spec = {**with_layout(parallel), "resume": {"job": JOB}, **changes}
+    return train(folder, spec, job_id=job_id, stop_after=stop_after)
 
 
 def copy_job(source: str, target: str) -> None:
@@ -44,9 +53,18 @@ def stop_and_resume(folder: str) -> dict[str, Any]:
     """On two ranks: a run without interruption, one that stops and goes on, and two that go on in other layouts."""
     whole = train(f"{folder}/whole", with_layout(FSDP))
     first = train(f"{folder}/stopped", with_layout(FSDP), stop_after=STOP)
+    others = {
+        "goes on": goes_on(f"{folder}/stopped", OTHERS[0], FSDP),
+        "goes on, tensor": goes_on(f"{folder}/stopped", OTHERS[1], TENSOR),
+        "goes on, pipeline": goes_on(f"{folder}/stopped", OTHERS[2], PIPELINE),
+        "goes on, stopped": goes_on(f"{folder}/stopped", OTHERS[3], FSDP, stop_after=1),
+        "goes on, stopped and on": goes_on(f"{folder}/stopped", OTHERS[3], FSDP),
+        "goes on, slower": goes_on(f"{folder}/stopped", OTHERS[4], FSDP, optimizer={"lr": 1e-30}, steps=STOP + 1),
+    }
     for name in ("tensor", "pipeline", "alone"):
         copy_job(f"{folder}/stopped", f"{folder}/{name}")
     return {
+        **others,
         "whole": whole,
         "first": first,
         "same": train(f"{folder}/stopped", with_layout(FSDP)),
@@ -101,6 +119,38 @@ def test_another_layout_takes_over(resumed: tuple[Path, dict[str, Any]], layout:
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
+def test_another_job_goes_on_where_one_was(resumed: tuple[Path, dict[str, Any]]) -> None:
+    folder, runs = resumed
+    assert runs["goes on"]["steps"] == [4, 5, 6]
+    assert runs["goes on, stopped"]["steps"] + runs["goes on, stopped and on"]["steps"] == [4, 5, 6]
+    assert runs["goes on"]["result"]["eval_loss"] == runs["whole"]["result"]["eval_loss"]
+    for series in ("loss", "grad_norm"):
+        whole = runs["whole"][series][STOP:]
+        assert runs["goes on"][series] == whole
+        assert runs["goes on, stopped"][series] + runs["goes on, stopped and on"][series] == whole
+        for layout in ("tensor", "pipeline"):
+            assert runs[f"goes on, {layout}"][series] == pytest.approx(whole, rel=TOLERANCE, abs=0)
+    assert (DataLayout(folder / "stopped").job(OTHERS[1]).artifacts / "model.safetensors").is_file()
+
+
+@pytest.mark.distributed
+def test_a_job_that_goes_on_has_its_own_rate_and_number_of_steps(resumed: tuple[Path, dict[str, Any]]) -> None:
+    folder, runs = resumed
+    assert runs["goes on, slower"]["steps"] == [STOP + 1]
+    assert runs["goes on, slower"]["loss"] == runs["whole"]["loss"][STOP : STOP + 1]
+    layout = DataLayout(folder / "stopped")
+    _, before = trained(layout.job(JOB), STOP)
+    after = load_file(layout.job(OTHERS[4]).artifacts / "model.safetensors")
+    for name, tensor in after.items():
+        assert torch.equal(before[name][tuple(slice(0, size) for size in tensor.shape)], tensor), name
+
+
+def test_a_job_that_is_resumed_must_have_left_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=f"{JOB} has no checkpoint of step 'latest'; there are none"):
+        goes_on(str(tmp_path), OTHERS[0], {})
+
+
 @pytest.mark.distributed
 def test_one_process_takes_over_from_two(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed

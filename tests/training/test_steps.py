@@ -14,11 +14,12 @@ from service.models.data import Split
 from service.parallel.boundary import StepBoundary
 from service.training.engine import AccumulationEngine, chunks
 from service.training.evaluation import batches
+from service.training.finite import NonFiniteError
 from service.training.flops import peak_flops
 from service.training.gradients import clip_, squared_norm
 from service.training.history import History
 from service.training.objective.cross_entropy import ClassCrossEntropy
-from service.training.step_totals import NonFiniteError, RankShare, StepReduction
+from service.training.step_totals import RankShare, StepReduction
 
 CPU = torch.device("cpu")
 

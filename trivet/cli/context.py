@@ -62,15 +62,15 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             _show_refusal(error)
         except ValidationError as error:
             err.block(_fields(error), style="red")
-        except (TrivetError, FileNotFoundError, PermissionError) as error:
+        except BrokenPipeError:
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except (TrivetError, OSError) as error:
             err.block(str(error), style="red", indent=2)
         except UnicodeEncodeError as error:
             err.print(f"{error.object!r} cannot be sent: it is not valid UTF-8 text", style="red")
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
-        except BrokenPipeError:
-            sys.stderr.close()
-            raise typer.Exit(0) from None
         raise typer.Exit(_REFUSED)
 
     return wrapped

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Annotated, cast
 
 import typer
-import yaml
 from rich.text import Text
 
 from service.jobs.records import Job, JobOrder, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
+from trivet.cli import documents
 from trivet.cli.context import (
     JobArgument,
     JobArguments,
@@ -28,7 +28,10 @@ from trivet.cli.context import (
     table,
 )
 from trivet.cli.sweeps import show_jobs
+from trivet.client import Client
 
+_MOST_CHANGES = 500
+"""Changes of state that are looked at for their reasons."""
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "starting": "cyan"}
 
 
@@ -90,6 +93,7 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
             print_json(job)
             return
         _show_facts(job)
+        _show_reasons(service, job)
         if job.children is not None:
             show_jobs(service, job, out)
 
@@ -117,7 +121,22 @@ def _show_facts(job: Job) -> None:
     for name, document in (("parameters", job.parameters), ("spec", job.spec), ("result", job.result)):
         if document:
             out.print(f"{name:>10}", style="bold")
-            out.block(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
+            out.block(documents.dump(document).rstrip())
+
+
+def _show_reasons(service: Client, job: Job) -> None:
+    """Show why a job that was attempted more than once left each state, such as what ended an attempt."""
+    if job.attempt < 2:
+        return
+    changes = service.events(job.id, types=["state"], limit=_MOST_CHANGES)["items"]
+    told = [change.get("event", change) for change in changes]
+    if not (reasons := [change for change in told if change.get("reason")]):
+        return
+    out.print("   history", style="bold")
+    for change in reasons:
+        moment = datetime.fromtimestamp(change["time"], UTC).isoformat(timespec="seconds")
+        text = f"{moment}  attempt {change.get('attempt')}  {change['state']}: {change['reason']}"
+        out.block(visible(text), indent=12)
 
 
 def cancel(job_ids: JobArguments, as_json: JsonFlag = False) -> None:

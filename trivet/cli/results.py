@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import IO, Annotated, Any, Literal, cast
 
 import typer
-import yaml
 from rich.table import Table
 
 from service.jobs.states import TERMINAL
-from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli import documents
+from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
 from trivet.client import Client
 
+_PLAINLY = 0.05
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _FEWEST_POINTS = 10
 _STREAMS = ("stdout", "stderr", "service")
@@ -155,7 +158,7 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
         print_json(found)
         return
     if "rungs" not in found:
-        out.block(yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip())
+        out.block(documents.dump(found).rstrip())
         return
     for sentence in found.get("summary") or ():
         out.print(sentence)
@@ -169,6 +172,8 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     out.print(_ladder(found["rungs"]))
     if any(rung.get("noisy") for rung in found["rungs"]):
         out.print("≈ the timing of this rung was noisy")
+    if any(_is_of_other_rounds(rung) for rung in found["rungs"]):
+        out.print("vs eager: the median over rounds in which both run in turns; the medians of steps may be of others")
 
 
 def rung_title(rung: str) -> str:
@@ -176,6 +181,12 @@ def rung_title(rung: str) -> str:
     all.
     """
     return "eager (Dynamo)" if rung == "eager" else rung
+
+
+def _is_of_other_rounds(rung: Mapping[str, Any]) -> bool:
+    """Return whether the ratio is plainly not that of the two medians beside it."""
+    ratio, step, eager = (rung.get(name) for name in ("ratio", "step_ms", "eager_step_ms"))
+    return bool(ratio and step and eager) and abs(step / eager - ratio) > _PLAINLY * ratio  # type: ignore[operator]
 
 
 def _ladder(rungs: list[dict[str, Any]]) -> Table:
@@ -200,15 +211,18 @@ def _ladder(rungs: list[dict[str, Any]]) -> Table:
 def artifacts(
     job_id: JobArgument,
     name: Annotated[str | None, typer.Argument(help="fetch this one")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="file to write; its own name if absent")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="PATH", help="file to write, or a folder for it; here if absent"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List a job's files, or fetch one; folders come as tar archives."""
     with client() as service:
         if name is not None:
-            target = output or Path(_file_name(service, job_id, name))
+            target = _target(service, job_id, name, output or ".")
             size = service.download(job_id, name, target)
-            out.print(f"{target}: {size} bytes")
+            (err if _is_written_to(target, sys.stdout) else out).print(f"{target}: {size} bytes")
             return
         found = service.artifacts(job_id)
     if as_json:
@@ -218,6 +232,24 @@ def artifacts(
     for artifact in found:
         rows.add_row(artifact.name, str(artifact.bytes), artifact.sha256[:16])
     out.print(rows if found else "no artifacts")
+
+
+def _target(service: Client, job_id: str, name: str, output: str) -> Path:
+    """Return the file to write: in a folder under the artifact's own name. Refuses a folder that is not there."""
+    target = Path(output)
+    if target.is_dir():
+        return target / _file_name(service, job_id, name)
+    if output.endswith("/"):
+        refuse(f"there is no folder {output}")
+    return target
+
+
+def _is_written_to(path: Path, stream: IO[str]) -> bool:
+    """Return whether a stream leads to the same place, as standard output does to ``/dev/stdout``."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except (OSError, ValueError):
+        return False
 
 
 def _file_name(service: Client, job_id: str, name: str) -> str:

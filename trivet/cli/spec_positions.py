@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
+from trivet.cli import documents
+
 Position = tuple[int, int]
 """A line and a column, both counted from 1."""
 
@@ -13,9 +15,12 @@ Position = tuple[int, int]
 def positions(text: str) -> dict[str, Position]:
     """Return the position of every field, by its path (``model.hidden.0``); the spec itself has the path ``""``.
 
-    Raises ``yaml.YAMLError`` for a text that is not YAML.
+    Nothing of JSON that is no YAML, for all its depth, is found.
     """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    try:
+        root = documents.compose(text)
+    except (yaml.YAMLError, RecursionError):
+        return {}
     return {} if root is None else dict(_fields(root, "", root, frozenset()))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from trivet.cli import documents
 from trivet.cli.spec_positions import Position, nearest, positions
 from trivet.errors import Refused, TrivetError
 
@@ -112,27 +113,26 @@ def apply(spec: dict[str, Any], change: str) -> None:
 
 
 def _text(source: str) -> str:
-    return sys.stdin.read() if source == "-" else _read(Path(source))
+    try:
+        return documents.decoded(sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes())
+    except (OSError, UnicodeDecodeError) as error:
+        raise _SpecError(f"cannot read {source}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _parse(source: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return documents.parse(text)
     except yaml.YAMLError as error:
-        raise _SpecError(f"{source} is neither YAML nor JSON: {error}") from None
+        hint = "; a tab indents nothing in YAML, spaces do" if "'\\t'" in str(error) else ""
+        raise _SpecError(f"{source} is neither YAML nor JSON: {error}{hint}") from None
+    except RecursionError:
+        raise _SpecError(f"{source} is nested too deeply") from None
 
 
 def _mapping(source: str, spec: Any) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise _SpecError(f"{source} holds {_kind(spec)}; a spec is a mapping such as 'kind: train'")
     return spec
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _SpecError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _check_json(value: Any, path: str) -> None:
@@ -184,7 +184,7 @@ def _index(items: list[Any], name: str, path: str) -> int:
 
 def _value(change: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return documents.parse(text)
     except yaml.YAMLError as error:
         raise _SpecError(f"--set {change!r}: the value is not YAML: {error}") from None
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
+from service.jobs.spec.base import Dependency
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
@@ -63,6 +64,8 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
             yield Problem(
                 needed.path, f"job {job.id} is a sweep, which makes nothing itself", job.id, "one of its jobs"
             )
+        elif needed.weights is not None:
+            yield from _check_weights(needed, job, context)
         elif job.state in TERMINAL - {"succeeded"}:
             yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
     for needed in spec.dependencies():
@@ -72,6 +75,23 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
             except _UnreadableError as error:
                 expected = "a train job whose model this installation knows"
                 yield Problem(needed.path, str(error), needed.job_id, expected)
+
+
+def _check_weights(needed: Dependency, job: Job, context: CheckContext) -> Iterator[Problem]:
+    """Yield why the weights that a spec takes of a job are not there, and will not be."""
+    resumes = needed.path == "resume.job"
+    left = sorted((context.checkpoints_of if resumes else context.weights_of)(job.id))
+    what = "checkpoint" if resumes else "weights"
+    if job.state not in TERMINAL:
+        return
+    if job.state != "succeeded" and not left:
+        message = f"job {job.id} has {_ended(job.state)} and left no checkpoint"
+        expected = "a train job that has succeeded, still can, or has left a checkpoint"
+        yield Problem(needed.path, message, job.id, expected)
+    elif left and needed.weights not in ("latest", *left):
+        message = f"job {job.id} has no {what} of step {needed.weights}"
+        path = f"{needed.path.removesuffix('job')}step"
+        yield Problem(path, message, needed.weights, f"latest, or one of {', '.join(map(str, left))}")
 
 
 def check_archive(model: ModelRef | FromOnnx | None, context: CheckContext) -> Iterator[Problem]:

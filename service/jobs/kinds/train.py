@@ -9,8 +9,10 @@ from service.jobs.checks.fit import check_data, check_export
 from service.jobs.checks.fleet import check_float8
 from service.jobs.checks.gate import check_gate
 from service.jobs.checks.parallel import check_mesh, check_pipeline
-from service.jobs.plugins import CheckContext, JobKind
+from service.jobs.checks.resume import check_resume
+from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Problem
+from service.jobs.spec.families import TransformerConfig
 from service.jobs.spec.train import TrainSpec
 
 
@@ -19,10 +21,12 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
     config = resolve(spec.model, context)
     yield from check_archive(spec.model, context)
     yield from check_gate(spec, config, context)
+    yield from check_resume(spec, config, context)
     if config is not None:
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         yield from check_export(spec.export, config)
         yield from check_data(spec.data, "data", spec.model, config)
+        yield from _check_sequence(spec, config)
     yield from (Problem(*reason) for reason in spec.objective.check(spec, spec.data.gives))
     yield from _check_batch(spec)
     yield from check_pipeline(spec, spec.micro_batches)
@@ -36,6 +40,14 @@ TRAIN = JobKind(
     page="api.dashboard:static/kinds/train.js",
     preloads=("service.training.job", "torch._dynamo"),
 )
+
+
+def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
+    """Yield why stages could not pass on the residual stream of a transformer: each rank has a part of the tokens."""
+    gives, tp = spec.data.gives, spec.parallel.tp
+    if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
+        message = f"a pipeline passes on parts of a sequence: {gives.sequence} does not divide by tp={tp}"
+        yield Problem("data.sequence", message, gives.sequence, f"a multiple of {tp}")
 
 
 def _check_batch(spec: TrainSpec) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ The dotted functions are typed where torch may be imported: ``service.models.reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -42,6 +42,10 @@ class CheckContext:
     """
     path_of: Callable[[str], Path | None] = lambda _: None
     """Returns where the content of an uploaded file is, by its id; ``None`` where it is not known."""
+    weights_of: Callable[[str], Collection[int]] = lambda _: ()
+    """Returns the steps of which a training job has left weights, by its id."""
+    checkpoints_of: Callable[[str], Collection[int]] = lambda _: ()
+    """Returns the steps of a training job's complete checkpoints, by its id."""
     auto_pool: Literal["cuda", "cpu"] = "cpu"
     """The pool that the device ``auto`` stands for at present: ``cuda`` where a host that is not drained has any."""
 

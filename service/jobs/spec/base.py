@@ -102,12 +102,14 @@ _DeviceChoice = Literal["auto", "cuda", "cpu"]
 class Dependency:
     """A job that must succeed first: where the spec names it, and which kind it has to be (any when ``None``).
 
-    A spec that names a job of kind ``train`` starts from that job's model.
+    A spec that names a job of kind ``train`` starts from that job's model. ``weights`` is the step of those that it
+    takes, or ``latest``: then a job that failed or was cancelled will also do, if it has left them.
     """
 
     path: str
     job_id: str
     kind: str | None = None
+    weights: int | Literal["latest"] | None = None
 
 
 def with_few_errors(value: Any, validate: ModelWrapValidatorHandler[Model]) -> Model:

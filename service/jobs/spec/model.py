@@ -43,11 +43,16 @@ else:
     ]
 
 
+Step = Literal["latest"] | Annotated[int, Field(ge=0)]
+
+
 class FromJob(Strict):
-    """Names the model that a training job produced."""
+    """Names the model that a training job produced: when it had finished, or at a step of which a checkpoint is left,
+    also of a job that failed or was cancelled.
+    """
 
     job: JobId
-    step: Literal["latest"] | Annotated[int, Field(ge=0)] = "latest"
+    step: Step = "latest"
 
 
 class FromSafetensors(Strict):
@@ -120,4 +125,4 @@ ModelRef = Annotated[
 
 def jobs_of(model: object) -> tuple[Dependency, ...]:
     """Return the training job that a model reference names, if it names one."""
-    return (Dependency("model.job", model.job, "train"),) if isinstance(model, FromJob) else ()
+    return (Dependency("model.job", model.job, "train", model.step),) if isinstance(model, FromJob) else ()

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import CommonSpec, Dependency, JobId
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import ModelRef, jobs_of
+from service.jobs.spec.model import ModelRef, Step, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.jobs.spec.strict import Strict, disagreement
 from service.schedules import GENERATORS
@@ -126,6 +126,16 @@ class ExportSpec(Strict):
     )
 
 
+class ResumeSpec(Strict):
+    """Goes on where another training job was at a checkpoint: weights, optimizer, step, and the order of its data.
+
+    ``steps`` counts from that job's start. Layout, learning rate, schedule and number of steps may be others.
+    """
+
+    job: JobId
+    step: Step = "latest"
+
+
 class TrainSpec(CommonSpec):
     """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``."""
 
@@ -136,6 +146,7 @@ class TrainSpec(CommonSpec):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     steps: int = Field(ge=1, le=10**9)
+    resume: ResumeSpec | None = Field(None, description="the checkpoint of another job to go on from")
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
@@ -172,6 +183,11 @@ class TrainSpec(CommonSpec):
         return self.compile.gate
 
     def dependencies(self) -> tuple[Dependency, ...]:
-        """Return the model's job, the gate's, and those of ``after``."""
+        """Return the model's job, the one that is resumed, the gate's, and those of ``after``."""
+        resumed = () if self.resume is None else (_resumed(self.resume),)
         gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
-        return (*jobs_of(self.model), *gate, *super().dependencies())
+        return (*jobs_of(self.model), *resumed, *gate, *super().dependencies())
+
+
+def _resumed(resume: ResumeSpec) -> Dependency:
+    return Dependency("resume.job", resume.job, "train", resume.step)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from service.jobs.checkpoints import Checkpoint, complete
 from service.jobs.layout import DataLayout, JobPaths
 from service.jobs.records import Artifact, NotFound
 from service.jobs.store.client import BrokerClient
@@ -46,6 +48,17 @@ class ArtifactStore:
         entries = self.client.call("HGETALL", JOB_ARTIFACTS(job_id))
         return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
 
+    def left(self, job_id: str) -> tuple[Artifact, ...]:
+        """Return the complete checkpoints of a job that ended before it published any: it writes to them no more."""
+        return tuple(_described(saved) for saved in complete(self.data.job(job_id).checkpoints))
+
+    def get_left(self, job_id: str, name: str) -> tuple[Artifact, Path]:
+        """Return a checkpoint of :meth:`left` and its folder. Raises :class:`NotFound`."""
+        for saved in complete(self.data.job(job_id).checkpoints):
+            if (found := _described(saved)).name == name:
+                return found, saved.path
+        raise NotFound(f"job {job_id} has no artifact {name!r}")
+
     def get(self, job_id: str, name: str) -> tuple[Artifact, Path]:
         """Return an artifact and its file, or its folder where the media type is :data:`FOLDER`. Folders may also lie
         beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere.
@@ -59,6 +72,19 @@ class ArtifactStore:
             if (path := _content(paths, artifact)) is not None:
                 return artifact, path
         raise NotFound(f"job {job_id} has no artifact {name!r} any more")
+
+
+def _described(saved: Checkpoint) -> Artifact:
+    """Return what the manifest would say of a checkpoint's folder."""
+    files = [each.stat() for each in saved.path.iterdir() if each.is_file()]
+    made = max((each.st_mtime for each in files), default=0.0)
+    return Artifact(
+        name=f"{saved.path.parent.name}/{saved.path.name}",
+        bytes=sum(each.st_size for each in files),
+        sha256="",
+        media_type=FOLDER,
+        created_at=datetime.fromtimestamp(made, UTC),
+    )
 
 
 def _content(paths: JobPaths, artifact: Artifact) -> Path | None:

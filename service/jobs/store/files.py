@@ -6,11 +6,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from errno import ENOSPC
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -25,6 +27,10 @@ from service.jobs.store.keyspace import PROJECTS, UPLOAD_HOLDERS, UPLOADS
 
 _CHUNK = 1 << 20
 _DRAFT = "upload-"
+_KEPT_FREE, _KEPT_SHARE = 1 << 26, 0.05
+"""Bytes of the disk that uploads leave, or a share of a small disk."""
+_LOOK_EVERY = 1 << 24
+"""Bytes of an upload after which its disk is looked at."""
 _ABANDONED_S = 3600.0
 """An upload that gets no byte for so long has lost its client."""
 _DAY_S = 86_400.0
@@ -57,12 +63,26 @@ class FileWriter:
         self._hash = hashlib.sha256()
         self._bytes = 0
 
-    def write(self, chunk: bytes) -> None:
-        """Append a chunk. Raises :class:`TooLarge` as soon as the limit is passed."""
-        self._bytes += len(chunk)
-        if self._bytes > self._max_file_bytes:
+    def expect(self, size: int) -> None:
+        """Raise :class:`TooLarge` for an upload of so many bytes, and :class:`OSError` where the disk has no room for
+        it: ahead of its content, which may take minutes. Some of the disk is kept for the broker, which serves nobody
+        without.
+        """
+        if size > self._max_file_bytes:
             limit = f"{self._max_file_bytes} bytes, the limit of this service (TRIVET_MAX_FILE_BYTES)"
             raise TooLarge(f"the upload is larger than {limit}")
+        disk = shutil.disk_usage(self._data.files)
+        if size - self._bytes > disk.free - min(_KEPT_FREE, disk.total * _KEPT_SHARE):
+            raise OSError(
+                ENOSPC, f"an upload of {size} bytes leaves too little of {disk.free} free", str(self._data.files)
+            )
+
+    def write(self, chunk: bytes) -> None:
+        """Append a chunk. Raises as :meth:`expect` does, as soon as it is too much."""
+        total = self._bytes + len(chunk)
+        if total > self._max_file_bytes or total // _LOOK_EVERY > self._bytes // _LOOK_EVERY:
+            self.expect(total)
+        self._bytes = total
         self._hash.update(chunk)
         self._file.write(chunk)
 

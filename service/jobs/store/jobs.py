@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from service.jobs.checkpoints import steps_of_weights
 from service.jobs.checks.files import files_of
 from service.jobs.layout import DataLayout
 from service.jobs.projects import DEFAULT_PROJECT, Project
@@ -27,6 +28,7 @@ from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
 from service.jobs.store.over_quota import refuse_over_quota
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
+from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent, valid_traceparent
 
 _ID = re.compile(r"job_[0-9a-z]{20}")
@@ -59,6 +61,7 @@ class Submission:
             "record": self.record(),
             "indexes": _indexes(self),
             "after": _needed(self.spec),
+            "weights": _only_for_weights(self.spec),
             "files": _files(self.spec),
         }
 
@@ -70,6 +73,7 @@ class Submission:
             "kind": spec.kind,
             "name": spec.name or spec.kind,
             "labels": _json(spec.labels),
+            "folded": folded(f"{spec.name or spec.kind} {_json(spec.labels)}"),
             "owner": self.owner,
             "project": self.project,
             "priority": str(spec.priority),
@@ -79,6 +83,7 @@ class Submission:
             "parallel": spec.parallel.model_dump_json(),
             "shape": f"{spec.device}:{ranks}:{min(spec.max_hosts, ranks)}",
             "after": _json(_needed(spec)),
+            "weights": _json(_only_for_weights(spec)),
             "indexes": _json(_indexes(self)),
             "spec": self.text,
             "traceparent": current_traceparent() or "",
@@ -269,7 +274,11 @@ class Jobs:
 
     def retry(self, job_id: str) -> Job:
         """Queue a failed or cancelled job again with all its retries; :class:`Conflict` in any other state,
-        or when a job that it needs failed or is gone."""
+        or when a job that it needs is gone, or failed and left nothing of what it needs."""
+        for needed in orjson.loads(self.client.call("HGET", JOB(job_id), "weights") or "[]"):
+            state = self.client.call("HGET", JOB(needed), "state")
+            if state in TERMINAL - {"succeeded"} and not steps_of_weights(self.data.job(needed)):
+                raise Conflict(f"job {needed}, which job {job_id} needs, is {state}, and left no checkpoint")
         return decode.job(stubs.retry(self.client, self.limits.script_argument, job_id))
 
     def share(self, job_id: str, project: str) -> Job:
@@ -375,6 +384,12 @@ def _files(spec: CommonSpec) -> list[str]:
 
 def _needed(spec: CommonSpec) -> list[str]:
     return list(dict.fromkeys(dependency.job_id for dependency in spec.dependencies()))
+
+
+def _only_for_weights(spec: CommonSpec) -> list[str]:
+    """Return the jobs that need not succeed: the spec takes weights that they have left, and no more."""
+    others = {dependency.job_id for dependency in spec.dependencies() if dependency.weights is None}
+    return [job_id for job_id in _needed(spec) if job_id not in others]
 
 
 def other_body(job_id: str) -> Conflict:

@@ -15,6 +15,7 @@ from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOBS_BY
 from service.jobs.store.queue import Queue
 from service.jobs.store_limits import StoreLimits
+from service.jobs.text import folded
 
 NO_SWEEP = "none"
 """As ``sweep`` of a filter: jobs that are not one of a sweep."""
@@ -62,7 +63,7 @@ class JobFilter:
 
     @property
     def text(self) -> str:
-        return (self.q or "").lower()
+        return folded(self.q or "")
 
     @property
     def script_argument(self) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from service.formats.llama import uploaded_config
+from service.jobs.checkpoints import steps_of_checkpoints, steps_of_weights
 from service.jobs.checks.dependencies import Lookup, related
 from service.jobs.checks.files import files_of
 from service.jobs.kinds.registry import spec_adapter
@@ -95,6 +96,8 @@ class CheckRequest(FrozenModel):
             has_file=lambda file_id: file_id in self.uploads and layout.file(file_id).is_file(),
             uploaded=uploaded,
             path_of=path_of,
+            weights_of=lambda job_id: steps_of_weights(layout.job(job_id)) if job_id in self.jobs else (),
+            checkpoints_of=lambda job_id: steps_of_checkpoints(layout.job(job_id)) if job_id in self.jobs else (),
         )
         problems = (
             replace(problem, path=joined(path, problem.path))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -109,11 +109,16 @@ def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
     try:
         _check_members(path)
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+            return {name: torch.from_numpy(_native(arrays[name])) for name in arrays.files}
     except npy.BROKEN as error:
         raise ValueError(f"{field} is no npz file of numbers: {error}") from error
     except MemoryError as error:
         raise ValueError(f"{field} holds arrays too large for this machine's memory; use safetensors") from error
+
+
+def _native(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the array in one piece and in this machine's order of bytes."""
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
 def _check_members(path: Path) -> None:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from service.formats.archive import CONFIG, INDEX, unpack
+from service.formats.archive import CONFIG, INDEX, unpack, weight_files
 from service.formats.llama import read_config
+from service.formats.llama_names import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, their_names
 from service.jobs.layout import DataLayout
 from service.jobs.spec.families import TransformerConfig
 from service.models.build_once import build_once
 from service.models.full_weights import WeightsError
-from service.models.huggingface.names import DERIVED, EMBEDDING, HEAD, their_names
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
     """Return the model in an uploaded archive. Raises :class:`WeightsError`.
 
     The archive is unpacked once, by the first rank. Tensors are mapped, so a rank reads only the parts that it uses.
-    A head that is tied to the embedding starts as its copy, and is trained apart from it.
     """
     archive = layout.file(file)
     if not archive.is_file():
@@ -32,7 +31,7 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
         folder = build_once(layout.cache / "huggingface" / file, partial(unpack, archive))
         values = json.loads((folder / CONFIG).read_bytes())
         config = read_config(values)
-        return config, _renamed(_tensors(folder), config, tied=bool(values.get("tie_word_embeddings", False)))
+        return config, _renamed(_tensors(folder), config)
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise WeightsError(f"model.huggingface: {file}: {error}") from error
 
@@ -50,22 +49,26 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    if not (folder / INDEX).is_file():
-        return sorted(folder.glob("*.safetensors"))
-    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-    # Names come from the archive: only files beside the index count.
-    shards = [folder / Path(str(name)).name for name in sorted(set(index["weight_map"].values()))]
-    if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise WeightsError(f"{INDEX} names {missing[0]}, which the archive does not have")
-    return shards
+    names = [path.name for path in folder.iterdir()]
+    return [folder / name for name in weight_files(names, (folder / INDEX).read_bytes)]
 
 
-def _renamed(tensors: dict[str, Tensor], config: TransformerConfig, *, tied: bool) -> dict[str, Tensor]:
-    names = their_names(config.layers)
-    if tied and names[HEAD] not in tensors and names[EMBEDDING] in tensors:
-        tensors = {**tensors, names[HEAD]: tensors[names[EMBEDDING]]}
-    if missing := [theirs for theirs in names.values() if theirs not in tensors]:
-        raise WeightsError(f"the checkpoint has no tensor {missing[0]} (and lacks {len(missing)} in all)")
-    if foreign := [name for name in tensors.keys() - names.values() if not name.endswith(DERIVED)]:
-        raise WeightsError(f"the checkpoint has {min(foreign)}, which a model of this configuration has not")
+def _renamed(tensors: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+    names = their_names(config)
+    if config.tied_embeddings:
+        tensors = _without_second_table(tensors)
+    check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config)
     return {ours: tensors[theirs] for ours, theirs in names.items()}
+
+
+def _without_second_table(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a tied model without the head's, which some files repeat."""
+    head, embedding = tensors.get(THEIR_HEAD), tensors.get(THEIR_EMBEDDING)
+    if head is None or embedding is None:
+        return tensors
+    if not torch.equal(head, embedding):
+        raise WeightsError(
+            f"{CONFIG} says tie_word_embeddings: true, but {THEIR_HEAD} differs from {THEIR_EMBEDDING}; say false to "
+            f"train them apart, or leave {THEIR_HEAD} out"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != THEIR_HEAD}

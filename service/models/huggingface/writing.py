@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from service.formats.archive import CONFIG, INDEX
 from service.formats.llama import write_config
+from service.formats.llama_names import their_names
 from service.jobs.atomic import atomic_draft
 from service.jobs.spec.families import TransformerConfig
-from service.models.huggingface.names import EMBEDDING, HEAD, their_names
 
 SHARD_BYTES = 5 * 10**9
 """Size of a file from which their library starts the next."""
@@ -23,22 +24,25 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def write(
-    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], dtype: Literal["fp32", "bf16"]
+    folder: Path,
+    config: TransformerConfig,
+    weights: Mapping[str, Tensor],
+    dtype: Literal["fp32", "bf16"],
+    tokenizer: Path | None = None,
 ) -> None:
     """Write ``config.json`` and safetensors files; ``folder`` appears complete or not at all, in place of an old one.
 
-    Tables of embedding and head that are equal are written once, as tied.
+    A table that embedding and head share is written once. ``tokenizer`` is a ``tokenizer.json`` that goes with them.
     """
-    tied = torch.equal(weights[EMBEDDING], weights[HEAD])
-    names = their_names(config.layers)
-    tensors = {
-        theirs: weights[ours].to(TYPES[dtype]).contiguous()
-        for ours, theirs in names.items()
-        if not (tied and ours == HEAD)
-    }
+    names = their_names(config)
+    tensors = {theirs: weights[ours].to(TYPES[dtype]).contiguous() for ours, theirs in names.items()}
     with atomic_draft(folder) as draft:
         draft.mkdir(parents=True)
-        (draft / CONFIG).write_text(json.dumps(write_config(config, dtype, tied=tied), indent=2) + "\n")
+        (draft / CONFIG).write_text(json.dumps(write_config(config, dtype), indent=2) + "\n")
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, draft / "tokenizer.json")
+            described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_sequence}
+            (draft / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
         _write_shards(draft, tensors)
 
 

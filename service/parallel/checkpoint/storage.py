@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from service.jobs.checkpoints import Checkpoint, require
 from service.parallel.checkpoint import folder as folders
-from service.parallel.checkpoint.folder import Checkpoint, require
 from service.parallel.checkpoint.shards import ShardWriter
 from service.parallel.checkpoint.stored import stored
 

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from service.parallel.checkpoint.folder import require
+from service.jobs.checkpoints import require
 from service.parallel.checkpoint.shards import SHARDING
 
 Block = tuple[slice, ...]

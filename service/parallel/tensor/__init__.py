@@ -1,6 +1,6 @@
 """Tensor parallelism: layers whose parameters are divided over the ``tp`` dimension of the mesh."""
 
-from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, joint
+from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, WholeLinear, joint
 from service.parallel.tensor.placement import distribute, local, local_copy
 from service.parallel.tensor.plain import OnEveryRank
 from service.parallel.tensor.residual_stream import Replicated, ResidualStream, SequenceSharded
@@ -14,6 +14,7 @@ __all__ = [
     "RowParallelLinear",
     "SequenceSharded",
     "VocabularyParallelEmbedding",
+    "WholeLinear",
     "distribute",
     "joint",
     "local",

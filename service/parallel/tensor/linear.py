@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from service.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group, scatter_to_group
 from service.parallel.mesh import SINGLE, Axis
@@ -60,9 +61,31 @@ class ColumnParallelLinear(nn.Module):
         return f"{self.in_features} → {self.out_features}, tp={self.axis.size}"
 
 
+class WholeLinear(nn.Module):
+    """``x Wᵀ + b`` with the whole of W on every rank of ``axis``, for output features that do not divide over it.
+
+    Input ``(…, in_features)``, replicated, whose gradient the caller sums over the ranks. Output ``(…, out_features)``,
+    of which each rank may use another part: gradients of W and b are summed over the ranks here.
+    """
+
+    def __init__(self, in_features: int, out_features: int, axis: Axis = SINGLE, *, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.axis = in_features, out_features, axis
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = copy_to_group(local(self.weight), self.axis.group)
+        bias = None if self.bias is None else copy_to_group(local(self.bias), self.axis.group)
+        return functional.linear(x, weight, bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} → {self.out_features}, whole on each of {self.axis.size}"
+
+
 def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ...]:
-    """Return the outputs of several layers with ``copied_input`` and without bias for one input, as one product of
-    their rows.
+    """Return the outputs of several layers with ``copied_input`` for one input, as one product of their rows; all of
+    them have a bias, or none.
 
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.
@@ -70,7 +93,8 @@ def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ..
     if is_splitting_backward() or is_exporting():
         return tuple(layer(x) for layer in layers)
     weights = [local(layer.weight) for layer in layers]
-    product = layers[0].product(x, torch.cat(weights), None)
+    biases = [local(layer.bias) for layer in layers if layer.bias is not None]
+    product = layers[0].product(x, torch.cat(weights), torch.cat(biases) if biases else None)
     return torch.split(product, [weight.shape[0] for weight in weights], dim=-1)
 
 

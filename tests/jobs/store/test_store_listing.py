@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,6 +39,37 @@ def test_filters_combine(store: Store, submit: Callable[..., Job]) -> None:
     assert ids(q="alpha", owner="ada", label="tier=1") == {one.id}
     assert ids(q=four.id[-8:]) == {four.id}
     assert ids(states=("running",)) == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Über-Modell Größe",
+        "ÖFFENTLICH",
+        "Червоний мак",
+        "Ångström",
+        "日本語の実験",
+        "İstanbul",
+        "e\u0301te\u0301",
+        "ΟΔΟΣ",
+    ],
+)
+def test_a_job_is_found_by_its_own_name_in_any_script(store: Store, submit: Callable[..., Job], name: str) -> None:
+    named, labelled = submit(name=name), submit(labels={"place": name})
+    submit(name="another")
+    forms = {name, name.lower(), name.upper(), name.casefold(), name.swapcase()}
+    forms |= {unicodedata.normalize(form, each) for each in forms for form in ("NFC", "NFD")}
+    for q in forms:
+        assert [each.id for each in store.jobs.list(JobFilter(q=q)).items] == [labelled.id, named.id], q
+        assert store.listing.counts(JobFilter(q=q)).states["queued"] == 2, q
+
+
+def test_a_job_from_before_names_were_folded_is_found_as_it_was(
+    store: Store, submit: Callable[..., Job], redis: redis_py.Redis
+) -> None:
+    job = submit(name="Alpha")
+    redis.hdel(JOB(job.id), "folded")
+    assert [each.id for each in store.jobs.list(JobFilter(q="ALPHA")).items] == [job.id]
 
 
 def test_pages_are_stable_while_jobs_arrive(store: Store, submit: Callable[..., Job]) -> None:

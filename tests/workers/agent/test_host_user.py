@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.slow
 def test_a_job_runs_on_a_host_that_has_its_own_user(tmp_path: Path, data: DataLayout, limits: StoreLimits) -> None:
     """Placed, sent through Celery, run and reported; the broker has refused nothing of it."""
     secret = tmp_path / "password"

@@ -36,6 +36,7 @@ def store(tmp_path: Path) -> InterruptibleStore:
     return InterruptibleStore("run", dist.FileStore(str(tmp_path / "store"), 2))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_launcher_at_torchruns_exit_barrier_heeds_a_signal(tmp_path: Path) -> None:
     """The other launcher never comes. Torch's own store would wait on for the hour."""
     command = [sys.executable, "-c", AT_THE_EXIT_BARRIER, str(tmp_path / "store")]

@@ -35,15 +35,22 @@ class TransformerConfig(ModelConfig):
     layers: int = Field(2, ge=1, le=4096)
     heads: int = Field(4, ge=1, le=4096)
     kv_heads: int | None = Field(None, ge=1, le=4096, description="key/value heads; as many as heads when absent")
+    head_dim: int | None = Field(None, ge=2, le=2**20, description="features of a head; dim/heads when absent")
+    qkv_bias: bool = Field(False, description="biases of queries, keys and values, as Qwen2 has them")
     ffn_dim: int | None = Field(None, ge=1, le=2**24, description="SwiGLU width; 4·dim when absent")
     max_sequence: int = Field(128, ge=1, le=2**24)
     norm_eps: float = Field(1e-5, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
     rope_scaling: RopeScaling | None = None
+    tied_embeddings: bool = Field(False, description="one table of vocab_size × dim for both embedding and head")
 
     @property
     def key_value_heads(self) -> int:
         return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_features(self) -> int:
+        return self.dim // self.heads if self.head_dim is None else self.head_dim
 
     @property
     def feed_forward_dim(self) -> int:
@@ -57,7 +64,6 @@ class TransformerConfig(ModelConfig):
     def divided(self) -> Mapping[str, int]:
         return {
             "heads": self.heads,
-            "kv_heads": self.key_value_heads,
             "ffn_dim": self.feed_forward_dim,
             "vocab_size": self.vocab_size,
         }
@@ -69,17 +75,19 @@ class TransformerConfig(ModelConfig):
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Count ``6·(N − N_emb) + 12·L·H·d_head·sequence`` per token (PaLM, Chowdhery et al., 2022, appendix B).
 
-        That counts attention as if it were not causal, as is customary.
+        That counts attention as if it were not causal, as is customary. A tied table counts once, as the head's.
         """
-        matrices = parameters - self.vocab_size * self.dim
-        return (6 * matrices + 12 * self.layers * self.dim * sequence) * sequence
+        matrices = parameters - (0 if self.tied_embeddings else self.vocab_size * self.dim)
+        return (6 * matrices + 12 * self.layers * self.heads * self.head_features * sequence) * sequence
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TransformerConfig:
-        if self.dim % self.heads:
+        if self.head_dim is None and self.dim % self.heads:
             message = f"dim={self.dim} does not divide into heads={self.heads}"
             raise disagreement("heads", message, self.heads, f"a divisor of {self.dim}")
-        if (self.dim // self.heads) % 2:
+        if self.head_dim is not None and self.head_dim % 2:
+            raise disagreement("head_dim", "it is odd, which rotary positions cannot be", self.head_dim, "an even one")
+        if self.head_features % 2:
             message = f"dim/heads = {self.dim // self.heads} is odd, which rotary positions cannot be"
             raise disagreement("heads", message, self.heads, "one that makes dim/heads even")
         if self.heads % self.key_value_heads:

@@ -31,8 +31,10 @@ local function matches(filters, text, id)
   elseif text == "" then
     return true
   end
-  local words = redis.call("HMGET", KEY.job(id), "id", "name", "labels")
-  return string.find(string.lower(table.concat(words, " ")), text, 1, true) ~= nil
+  -- Only Python folds letters beyond ASCII. Jobs that were accepted before it did have no such field.
+  local own, folded, name, labels = unpack(redis.call("HMGET", KEY.job(id), "id", "folded", "name", "labels"))
+  local words = own .. " " .. (folded or string.lower(name .. " " .. labels))
+  return string.find(words, text, 1, true) ~= nil
 end
 
 -- The newest CHUNK ids below `from` of those in one of the keys, which have no job in common.

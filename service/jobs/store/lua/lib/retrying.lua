@@ -16,9 +16,10 @@ local function why_not_again(id)
   elseif dependents_are_told(id) or (sweep and dependents_are_told(sweep)) then
     return "jobs that needed job " .. id .. " are still being ended; try again in a moment"
   end
+  local weights = cjson.decode(field(id, "weights") or "[]")
   for _, needed in ipairs(cjson.decode(field(id, "after"))) do
     local its_state = field(needed, "state")
-    if not its_state or its_state == "failed" or its_state == "cancelled" then
+    if not its_state or (BADLY[its_state] and not is_listed(weights, needed)) then
       return "job " .. needed .. ", which job " .. id .. " needs, is " .. (its_state or "gone")
     end
   end

@@ -17,6 +17,18 @@ local function next_id(suffix)
   return "job_" .. base36(time) .. suffix
 end
 
+local BADLY = { failed = true, cancelled = true }
+
+-- Whether a job is in a list; one that was written before there were such lists has none.
+local function is_listed(list, id)
+  for _, listed in ipairs(list or {}) do
+    if listed == id then
+      return true
+    end
+  end
+  return false
+end
+
 -- What becomes of a job that is to be accepted: see submit.lua. The id of one that is to be created is empty.
 local function outcome_of(entry)
   if entry.idem ~= "" then
@@ -31,7 +43,7 @@ local function outcome_of(entry)
   local project = entry.record.project or "default"
   for _, needed in ipairs(entry.after) do
     local state = is_visible(needed, project) and field(needed, "state")
-    if not state or state == "failed" or state == "cancelled" then
+    if not state or (BADLY[state] and not is_listed(entry.weights, needed)) then
       return { "dependency", needed, state or "missing" }
     end
   end
@@ -47,11 +59,13 @@ local function outcome_of(entry)
   return { "created", "", "" }
 end
 
--- Enter a job among the dependents of those that it needs. Returns the ones that it waits for.
+-- Enter a job among the dependents of those that it needs. Returns the ones that it waits for: of those that have ended
+-- badly it takes weights that they have left.
 local function depend(id, after)
   local waits = {}
   for _, needed in ipairs(after) do
-    local is_open = field(needed, "state") ~= "succeeded"
+    local state = field(needed, "state")
+    local is_open = state ~= "succeeded" and not BADLY[state]
     redis.call("ZADD", KEY.job_dependents(needed), is_open and 1 or 0, id)
     if is_open then
       waits[#waits + 1] = needed

@@ -1,0 +1,34 @@
+"""Parameters that a model uses in two places, such as one table for embedding and head (Press & Wolf, 2017).
+
+A family's module says so by ``tied``: for each second place the name of the first. A model in one piece has one
+parameter for both. Of a pipeline the first stage has one and the last a copy, which starts from the same numbers and
+stays equal, since both get the sum of both gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+
+def tied_names(module: nn.Module) -> Mapping[str, str]:
+    """Return for each second place of a tied parameter the name of the first, by which it is known."""
+    names: Mapping[str, str] = getattr(module, "tied", {})
+    return names
+
+
+def global_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter once, under the name that it has in every layout: that of its first place."""
+    names = tied_names(module)
+    for name, parameter in module.named_parameters():
+        yield names.get(name, name), parameter
+
+
+def tie(module: nn.Module) -> None:
+    """Let both places have one parameter, where the module has both."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for second, first in tied_names(module).items():
+        if first in parameters and second in parameters:
+            owner, _, leaf = second.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, parameters[first])

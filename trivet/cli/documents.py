@@ -1,0 +1,116 @@
+"""Reads and writes documents by the rules of JSON and of YAML 1.2, whose core schema has no ``no`` that is false.
+
+PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are no text, a tab separates nothing, and a character of
+JSON's ``\\ud83d\\ude82`` is two.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import Any
+
+import yaml
+
+_CORE = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    ("merge", "<<", "<"),
+)
+"""The core schema of YAML 1.2.2 (section 10.3.2): a tag, its form, and what it can begin with; and merging, which
+anchors are used for.
+"""
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+class CoreLoader(yaml.SafeLoader):
+    """Reads YAML by the core schema of version 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
+
+    def scan_to_next_token(self) -> None:
+        """Pass over what separates tokens: also tabs, except where they would indent a block."""
+        if self.index == 0 and self.peek() == "\ufeff":
+            self.forward()
+        indents = self.column == 0
+        while True:
+            while self.peek() == " " or (self.peek() == "\t" and (self.flow_level or not indents)):
+                self.forward()
+            if self.peek() == "#":
+                while self.peek() not in "\0\r\n\x85\u2028\u2029":
+                    self.forward()
+            if not self.scan_line_break():  # type: ignore[no-untyped-call]
+                return
+            indents = True
+            if not self.flow_level:
+                self.allow_simple_key = True
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node))
+        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+        return int(text, base) if base == 10 else int(text[2:], base)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        text = str(self.construct_scalar(node)).lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        return _SURROGATES.sub(_joined, str(self.construct_scalar(node)))
+
+
+class CoreDumper(yaml.SafeDumper):
+    """Writes YAML that version 1.1 and the core schema of version 1.2 read as the same."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
+        first: list(resolvers) for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+
+for _name, _form, _first in _CORE:
+    for _kind in (CoreLoader, CoreDumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_form})\Z"), list(_first))
+for _name in ("int", "float", "str"):
+    CoreLoader.add_constructor(f"tag:yaml.org,2002:{_name}", getattr(CoreLoader, f"construct_yaml_{_name}"))
+
+
+def _joined(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def decoded(content: bytes) -> str:
+    """Return the text of a file: UTF-8, or what its byte order mark says. Raises ``UnicodeDecodeError``."""
+    encoding = next((name for mark, name in _BOMS if content.startswith(mark)), "utf-8")
+    return content.decode(encoding)
+
+
+def parse(text: str) -> Any:
+    """Return what a text of JSON or YAML holds. Raises ``yaml.YAMLError`` for any other."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return parse_yaml(text)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a text of YAML holds. Raises ``yaml.YAMLError``."""
+    return yaml.load(text, Loader=CoreLoader)  # noqa: S506 - a SafeLoader
+
+
+def compose(text: str) -> yaml.Node | None:
+    """Return the nodes of a text, with their places. Raises ``yaml.YAMLError``."""
+    node: yaml.Node | None = yaml.compose(text, Loader=CoreLoader)
+    return node
+
+
+def dump(value: Any) -> str:
+    """Return a value as YAML, in the order of its fields."""
+    written: str = yaml.dump(value, Dumper=CoreDumper, sort_keys=False, allow_unicode=True)
+    return written
