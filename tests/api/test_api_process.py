@@ -98,7 +98,7 @@ def refusal(
     def refusal(*arguments: str, broker: str = broker) -> str:
         for name, value in {"DATA": str(tmp_path / "data"), "REDIS_URL": broker, "PORT": "0"}.items():
             monkeypatch.setenv(f"TRIVET_{name}", value)
-        monkeypatch.setattr(api, "log_to_stderr", lambda *_: None)  # which is for the life of a process
+        monkeypatch.setattr(api, "log_to_stderr", lambda *_, **__: None)  # which is for the life of a process
         assert api.main([*arguments]) == 2
         return capsys.readouterr().err
 

@@ -9,8 +9,6 @@ import pytest
 from waiting import LIMIT_S, eventually
 from worker_fleet import Fleet, all_gone, family, is_called, processes_of
 
-from api import history
-from service.jobs.event_files import recorded
 from service.jobs.store.keyspace import JOB
 
 pytestmark = pytest.mark.distributed
@@ -102,22 +100,6 @@ def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int
     assert how in job.error.message
     if behaviour != "leaving":
         assert f"rank {rank} met the others" in job.error.message
-
-
-@pytest.mark.slow
-def test_a_flood_of_output_is_kept_but_not_relayed(fleet: Fleet) -> None:
-    ref = fleet.submit("flood")
-    fleet.supervise(ref)
-    assert fleet.ended(ref).state == "succeeded"
-    kept = [event["line"] for event in recorded(fleet.data.job(ref.job_id).attempt(1), {"log"})]
-    assert kept == [f"line {line}" for line in range(20_000)]
-    relayed = [event["line"] for event in fleet.events(ref, "log")]
-    assert len(relayed) < 10_000
-    assert any("lines were not relayed" in line for line in relayed)
-    whole = list(history.events(fleet.store, fleet.data, ref.job_id, frozenset({"log"})))
-    assert [event["line"] for event in whole if not event.get("live")] == kept
-    newest = history.newest_logs(fleet.store, fleet.data, ref.job_id)
-    assert [event["line"] for event in newest if not event.get("live")] == kept[::-1]
 
 
 def test_the_time_limit(fleet: Fleet) -> None:
