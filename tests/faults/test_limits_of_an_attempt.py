@@ -43,8 +43,8 @@ def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(
     assert "stall_s = 20 s: rank 0 is at " in job.error.message
     assert "rank 1 is at wait_for_a_lock (fake_rank.py:" in job.error.message
     assert processes_of(ref) == []
-    _, path = fleet.store.artifacts.get(ref.job_id, "errors/attempt-1-rank-1.txt")
-    assert "in wait_for_a_lock" in path.read_text()
+    stacks = fleet.store.artifacts.read(ref.job_id, "errors/attempt-1-rank-1.txt", 1 << 20)
+    assert b"in wait_for_a_lock" in stacks
     eventually(lambda: fleet.job(patient).state == "queued")
     assert "retry 1 of 1" in (fleet.job(patient).reason or "")
 
