@@ -176,6 +176,47 @@ print(Path({str(tmp_path / "other.sock")!r}).stat().st_size)
     assert (root / "broker/broker.sock").read_text() == "x"
 
 
+@needs_files
+@pytest.mark.parametrize("named", ["artifacts", "artifacts/deep", "theirs"])
+def test_what_a_spec_names_is_not_granted_where_a_link_stands_in_its_place(tmp_path: Path, named: str) -> None:
+    """A job that the spec names may have laid it: nothing behind it is granted, and the error names it."""
+    data, job = tmp_path / "data", tmp_path / "data" / "jobs" / "1"
+    job.mkdir(parents=True)
+    (data / "broker" / "deep").mkdir(parents=True)
+    (job / "artifacts").symlink_to(data / "broker")
+    (job / "theirs").symlink_to("/etc")
+    confined = Confinement("auto", read=(str(job / named),), covered=(str(data),), secret=(str(data),))
+    done = enforce(confined, "print('it runs')")
+    assert done.returncode != 0
+    assert "it runs" not in done.stdout
+    assert f"{job / named}, which a job was to use, leads over a link" in done.stderr
+
+
+@needs_files
+def test_what_is_granted_is_what_was_held_whatever_its_path_leads_to(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from workers.launcher import grants, landlock, namespaces
+root = Path({str(tmp_path)!r})
+(root / "named").mkdir()
+(root / "named" / "file").write_text("theirs")
+(root / "secret").mkdir()
+(root / "secret" / "file").write_text("hush")
+with grants.held([root / "named"], [root]) as held:
+    (root / "named").rename(root / "moved")
+    (root / "named").symlink_to(root / "secret")
+    landlock.restrict([Path("/usr"), *held], [])
+print((root / "moved" / "file").read_text())
+try:
+    print((root / "named" / "file").read_text())
+except PermissionError:
+    print("closed")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["theirs", "closed"], done.stderr
+
+
 @needs_namespaces
 def test_a_confined_process_cannot_undo_what_hides_the_broker(tmp_path: Path) -> None:
     (tmp_path / "data" / "broker").mkdir(parents=True)
