@@ -71,6 +71,40 @@ def test_ranks_read_and_write_the_files_of_their_own_job_only(fleet: Fleet, tmp_
 
 
 @pytest.mark.distributed
+@needs_files
+def test_ranks_write_nothing_that_the_service_reads_by_its_name(fleet: Fleet) -> None:
+    """Neither what it serves, nor its record of the attempt, nor where the next attempt will be."""
+    ref = fleet.submit("look_around")
+    paths = fleet.data.job(ref.job_id)
+    paths.root.mkdir(parents=True)
+    tries = {
+        "a published file": ("write", str(paths.published / "0")),
+        "the published folder": ("remove folder", str(paths.published)),
+        "the next attempt": ("link", str(paths.attempt(2))),
+        "beside the attempts": ("link", str(paths.root / "linked")),
+        "the artifacts' folder": ("remove folder", str(paths.artifacts)),
+        "the log": ("write", str(paths.attempt(1) / "log.rank-0.jsonl")),
+        "the log's name": ("remove", str(paths.attempt(1) / "log.rank-0.jsonl")),
+        "the record's name": ("remove", str(paths.attempt(1) / "events.jsonl")),
+        "its events' name": ("remove", str(paths.attempt(1) / "events.rank-0.jsonl")),
+        "another log": ("link", str(paths.attempt(1) / "log.rank-0.000000000000009.jsonl")),
+        "the spec": ("write", str(paths.attempt(1) / "spec.json")),
+        "the launcher's output": ("remove beside the socket", "launcher.log"),
+        "an artifact": ("write", str(paths.artifacts / "new")),
+        "a checkpoint": ("write", str(paths.checkpoints / "new")),
+        "its work folder": ("write", str(paths.work(1) / "new")),
+    }
+    (paths.root / "tries.json").write_text(json.dumps(tries))
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert job.result is not None, job.error
+    found = job.result["found"]
+    assert {name for name, what in found.items() if what == "ok"} == {
+        "an artifact", "a checkpoint", "its work folder",
+    }, found  # fmt: skip
+
+
+@pytest.mark.distributed
 @needs_namespaces
 def test_ranks_see_neither_the_broker_nor_the_hosts_ports(fleet: Fleet) -> None:
     broker = fleet.url.removeprefix("unix://")
@@ -282,7 +316,7 @@ def test_ranks_on_a_gpu_are_confined_as_users_of_cuda(data: DataLayout, tmp_path
     for pool in ("cuda", "cpu"):
         shares = (HostShare(host=HOST, devices=(0,), pool=pool),)
         claim = Claim(AttemptRef("job_1", 1, HOST), train_spec("x"), shares, "127.0.0.1", 15.0)
-        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", tmp_path, tmp_path)
+        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", read=[], write=[tmp_path])
         assert confined.cuda == (pool == "cuda")
 
 

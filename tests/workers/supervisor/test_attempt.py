@@ -66,7 +66,7 @@ def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytes
     assert "hush" not in json.dumps(environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert int(environment["OMP_NUM_THREADS"]) >= 1
-    assert result["folder"] == str(fleet.data.job(ref.job_id).attempt(1))
+    assert result["folder"] == str(fleet.data.job(ref.job_id).work(1))
 
 
 def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
