@@ -250,18 +250,19 @@ def test_a_killed_supervisor_leaves_no_process_and_frees_its_devices(fleet: Flee
     assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
 
 
-def test_a_killed_keeper_loses_the_attempt_and_leaves_no_process(fleet: Fleet) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_ended_keeper_loses_the_attempt_and_leaves_no_process(fleet: Fleet, number: signal.Signals) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.printed(ref, "working"))
     started = family(supervisor)
-    started[0].kill()
+    started[0].send_signal(number)
     assert supervisor.wait(LIMIT_S) == 0
     assert all_gone(started)
     assert processes_of(ref) == []
     job = fleet.job(ref)
     assert job.state == "queued"
-    assert "keeps the group together was ended by SIGKILL" in (job.reason or "")
+    assert f"keeps the group together was ended by {number.name}" in (job.reason or "")
 
 
 def test_a_gang_over_two_hosts(fleet: Fleet) -> None:
