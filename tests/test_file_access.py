@@ -40,8 +40,8 @@ OF_OS = frozenset(
     }
 )  # fmt: skip
 SAFE = (
-    "Folder.open", "file.open", "folder.rename", "folder.unlink", "published.rename", "published.unlink",
-    "segment.open", "self._first.open", "self._readers[rank].open", "self.open", "store.artifacts.open",
+    "Folder.open", "file.open", "folder.rename", "folder.unlink", "log.open", "published.rename", "published.unlink",
+    "segment.open", "self._first.open", "self._readers[rank].open", "self._record.open", "self.open", "store.artifacts.open",
 )  # fmt: skip
 """Calls of safe files themselves."""
 ALLOWED = {
@@ -65,7 +65,8 @@ ALLOWED = {
     "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/keeper.py": {"open", "os.listdir"},
     # Folders that no rank may write to, and in which others are made for ranks.
-    "workers/supervisor/attempt.py": {"paths.root.mkdir", "scratch.mkdir"},
+    "workers/supervisor/attempt.py": {"scratch.mkdir"},
+    "workers/supervisor/attempt_folder.py": {"paths.root.mkdir"},
     "workers/supervisor/attempt_trace.py": {"paths.root.mkdir"},
     "workers/supervisor/compiled_code.py": {"path.lstat", "path.mkdir"},
     "workers/supervisor/gang_rendezvous.py": {"folder.exists"},

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 _OPENAT2 = 437
 _RESOLVE = 0x02 | 0x04 | 0x08
@@ -235,8 +235,7 @@ class Folder:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise UnsafePathError(errno.EINVAL, "no regular file", str(self.path / name))
-        file: BinaryIO = os.fdopen(descriptor, how)
-        return file
+        return cast(BinaryIO, os.fdopen(descriptor, how))
 
     def _open(self, name: str, flags: int, mode: int = 0) -> int:
         with _named(self.path / name):

@@ -10,8 +10,8 @@ from workers.supervisor.program import main
 _append = Folder.append
 
 
-def _append_or_fail(folder: Folder, name: str) -> BinaryIO:
-    file = _append(folder, name)
+def _append_or_fail(self: Folder, name: str) -> BinaryIO:
+    file = _append(self, name)
     if not name.startswith("log."):
         return file
     file.close()

@@ -17,7 +17,7 @@ import orjson
 
 from service.jobs.event_files import host_file, rank_file
 from service.jobs.events import ArtifactEvent, Event
-from service.jobs.layout import DataLayout, JobPaths
+from service.jobs.layout import DataLayout
 from service.jobs.logs import set_log_fields
 from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS, RESULT
@@ -30,6 +30,7 @@ from workers.linux import uptime
 from workers.rank.stacks import stacks_file
 from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
+from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, traced_attempt
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
@@ -50,8 +51,6 @@ from workers.supervisor.uploader import Uploader
 
 logger = logging.getLogger(__name__)
 
-_LARGEST_RESULT = 64 << 20
-"""Bytes of a result, which goes into the job's record: what is larger belongs in an artifact."""
 _NOT_THE_RANKS = ("lease_expired", "lost", "interrupted", "terminated", "fault")
 """What ends a group from outside, and takes nothing from work that is done."""
 
@@ -230,8 +229,9 @@ class _PartRun:
                 work.remove(RESULT)
         if self._claim.leads:
             clear_unpublished(self._paths, manifest)
-        for file in (self._record, *logs):
-            file.open()
+        self._record.open()
+        for log in logs:
+            log.open()
         self._collector.expect(self._claim.ranks)
 
     async def _limit_time(self) -> None:
@@ -337,7 +337,7 @@ class _PartRun:
         leads = 0 in relay.ranks
         result: list[Any] = []
         if leads:
-            await self._disk.run(lambda: result.append(_read_result(self._paths.work(self._claim.ref.attempt))))
+            await self._disk.run(lambda: result.append(read_result(self._paths.work(self._claim.ref.attempt))))
         return Evidence(
             cause="lease_expired" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
@@ -387,26 +387,3 @@ class _PartRun:
     def _write(self, name: str, content: bytes) -> None:
         with Folder.open(self._folder) as attempt:
             attempt.write(name, content)
-
-
-def open_attempt(paths: JobPaths, number: int) -> Folder:
-    """Open the folder of an attempt, made with all folders in which its ranks may write. Raises :class:`OSError` where
-    something else stands in their place.
-    """
-    paths.root.mkdir(parents=True, exist_ok=True)
-    with Folder.open(paths.root) as root:
-        for path in (paths.artifacts, paths.checkpoints, paths.published, paths.work(number)):
-            root.make(path.relative_to(paths.root).as_posix()).close()
-        return root.folder(paths.attempt(number).relative_to(paths.root).as_posix())
-
-
-def _read_result(work: Path) -> Any:
-    """Return what rank 0 left; None where there is nothing that can be read."""
-    try:
-        with Folder.open(work) as folder:
-            return orjson.loads(folder.read(RESULT, _LARGEST_RESULT))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        logger.warning("the result of rank 0 cannot be read: %s", error)
-        return None

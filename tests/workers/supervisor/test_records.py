@@ -21,8 +21,8 @@ from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
 from service.jobs.safe_files import UnsafePathError
 from service.jobs.supervisor_registry import SupervisorRegistry
-from workers.supervisor import attempt
-from workers.supervisor.attempt import open_attempt
+from workers.supervisor import attempt_folder
+from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.logs import GrowingFile, RankLog
 from workers.supervisor.publisher import FOLDER, UnusableArtifact, publish
 
@@ -107,7 +107,7 @@ def test_what_is_logged_goes_into_files_of_the_supervisors_own(tmp_path: Path, l
 def test_a_result_that_cannot_be_read_is_none(
     paths: JobPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: str
 ) -> None:
-    monkeypatch.setattr(attempt, "_LARGEST_RESULT", 100)
+    monkeypatch.setattr(attempt_folder, "_LARGEST_RESULT", 100)
     open_attempt(paths, 1).close()
     result = paths.work(1) / "result.json"
     (paths.root.parent / "theirs.json").write_text('{"token": 1}')
@@ -120,11 +120,11 @@ def test_a_result_that_cannot_be_read_is_none(
         "too much": lambda: result.write_text(json.dumps("x" * 200)),
     }
     lay[left]()
-    assert attempt._read_result(paths.work(1)) is None
+    assert read_result(paths.work(1)) is None
     assert ("cannot be read" in caplog.text) == (left != "nothing")
     result.rename(result.with_name("aside")) if left != "nothing" else None
     result.write_text('{"loss": 1}')
-    assert attempt._read_result(paths.work(1)) == {"loss": 1}
+    assert read_result(paths.work(1)) == {"loss": 1}
 
 
 def test_an_entry_of_the_registry_lasts_as_long_as_its_block(tmp_path: Path) -> None:
