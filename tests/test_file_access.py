@@ -41,7 +41,8 @@ OF_OS = frozenset(
 )  # fmt: skip
 SAFE = (
     "Folder.open", "file.open", "folder.rename", "folder.unlink", "log.open", "published.rename", "published.unlink",
-    "segment.open", "self._first.open", "self._readers[rank].open", "self._record.open", "self.open", "store.artifacts.open",
+    "segment.open", "self._first.open", "self._readers[rank].open", "self._record.open", "self.open",
+    "store.artifacts.open",
 )  # fmt: skip
 """Calls of safe files themselves."""
 ALLOWED = {
