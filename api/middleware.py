@@ -121,7 +121,11 @@ class HostNames:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = Headers(scope=scope).get("host", "")
+            named = Headers(scope=scope).getlist("host")
+            if len(named) > 1:  # a proxy before this service may have gone by the other one
+                await problems.respond(400, "the request names more than one Host")(scope, receive, send)
+                return
+            host = named[0] if named else ""
             if not is_known(host, self._names):
                 detail = f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
                 await problems.respond(421, detail)(scope, receive, send)

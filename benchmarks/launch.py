@@ -76,7 +76,7 @@ def through_service(store: Store, ranks: int, device: str) -> Start:
 def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> Start:
     job_id = f"job_{number:020d}"
     folder = data.job(job_id).attempt(1)
-    folder.mkdir(parents=True)
+    data.job(job_id).work(1).mkdir(parents=True)
     data.job(job_id).artifacts.mkdir()
     (folder / "spec.json").write_text(tiny_spec(ranks, device).model_dump_json(by_alias=True))
     (folder / GATE_ARTIFACTS).write_text("{}")

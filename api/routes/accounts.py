@@ -9,10 +9,11 @@ from api.audit import audit
 from api.context import StoreDep
 from api.routes.keys import CreatedKey, KeyName
 from api.security import Admin
+from api.strict_json import StrictRoute
 from service.jobs.projects import ProjectName, Scope
 from service.jobs.records import ServiceAccount
 
-router = APIRouter(tags=["accounts"])
+router = APIRouter(tags=["accounts"], route_class=StrictRoute)
 
 
 class NewAccount(BaseModel):

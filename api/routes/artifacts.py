@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import stat
+import os
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from api.access import ReadableJob
 from api.context import StoreDep
 from service.jobs.records import Artifact, NotFound
+from service.jobs.safe_files import Folder
 from service.jobs.states import TERMINAL
-from service.jobs.store.artifacts import FOLDER
 
 router = APIRouter(tags=["artifacts"])
 
@@ -52,62 +52,83 @@ def get_artifact(job: ReadableJob, name: str, request: Request, store: StoreDep)
     archive.
     """
     try:
-        artifact, path = store.artifacts.get(job.id, name)
+        artifact, found = store.artifacts.open(job.id, name)
     except NotFound:
         if job.state not in _ENDED_EARLY:
             raise
-        artifact, path = store.artifacts.get_left(job.id, name)
-    if artifact.media_type == FOLDER:
-        return _archive(path)
-    return download(request, path, name.rpartition("/")[2], artifact.media_type, artifact.sha256)
+        artifact, found = store.artifacts.open_left(job.id, name)
+    if isinstance(found, Folder):
+        return _archive(found)
+    return download(request, found, name.rpartition("/")[2], artifact.media_type, artifact.sha256)
 
 
-def _archive(folder: Path) -> Response:
+def _archive(folder: Folder) -> Response:
     headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(folder.name, safe='')}.tar",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(folder.path.name, safe='')}.tar",
         "Cache-Control": "private, no-store",
         **_SANDBOX,
     }
     return StreamingResponse(_tar_stream(folder), media_type="application/x-tar", headers=headers)
 
 
-def download(request: Request, path: Path, filename: str, media_type: str, sha256: str) -> Response:
-    """Return bytes for saving, never for showing: a browser must not run what a job wrote."""
+class OpenFileResponse(FileResponse):
+    """Sends an open file, whatever has its name by now, and closes it."""
+
+    def __init__(self, file: BinaryIO, *, headers: dict[str, str], media_type: str, filename: str) -> None:
+        number = file.fileno()
+        super().__init__(
+            f"/proc/self/fd/{number}",
+            headers=headers,
+            media_type=media_type,
+            filename=filename,
+            stat_result=os.fstat(number),
+        )
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file."""
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
+def download(request: Request, file: BinaryIO, filename: str, media_type: str, sha256: str) -> Response:
+    """Return bytes for saving, never for showing: a browser must not run what a job wrote. ``file`` is closed."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", **_SANDBOX}
     known = request.headers.get("if-none-match", "")
     if etag in (part.strip().removeprefix("W/") for part in known.split(",")):
+        file.close()
         return Response(status_code=304, headers=headers)
     shown = media_type if media_type in _SHOWN_AS_THEY_ARE else "application/octet-stream"
-    return FileResponse(path, headers=headers, media_type=shown, filename=filename)
+    return OpenFileResponse(file, headers=headers, media_type=shown, filename=filename)
 
 
 _CHUNK = 1 << 20
 
 
-def _tar_stream(folder: Path) -> Iterator[bytes]:
+def _tar_stream(folder: Folder) -> Iterator[bytes]:
     """Yield the regular files below ``folder``, in order of their names, under the folder's own name.
 
     Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then not
     complete, and its reader sees the connection break.
     """
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        if stat.S_ISREG(status.st_mode):
-            member = tarfile.TarInfo((Path(folder.name) / path.relative_to(folder)).as_posix())
-            member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
-            yield member.tobuf(tarfile.PAX_FORMAT)
-            yield from _content(path, member.size)
+    with folder:
+        for each in folder.files():
+            with folder.reader(each.name) as file:
+                status = os.fstat(file.fileno())
+                member = tarfile.TarInfo(f"{folder.path.name}/{each.name}")
+                member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
+                yield member.tobuf(tarfile.PAX_FORMAT)
+                yield from _content(file, member.size, each.name)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _content(path: Path, size: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        left = size
-        while left:
-            chunk = file.read(min(_CHUNK, left))
-            if not chunk:
-                raise OSError(f"{path} became shorter while it was read")
-            left -= len(chunk)
-            yield chunk
+def _content(file: BinaryIO, size: int, name: str) -> Iterator[bytes]:
+    left = size
+    while left:
+        chunk = file.read(min(_CHUNK, left))
+        if not chunk:
+            raise OSError(f"{name} became shorter while it was read")
+        left -= len(chunk)
+        yield chunk
     yield bytes(-size % tarfile.BLOCKSIZE)

@@ -13,12 +13,13 @@ from api.checker import while_connected
 from api.context import CheckerDep, StoreDep
 from api.params import IdempotencyKey, TargetProject, refused_key
 from api.security import Submitter, target_project
+from api.strict_json import StrictRoute
 from service.jobs.kinds.registry import JobSpec
 from service.jobs.records import Accepted, Conflict, FrozenModel, Rejected
 from service.jobs.spec.base import CommonSpec, with_few_errors
 from service.jobs.spec.strict import Strict, disagreement
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
 MOST_JOBS = 1000
 

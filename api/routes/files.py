@@ -17,6 +17,7 @@ from api.problems import ProblemError
 from api.routes.artifacts import BYTES, download
 from api.security import Reader, Submitter, target_project
 from service.jobs.records import StoredFile, Upload
+from service.jobs.safe_files import Folder
 from service.jobs.store import Store, UploadedBy
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -138,7 +139,8 @@ def get_file(file_id: str, request: Request, key: Reader, store: StoreDep) -> An
     """Return the bytes of an uploaded file."""
     holders = [key.submits_to] if key.project else [*store.files.projects_of(file_id), key.submits_to]
     stored, path = store.files.get(file_id, holders[0])
-    return download(request, path, stored.id, stored.media_type, stored.sha256)
+    with Folder.open(path.parent) as folder:
+        return download(request, folder.reader(path.name), stored.id, stored.media_type, stored.sha256)
 
 
 def delete_file(file_id: str, request: Request, key: Submitter, store: StoreDep, project: TargetProject = None) -> None:

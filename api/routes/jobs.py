@@ -16,13 +16,14 @@ from api.context import CheckerDep, HubDep, StoreDep
 from api.params import IdempotencyKey, Limit, PageCursor, TargetProject, refused_key
 from api.problems import FieldError, invalid
 from api.security import Reader, Submitter, target_project
+from api.strict_json import StrictRoute
 from service.jobs.kinds.registry import JobSpec, KindName
 from service.jobs.projects import ProjectName
 from service.jobs.records import Conflict, Job, JobCounts, JobOrder, JobPage, Rejected
 from service.jobs.states import JobState
 from service.jobs.store import JobFilter, Store, Submission
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
 _SHOWN_BYTES = 200
 

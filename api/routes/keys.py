@@ -11,10 +11,11 @@ from api.audit import audit
 from api.context import StoreDep
 from api.problems import ProblemError
 from api.security import Admin
+from api.strict_json import StrictRoute
 from service.jobs.projects import ProjectName, Scope
 from service.jobs.records import ApiKey
 
-router = APIRouter(tags=["keys"])
+router = APIRouter(tags=["keys"], route_class=StrictRoute)
 
 _LONGEST_GRACE_S = 30 * 86_400.0
 KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$")]

@@ -12,10 +12,11 @@ from api.audit import audit
 from api.context import StoreDep
 from api.routes.keys import KeyName
 from api.security import Admin, Reader
+from api.strict_json import StrictRoute
 from service.jobs.projects import LONGEST_DESCRIPTION, Project, ProjectDetails, ProjectName, Quotas, Role
 from service.jobs.records import Job
 
-router = APIRouter(tags=["projects"])
+router = APIRouter(tags=["projects"], route_class=StrictRoute)
 
 _Owner = Annotated[KeyName, Path(description="the name of the member's keys")]
 

@@ -11,10 +11,11 @@ from api.audit import audit
 from api.context import StoreDep
 from api.params import Limit, PageCursor
 from api.security import Admin, Reader
+from api.strict_json import StrictRoute
 from service.jobs.projects import ProjectName
 from service.jobs.records import ProjectShare, QueuePage
 
-router = APIRouter(tags=["queue"])
+router = APIRouter(tags=["queue"], route_class=StrictRoute)
 
 
 class ShareList(BaseModel):

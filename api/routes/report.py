@@ -16,6 +16,9 @@ from service.jobs.store import Store
 
 router = APIRouter(tags=["report"])
 
+_MOST_BYTES = 64 << 20
+"""Size up to which a report is read here; any other is an artifact as others are."""
+
 
 @router.get("/jobs/{job_id}/report")
 def get_job_report(job: ReadableJob, store: StoreDep) -> dict[str, Any]:
@@ -29,11 +32,10 @@ def get_job_report(job: ReadableJob, store: StoreDep) -> dict[str, Any]:
 
 def _published(store: Store, job_id: str, artifact: str) -> dict[str, Any] | None:
     try:
-        _, path = store.artifacts.get(job_id, artifact)
-    except NotFound:
+        report = json.loads(store.artifacts.read(job_id, artifact, _MOST_BYTES))
+    except (NotFound, ValueError, RecursionError):
         return None
-    report: dict[str, Any] = json.loads(path.read_bytes())
-    return report
+    return report if isinstance(report, dict) else None
 
 
 def _why_none(job: Job) -> str:

@@ -12,13 +12,14 @@ from api.checker import while_connected
 from api.context import CheckerDep
 from api.problems import ProblemError
 from api.security import Reader
+from api.strict_json import StrictRoute
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plan import Plan
 from service.jobs.records import Job
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.request import PlanRequest
 
-router = APIRouter(tags=["schedule"])
+router = APIRouter(tags=["schedule"], route_class=StrictRoute)
 
 
 def _plan_request(job: ReadableJob) -> PlanRequest:

@@ -32,31 +32,31 @@ class Ticket(BaseModel):
 def login(
     request: Request, response: Response, store: StoreDep, key: Annotated[str, Form(min_length=1, max_length=200)]
 ) -> SignedIn:
-    """Begin a session of ``key``. A wrong key: 401; after many of them from one address, 429."""
-    check_may_sign_in(request, store)
+    """Begin a session of ``key``. A wrong key: 401; after many of them from one address, 429, but never for a right
+    one: an address may be that of many people, and one of them must not shut the others out.
+    """
+    refuse_cross_site(request)
     found = store.keys.verify(key.strip())
     if found is None:
-        note_refusal(request, store, reason="not a valid key")
-        raise ProblemError(401, "this API key is not valid, has expired, or was revoked")
+        told = "this API key is not valid, has expired, or was revoked"
+        raise sign_in_refused(request, store, told, reason="not a valid key")
     if found.holder == "account":
         remember_caller(request, found, Credential(found.id))
         raise ProblemError(403, f"the key is one of the service account '{found.name}', which begins no session")
     return begin_session(request, response, store, found)
 
 
-def check_may_sign_in(request: Request, store: Store) -> None:
-    """Refuse other sites' pages, and addresses that were refused too often."""
-    refuse_cross_site(request)
+def sign_in_refused(request: Request, store: Store, told: str, *, reason: str) -> ProblemError:
+    """Return the answer to a sign-in that proves nobody, counted and recorded; an address that was refused too often
+    is told no more than that.
+    """
     if wait_s := store.sign_ins.wait_s(_address(request)):
-        detail = f"too many refused sign-ins from this address; try again in {wait_s} s"
-        raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
-
-
-def note_refusal(request: Request, store: Store, *, reason: str) -> None:
-    """Count a refused sign-in of this address, and record it."""
+        detail = f"too many refused sign-ins from this address, and this one is wrong, too; try again in {wait_s} s"
+        return ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
     store.sign_ins.refused(_address(request))
     context_of(request.app).monitor.meter.count("trivet_sign_ins_refused_total")
     audit_refusal(request, "sign_in.refuse", reason=reason)
+    return ProblemError(401, told)
 
 
 def _address(request: Request) -> str:

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from api.audit import audit, remember_caller
 from api.context import ContextDep
 from api.problems import ProblemError
-from api.routes.session import SignedIn, begin_session, check_may_sign_in, note_refusal
-from api.security import flow_cookie_name
+from api.routes.session import SignedIn, begin_session, sign_in_refused
+from api.security import flow_cookie_name, refuse_cross_site
 from api.sign_in.id_token import InvalidToken
 from api.sign_in.provider import AuthorizationRequest, CodeRefused, OpenIdProvider, ProviderUnavailable
 from service.jobs.records import Conflict, NotFound
@@ -35,7 +35,7 @@ class SentAway(BaseModel):
 @router.post("/login/oidc")
 def begin_sign_in(request: Request, response: Response, context: ContextDep) -> SentAway:
     """Begin a sign-in at the provider."""
-    check_may_sign_in(request, context.store)
+    refuse_cross_site(request)
     provider = _provider(context.provider)
     flow = context.store.sign_in_flows.begin()
     try:
@@ -66,7 +66,7 @@ def finish_sign_in(
 ) -> SignedIn:
     """Begin a session of whoever signed in at the provider. Anything that does not fit: 401."""
     store = context.store
-    check_may_sign_in(request, store)
+    refuse_cross_site(request)
     provider = _provider(context.provider)
     try:
         flow = store.sign_in_flows.take(state, request.cookies.get(flow_cookie_name(request), ""))
@@ -75,8 +75,8 @@ def finish_sign_in(
     except ProviderUnavailable as unavailable:
         raise ProblemError(502, f"the sign-in provider cannot be used: {unavailable}") from None
     except (InvalidToken, CodeRefused, NotAdmitted, Conflict, NotFound) as refusal:
-        note_refusal(request, store, reason=str(refusal))
-        raise ProblemError(401, f"this sign-in is refused: {refusal}") from None
+        told = f"this sign-in is refused: {refusal}"
+        raise sign_in_refused(request, store, told, reason=str(refusal)) from None
     response.delete_cookie(flow_cookie_name(request), httponly=True, secure=request.url.scheme == "https")
     remember_caller(request, key, Credential(key.id))
     audit(request, "person.admit", subject=key.id, project=key.project or "", scopes=",".join(key.scopes))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.audit import audit
 from api.context import StoreDep
 from api.security import Caller, authenticated
+from api.strict_json import StrictRoute
 from api.webhook_address import check_url
 from service.jobs.kinds.registry import KINDS
 from service.jobs.projects import ProjectName
@@ -18,7 +19,7 @@ from service.jobs.states import TERMINAL, JobState
 from service.jobs.store import Store
 from service.jobs.webhooks import Webhook, WebhookDelivery, WebhookEvent
 
-router = APIRouter(tags=["webhooks"])
+router = APIRouter(tags=["webhooks"], route_class=StrictRoute)
 Maintainer = Annotated[Caller, Security(authenticated, scopes=["admin"])]
 
 

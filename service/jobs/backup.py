@@ -12,11 +12,12 @@ import io
 import json
 import os
 import shutil
+import stat
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from pydantic import BaseModel
 
@@ -24,6 +25,7 @@ from service.jobs.atomic import flush
 from service.jobs.embedded import EmbeddedBroker, Fsync
 from service.jobs.layout import DataLayout
 from service.jobs.private import close_to_others
+from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Store
 from service.jobs.store.snapshot import put_in_place, write_snapshot
 
@@ -113,41 +115,40 @@ def make(layout: DataLayout, store: Store, target: Path) -> BackupSummary:
 def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _Contents) -> list[str]:
     """Write every member, the manifest last; return the names of files that vanished."""
     vanished = []
-    _add(tar, snapshot, _SNAPSHOT, contents)
-    for path in _files(layout):
-        name = f"{_DATA}/{path.relative_to(layout.root).as_posix()}"
-        try:
-            _add(tar, path, name, contents)
-        except FileNotFoundError:
-            vanished.append(name)
+    with snapshot.open("rb") as file:
+        _add(tar, file, _SNAPSHOT, contents)
+    with Folder.open(layout.root.resolve()) as data:
+        for path in _files(data):
+            name = f"{_DATA}/{path}"
+            try:
+                with data.reader(path) as file:
+                    _add(tar, file, name, contents)
+            except (FileNotFoundError, UnsafePathError):
+                vanished.append(name)
     manifest = tarfile.TarInfo(_MANIFEST)
     manifest.size = len(text := contents.manifest())
     tar.addfile(manifest, io.BytesIO(text))
     return vanished
 
 
-def _files(layout: DataLayout) -> Iterator[Path]:
+def _files(data: Folder) -> Iterator[str]:
     """Yield the regular files to be kept; links and sockets are of this machine."""
     for kept in _KEPT:
-        top = layout.root / kept
-        if top.is_file():
-            yield top
-        for folder, _, names in os.walk(top):
-            yield from (path for name in sorted(names) if _is_regular(path := Path(folder, name)))
+        found = data.status(kept)
+        if found is not None and stat.S_ISREG(found.st_mode):
+            yield kept
+        elif found is not None and stat.S_ISDIR(found.st_mode):
+            with data.folder(kept) as folder:
+                yield from (each.name for each in folder.files(f"{kept}/"))
 
 
-def _is_regular(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _add(tar: tarfile.TarFile, path: Path, name: str, contents: _Contents) -> None:
-    with path.open("rb") as file:
-        found = os.fstat(file.fileno())
-        member = tarfile.TarInfo(name)
-        member.size, member.mtime, member.mode = found.st_size, int(found.st_mtime), found.st_mode & 0o700
-        reader = _HashingReader(file, name)
-        tar.addfile(member, reader)
-        contents.members[name] = (member.size, reader.digest.hexdigest())
+def _add(tar: tarfile.TarFile, file: BinaryIO, name: str, contents: _Contents) -> None:
+    found = os.fstat(file.fileno())
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = found.st_size, int(found.st_mtime), found.st_mode & 0o700
+    reader = _HashingReader(file, name)
+    tar.addfile(member, reader)
+    contents.members[name] = (member.size, reader.digest.hexdigest())
 
 
 def restore(source: Path, layout: DataLayout, fsync: Fsync) -> BackupSummary:

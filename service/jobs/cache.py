@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from service.jobs.safe_files import Folder
 
 IN_USE_S = 3600.0
 """A job that starts opens its files within so long; what was used later than that stays, whatever the limit."""
@@ -25,51 +28,66 @@ def trim(cache: Path, limit: int) -> list[Path]:
 
     An entry is a file or folder in a folder of the cache. Several hosts may trim one cache at a time.
     """
+    try:
+        with Folder.open(cache) as folder:
+            return _trim(folder, limit)
+    except FileNotFoundError:
+        return []
+
+
+def _trim(cache: Folder, limit: int) -> list[Path]:
     now, gone = time.time(), []
     entries = sorted(_entries(cache), key=lambda entry: entry.used_at)
     for entry in entries:
-        if entry.path.name.startswith(".") and now - entry.used_at > ABANDONED_S:
-            _delete(entry.path)
-    kept = [entry for entry in entries if not entry.path.name.startswith(".")]
+        if entry.name.startswith(".") and now - entry.used_at > ABANDONED_S:
+            _delete(cache, entry.home, entry.name)
+    kept = [entry for entry in entries if not entry.name.startswith(".")]
     total = sum(entry.size for entry in kept)
     for entry in kept:
         if total <= limit or now - entry.used_at < IN_USE_S:
             break
-        _discard(entry.path)
-        gone.append(entry.path)
+        _discard(cache, entry)
+        gone.append(cache.path / entry.home / entry.name)
         total -= entry.size
     return gone
 
 
 @dataclass(frozen=True)
 class _CacheEntry:
-    path: Path
+    home: str
+    """The folder of the cache in which it is."""
+    name: str
     size: int
     used_at: float
 
 
-def _entries(cache: Path) -> Iterator[_CacheEntry]:
-    for path in cache.glob("*/*"):
-        try:
-            found = path.stat()
-            size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else found.st_size
-        except FileNotFoundError:  # another host was faster
-            continue
-        yield _CacheEntry(path, size, found.st_mtime)
+def _entries(cache: Folder) -> Iterator[_CacheEntry]:
+    for home in cache.names():
+        with contextlib.suppress(OSError), cache.folder(home) as folder:  # ranks may put links in the place of folders
+            for name in folder.names():
+                with contextlib.suppress(OSError):  # another host was faster
+                    yield _entry(folder, home, name)
 
 
-def _discard(path: Path) -> None:
+def _entry(folder: Folder, home: str, name: str) -> _CacheEntry:
+    found = folder.status(name)
+    if found is None:
+        raise FileNotFoundError(name)
+    size = found.st_size
+    if stat.S_ISDIR(found.st_mode):
+        with folder.folder(name) as below:
+            size = sum(each.status.st_size for each in below.files())
+    return _CacheEntry(home, name, size, found.st_mtime)
+
+
+def _discard(cache: Folder, entry: _CacheEntry) -> None:
     """Delete an entry, which is gone at once: under a name that nobody looks for while it is being deleted."""
-    aside = path.with_name(f".deleting-{path.name}")
-    try:
-        path.rename(aside)
-    except OSError:
-        return
-    _delete(aside)
+    aside = f".deleting-{entry.name}"
+    with contextlib.suppress(OSError), cache.folder(entry.home) as home:
+        home.rename(entry.name, aside)
+        _delete(cache, entry.home, aside)
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _delete(cache: Folder, home: str, name: str) -> None:
+    with contextlib.suppress(OSError), cache.folder(home) as folder:
+        folder.remove(name)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.layout import JobPaths
+from service.jobs.safe_files import Folder
 
 META = "meta.json"
 FILES = "files"
 DESCRIPTION = "model.json"
 WEIGHTS = "model.safetensors"
+_LARGEST_META = 64 << 20
 _PUBLISHED = re.compile(r"step_(\d+)")
 
 
@@ -28,10 +30,14 @@ class Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Return complete checkpoints under ``folder``, oldest first; half-written and foreign entries are ignored."""
-    if not folder.is_dir():
+    """Return complete checkpoints under ``folder``, oldest first; half-written and foreign entries, and links, are
+    ignored.
+    """
+    try:
+        with Folder.open(folder) as held:
+            found = [_read(held, name) for name in held.names()]
+    except OSError:
         return []
-    found = (read(path) for path in folder.iterdir())
     return sorted((checkpoint for checkpoint in found if checkpoint is not None), key=lambda found: found.step)
 
 
@@ -42,15 +48,25 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def read(path: Path) -> Checkpoint | None:
     """Return the checkpoint at ``path``, or None unless every file that it lists is there in full."""
-    matched = _PUBLISHED.fullmatch(path.name)
+    try:
+        with Folder.open(path.parent) as held:
+            return _read(held, path.name)
+    except OSError:
+        return None
+
+
+def _read(above: Folder, name: str) -> Checkpoint | None:
+    matched = _PUBLISHED.fullmatch(name)
     if matched is None:
         return None
     try:
-        meta = json.loads((path / META).read_bytes())
-        intact = all((path / name).stat().st_size == size for name, size in meta[FILES].items())
+        with above.folder(name) as folder:
+            meta = json.loads(folder.read(META, _LARGEST_META))
+            sizes = {entry.name: entry.status.st_size for entry in folder.files()}
+        intact = all(sizes.get(file) == size for file, size in meta[FILES].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Checkpoint(int(matched[1]), path, meta) if intact else None
+    return Checkpoint(int(matched[1]), above.path / name, meta) if intact else None
 
 
 def require(path: Path) -> Checkpoint:
@@ -63,9 +79,12 @@ def require(path: Path) -> Checkpoint:
 
 def finished(artifacts: Path) -> dict[str, Any] | None:
     """Return the description of the model that a job has finished; ``None`` where it has not."""
-    if not (artifacts / DESCRIPTION).is_file() or not (artifacts / WEIGHTS).is_file():
+    try:
+        with Folder.open(artifacts) as folder:
+            folder.reader(WEIGHTS).close()
+            description: dict[str, Any] = json.loads(folder.read(DESCRIPTION, _LARGEST_META))
+    except OSError:
         return None
-    description: dict[str, Any] = json.loads((artifacts / DESCRIPTION).read_bytes())
     return description
 
 

@@ -6,10 +6,10 @@ supervisor relays the file into the job's stream; the API reads the files, and t
 
 from __future__ import annotations
 
+import fnmatch
 import heapq
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from service.jobs.events import LONGEST_EVENT, Event, MalformedEvent, parse_event
+from service.jobs.safe_files import Folder
 
 _READ = 1 << 20
+_MOST_READS = 16
+"""Reads of one call: a line without an end is read on in the next one, and who waits meanwhile may leave."""
 _BUFFERED = 1 << 16
 _FLUSH_S = 0.1
 _RANK = re.compile(r"events\.rank-(\d+)\.jsonl")
@@ -105,16 +108,26 @@ class EventReader:
         self._path, self.rank = path, rank
         self._file: IO[bytes] | None = None
         self._held = b""
+        self.has_more = False
+        """Whether the last call left off where there was more to read."""
 
-    def read(self) -> list[bytes]:
-        """Return whole lines that were appended since the last call, some of them; none when there are none. It may
-        block as long as the disk does.
-        """
+    def open(self) -> None:
+        """Hold the file from now on, if it is there: what gets its name later is not read."""
         if self._file is None:
             self._file = _opened(self._path)
+
+    def read(self) -> list[bytes]:
+        """Return whole lines that were appended since the last call, some of them; none when there are none, or when
+        :attr:`has_more` says that one is not whole yet. It may block as long as the disk does.
+        """
+        self.open()
         if self._file is None:
             return []
-        while chunk := self._file.read(_READ):
+        for _ in range(_MOST_READS):
+            chunk = self._file.read(_READ)
+            self.has_more = bool(chunk)
+            if not chunk:
+                return []
             *lines, self._held = (self._held + chunk).split(b"\n")
             if lines:
                 return lines
@@ -129,16 +142,13 @@ class EventReader:
 
 def attempt_folders(attempts: Path) -> dict[int, Path]:
     """Return the folders of those attempts that have one, by number."""
-    if not attempts.is_dir():
-        return {}
-    found = {int(path.name): path for path in attempts.iterdir() if path.name.isdecimal()}
-    return dict(sorted(found.items()))
+    return dict(sorted((int(name), attempts / name) for name in _names(attempts) if name.isdecimal()))
 
 
 def recorded(folder: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield the events of an attempt of these types, ordered by time as far as each of its files is."""
     logs = [_printed(chain) for chain in _log_chains(folder)] if "log" in types else []
-    events = [_events(path, types) for path in sorted(folder.glob("events*.jsonl"))]
+    events = [_events(path, types) for path in _event_files(folder)]
     yield from heapq.merge(*events, *logs, key=itemgetter("time"))
 
 
@@ -146,7 +156,7 @@ def newest_logged(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the ``log`` events of an attempt, the newest first, reading from the ends of its files: the first ones come
     at once, however long the log is.
     """
-    chains = [*_log_chains(folder), *([path] for path in sorted(folder.glob("events*.jsonl")))]
+    chains = [*_log_chains(folder), *([path] for path in _event_files(folder))]
     newest = [_parsed_logs(_lines_backwards(path) for path in reversed(chain)) for chain in chains]
     yield from heapq.merge(*newest, key=itemgetter("time"), reverse=True)
 
@@ -154,9 +164,23 @@ def newest_logged(folder: Path) -> Iterator[dict[str, Any]]:
 def _log_chains(folder: Path) -> list[list[Path]]:
     """Return the files of what each rank printed, in the order in which they were written."""
     chains: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("log.rank-*.jsonl"), key=lambda path: (len(path.name), path.name)):
-        chains.setdefault(path.name.split(".")[1], []).append(path)
+    names = fnmatch.filter(_names(folder), "log.rank-*.jsonl")
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        chains.setdefault(name.split(".")[1], []).append(folder / name)
     return list(chains.values())
+
+
+def _event_files(folder: Path) -> list[Path]:
+    return [folder / name for name in fnmatch.filter(_names(folder), "events*.jsonl")]
+
+
+def _names(folder: Path) -> list[str]:
+    """Return what is in a folder, in order; nothing of one that is not there, or is none."""
+    try:
+        with Folder.open(folder) as opened:
+            return opened.names()
+    except OSError:
+        return []
 
 
 def _printed(chain: list[Path]) -> Iterator[dict[str, Any]]:
@@ -231,10 +255,7 @@ def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
 def _opened(path: Path) -> IO[bytes] | None:
     """Open a regular file: a rank could put a link or a pipe in its place. Return None where there is none."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with Folder.open(path.parent) as folder:
+            return folder.reader(path.name)
     except OSError:
         return None
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        return None
-    return os.fdopen(number, "rb")

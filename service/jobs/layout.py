@@ -8,7 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class JobPaths:
-    """Folders of one job. Attempts share artifacts and checkpoints; each has a work folder of its own."""
+    """Folders of one job. Attempts share artifacts and checkpoints; each has a folder with its record, and in that one
+    a work folder. Ranks may write in the artifacts, the checkpoints and the work folder only.
+    """
 
     root: Path
 
@@ -33,6 +35,10 @@ class JobPaths:
 
     def attempt(self, number: int) -> Path:
         return self.attempts / str(number)
+
+    def work(self, number: int) -> Path:
+        """Return the folder in which the ranks of an attempt run, and leave its result."""
+        return self.attempt(number) / "work"
 
 
 @dataclass(frozen=True)

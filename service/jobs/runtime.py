@@ -14,6 +14,9 @@ from service.jobs.layout import DataLayout, JobPaths
 GATE_ARTIFACTS = "gate-artifacts.json"
 """The file in an attempt's folder in which ranks find :attr:`RunContext.gate_artifacts`."""
 
+RESULT = "result.json"
+"""The file in an attempt's work folder in which rank 0 leaves what its kind returned."""
+
 
 class Reporter(ABC):
     """Reports what happens on a rank as events; never blocks on the network, never raises because nobody listens."""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import psutil
 from service.jobs.atomic import atomic_write, set_aside
 from service.jobs.processes import Process, born_with, end_tree
 from service.jobs.records import AttemptRef
+from service.jobs.safe_files import remove_tree
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class SupervisorRegistry:
             if entry.alive or entry.end_orphans():
                 names.append(entry.name)
             else:
-                shutil.rmtree(entry.scratch, ignore_errors=True)
+                remove_tree(Path(entry.scratch))
                 path.unlink(missing_ok=True)
         return tuple(names)
 

@@ -30,6 +30,43 @@ def post(client: TestClient, body: str) -> Any:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        '{"kind": "train", "kind": "verify"}',
+        '{"model": {"family": "mlp", "hidden": [1], "hidden": [2]}}',
+        '{"steps": 1, "name": "a", "st\\u0065ps": 2}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_by_name(client: TestClient, body: str) -> None:
+    """Of two values a reader and the service may take different ones."""
+    name = {"k": "kind", "m": "hidden", "s": "steps"}[body[2]]
+    answer = post(client, body)
+    assert answer.status_code == 422
+    assert f"the key '{name}' is there twice" in answer.json()["detail"]
+
+
+def test_every_call_with_a_json_body_refuses_keys_that_are_there_twice(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()["paths"]
+    taking = {
+        (method, path.replace("{", "").replace("}", ""))
+        for path, calls in document.items()
+        for method, call in calls.items()
+        if "application/json" in call.get("requestBody", {}).get("content", {})
+    }
+    assert ("post", "/v1/jobs") in taking
+    for method, path in taking:
+        headers = {"content-type": "application/json"}
+        answer = client.request(method, path, content=b'{"a": 1, "a": 2}', headers=headers)
+        assert "is there twice" in answer.text, (method, path)
+
+
+def test_a_request_with_two_hosts_is_refused(client: TestClient) -> None:
+    headers = [("host", "localhost"), ("host", "evil.example")]
+    assert client.get("/v1/me", headers=headers).status_code == 400
+    assert client.get("/v1/me", headers=headers[:1]).status_code == 200
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"name": LONE},

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -249,6 +251,37 @@ def test_artifacts_are_listed_and_fetched(client: TestClient, worker: Worker, st
     assert answer.headers["etag"] == f'"{items[1]["sha256"]}"'
     assert answer.headers["content-disposition"].startswith("attachment")
     assert answer.headers["accept-ranges"] == "bytes"
+
+
+def test_a_file_that_flips_between_itself_and_a_link_is_never_the_other_one(
+    client: TestClient, worker: Worker, store: Store
+) -> None:
+    """What is checked and what is sent are the same open file, whatever its name leads to by then."""
+    job_id = submit(client)
+    secret = store.artifacts.data.root / "admin.key"
+    path = publish(store, worker.start(job_id), "a.txt", b"artifact")
+    secret.write_text("tvt_hush")
+    over = threading.Event()
+
+    def flip() -> None:
+        while not over.is_set():
+            (path.parent / "x").symlink_to(secret)
+            (path.parent / "x").replace(path)
+            (path.parent / "y").write_bytes(b"artifact")
+            (path.parent / "y").replace(path)
+
+    flipping = threading.Thread(target=flip)
+    flipping.start()
+    statuses: Counter[int] = Counter()
+    try:
+        while min(statuses[200], statuses[404]) < 20:
+            answer = client.get(f"/v1/jobs/{job_id}/artifacts/a.txt")
+            statuses[answer.status_code] += 1
+            assert "hush" not in answer.text
+    finally:
+        over.set()
+        flipping.join()
+    assert set(statuses) == {200, 404}
 
 
 def test_ranges_and_conditions_are_honoured(client: TestClient, worker: Worker, store: Store) -> None:

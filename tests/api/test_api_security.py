@@ -144,21 +144,21 @@ def test_a_wrong_key_does_not_sign_in(anonymous: TestClient) -> None:
     assert anonymous.post("/login", headers={"X-Trivet": "1"}).status_code == 422
 
 
-def test_many_wrong_keys_from_one_address_have_to_wait(
+def test_many_wrong_keys_from_one_address_have_to_wait_and_right_ones_do_not(
     anonymous: TestClient, keys: Keys, redis: redis_py.Redis
 ) -> None:
     headers = {"X-Trivet": "1"}
     for _ in range(ALLOWED):
         assert anonymous.post("/login", data={"key": "tvt_a_b"}, headers=headers).status_code == 401
-    for key in ("tvt_a_b", keys["read"]):
-        answer = anonymous.post("/login", data={"key": key}, headers=headers)
-        assert answer.status_code == 429
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert 0 < int(answer.headers["retry-after"]) <= WINDOW_S
+    answer = anonymous.post("/login", data={"key": "tvt_a_b"}, headers=headers)
+    assert answer.status_code == 429
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert 0 < int(answer.headers["retry-after"]) <= WINDOW_S
+    assert anonymous.post("/login", data={"key": keys["read"]}, headers=headers).status_code == 200
     (name,) = redis.keys("trivet:sign_ins:*")
     assert 0 < redis.pttl(name) <= WINDOW_S * 1000
     redis.delete(name)
-    assert anonymous.post("/login", data={"key": keys["read"]}, headers=headers).status_code == 200
+    assert anonymous.post("/login", data={"key": "tvt_a_b"}, headers=headers).status_code == 401
 
 
 def test_another_site_cannot_sign_a_browser_in(anonymous: TestClient, keys: Keys) -> None:

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
+import worker_fleet
 from waiting import LIMIT_S, eventually
-from worker_fleet import HOST, Fleet, processes_of, rank_process
+from worker_fleet import HOST, SUPERVISOR, Fleet, processes_of, rank_process
 
 from service.jobs.processes import Process
 from service.jobs.records import JobError
@@ -19,6 +21,8 @@ from service.jobs.supervisor_registry import SupervisedAttempt, SupervisorRegist
 from workers.rank.stacks import innermost_frame
 
 pytestmark = pytest.mark.distributed
+
+WITHOUT_ROOM = (sys.executable, str(Path(worker_fleet.__file__).with_name("full_disk_supervisor.py")))
 
 
 def failure(fleet: Fleet, behaviour: str, ranks: int = 1, **fields: object) -> JobError:
@@ -42,8 +46,8 @@ def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(
     assert "stall_s = 3 s: rank 0 is at " in job.error.message
     assert "rank 1 is at wait_for_a_lock (fake_rank.py:" in job.error.message
     assert processes_of(ref) == []
-    _, path = fleet.store.artifacts.get(ref.job_id, "errors/attempt-1-rank-1.txt")
-    assert "in wait_for_a_lock" in path.read_text()
+    stacks = fleet.store.artifacts.read(ref.job_id, "errors/attempt-1-rank-1.txt", 1 << 20)
+    assert b"in wait_for_a_lock" in stacks
 
 
 @pytest.mark.slow
@@ -96,24 +100,44 @@ def test_a_disk_that_a_rank_fills_is_said_with_path_and_free_bytes(fleet: Fleet)
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "behaviour", "supervisor"),
     [
-        pytest.param("events.rank-0.jsonl", id="rank", marks=pytest.mark.slow),
-        pytest.param("log.rank-0.jsonl", id="supervisor"),
+        pytest.param("events.rank-0.jsonl", "writing_its_events", SUPERVISOR, id="rank", marks=pytest.mark.slow),
+        pytest.param("log.rank-0.jsonl", "endless", WITHOUT_ROOM, id="supervisor"),
     ],
 )
-def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(fleet: Fleet, name: str) -> None:
+def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(
+    fleet: Fleet, name: str, behaviour: str, supervisor: tuple[str, ...]
+) -> None:
     """The rank writes its own events, the supervisor what the rank prints."""
-    ref = fleet.submit("endless")
+    ref = fleet.submit(behaviour)
     folder = fleet.data.job(ref.job_id).attempt(1)
-    folder.mkdir(parents=True)
-    (folder / name).symlink_to("/dev/full")
-    fleet.supervise(ref)
+    fleet.supervise(ref, command=supervisor)
     error = fleet.ended(ref).error
     assert error is not None
     assert error.type == "DiskFull"
     assert f"no space left on the disk of {folder / name}" in error.message
     assert processes_of(ref) == []
+
+
+def test_a_cancel_does_not_wait_for_what_nobody_could_read(fleet: Fleet) -> None:
+    """Half a TiB of nothing, as an artifact and as an event: the ranks have ended when the cancel comes."""
+    ref = fleet.submit("hoarding")
+    supervisor = fleet.supervise(ref, grace_s=1.0)
+    eventually(lambda: fleet.printed(ref, "it is all yours") and processes_of(ref) == [])
+    fleet.store.jobs.cancel(ref.job_id)
+    assert fleet.ended(ref).state == "cancelled"
+    assert supervisor.wait(LIMIT_S) == 0
+    assert fleet.printed(ref, "not all that the ranks reported and announced was taken")
+
+
+def test_pipes_in_the_place_of_files_hold_nothing_up(fleet: Fleet) -> None:
+    """The rank's result takes the place of one; the other is no artifact."""
+    ref = fleet.submit("piping")
+    fleet.supervise(ref)
+    assert fleet.ended(ref).state == "succeeded"
+    assert fleet.printed(ref, "artifact 'pipe': ")
+    assert fleet.store.artifacts.list(ref.job_id) == []
 
 
 def test_a_host_that_cannot_write_to_its_own_folder_gives_the_part_back_and_says_why(fleet: Fleet) -> None:

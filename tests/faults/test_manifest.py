@@ -10,13 +10,16 @@ from worker_fleet import Fleet
 
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef
+from service.jobs.safe_files import Folder
 from workers.supervisor.publisher import clear_unpublished, publish
 
 
 def looked_at(fleet: Fleet, ref: AttemptRef) -> str:
     """The hash in the manifest, which is that of the bytes, however often they are written meanwhile."""
-    artifact, path = fleet.store.artifacts.get(ref.job_id, "report.bin")
-    content = path.read_bytes()
+    artifact, file = fleet.store.artifacts.open(ref.job_id, "report.bin")
+    assert not isinstance(file, Folder)
+    with file:
+        content = file.read()
     assert (len(content), hashlib.sha256(content).hexdigest()) == (artifact.bytes, artifact.sha256)
     return artifact.sha256
 

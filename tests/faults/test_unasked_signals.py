@@ -62,6 +62,7 @@ LOST = {
     ("supervisor", signal.SIGINT): "attempt 1: the service on its host stopped; queued again",
     ("supervisor", signal.SIGKILL): "stopped renewing its lease; queued again without using a retry",
     ("keeper", signal.SIGKILL): "keeps the group together was ended by SIGKILL",
+    ("keeper", signal.SIGTERM): "keeps the group together was ended by SIGTERM",
 }
 """What costs no retry, and what the job says then."""
 

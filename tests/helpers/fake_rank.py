@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from service.jobs.event_files import rank_file
 from service.jobs.runtime import RefusedError, RunContext, Runner
 from workers.rank.program import main
 
@@ -92,6 +93,10 @@ def attempted(act: str, argument: Any) -> str:
     acts: Mapping[str, Callable[[Any], Any]] = {
         "read": lambda path: Path(path).read_bytes(),
         "list": os.listdir,
+        "link": lambda path: Path(path).symlink_to("/etc/passwd"),
+        "remove": lambda path: Path(path).unlink(),
+        "remove folder": lambda path: Path(path).rmdir(),
+        "remove beside the socket": lambda name: Path(os.environ["TRIVET_EVENTS"]).with_name(name).unlink(),
         "write": lambda path: Path(path).write_text("was here"),
         "write much": lambda path: Path(path).write_bytes(bytes(3 << 20)),
         "allocate": allocate,
@@ -248,6 +253,33 @@ def writing(context: RunContext) -> None:
         file.write(b"x" * 100_000)
 
 
+def writing_its_events(context: RunContext) -> None:
+    """Reports until there is no room for what it reports."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, context.report._events._file)  # type: ignore[attr-defined]
+    while True:
+        context.report.metric(1, {"loss": 1.0})
+
+
+def hoarding(context: RunContext) -> dict[str, Any]:
+    """Announces more than anybody could read: a file, and a line of its events without an end."""
+    path = context.paths.artifacts / "hole"
+    for each in (path, rank_file(context.paths.attempt(context.attempt), context.rank)):
+        with each.open("ab") as file:
+            file.truncate(1 << 39)
+    context.report.artifact(path)
+    print("it is all yours", flush=True)
+    return {}
+
+
+def piping(context: RunContext) -> dict[str, Any]:
+    """Puts pipes, at whose other end nobody is, where files should be."""
+    for path in (context.paths.artifacts / "pipe", context.paths.work(context.attempt) / "result.json"):
+        os.mkfifo(path)
+    context.report.artifact(context.paths.artifacts / "pipe")
+    return {}
+
+
 def stubborn(context: RunContext) -> None:
     """Never obeys."""
     print("working", flush=True)
@@ -260,6 +292,7 @@ BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     for function in (
         succeed, nothing, environment, exchange, look_around, raising, refusing, waiting, vanishing, leaving, endless,
         counting, counting_slowly, publishing, deadlocked, writing, until_told, stubborn,
+        writing_its_events, hoarding, piping,
     )
 }  # fmt: skip
 

@@ -31,6 +31,19 @@ def test_the_longest_unused_go_first_and_what_a_job_may_be_opening_stays(tmp_pat
     assert sorted(tmp_path.glob("*/*")) == sorted([again, new])
 
 
+def test_nothing_is_deleted_behind_a_link_that_a_rank_has_laid(tmp_path: Path) -> None:
+    """Neither in the place of one of the cache's folders, nor of an entry."""
+    theirs = entry(tmp_path / "home" / ".ssh", 100)
+    other = entry(tmp_path / "home" / "work", 100)
+    cache = tmp_path / "cache"
+    laid = entry(cache / "onnx-1" / "a", 9)
+    (cache / "home").symlink_to(tmp_path / "home")
+    (cache / "onnx-1" / ".making-z").symlink_to(theirs)
+    assert trim(cache, 0) == [laid]
+    for each in (theirs, other):
+        assert (each / "weights").exists()
+
+
 def test_what_was_never_finished_is_cleared_away_after_a_day(tmp_path: Path) -> None:
     dead = entry(tmp_path / "onnx-1" / ".making-x", 1.5 * ABANDONED_S / HOUR)
     made = entry(tmp_path / "onnx-1" / ".making-y", 2)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.records import ISOLATION_PARTS
-from workers.launcher import landlock, namespaces
+from workers.launcher import grants, landlock, namespaces
+from workers.launcher.grants import Grant
 from workers.linux import forbid_new_privileges
 
 Mode = Literal["auto", "required", "none"]
@@ -72,16 +73,31 @@ class Confinement:
     def enforce(self, *, in_user_namespace: bool) -> set[str]:
         """Confine the calling thread and all that it starts; which of :data:`ISOLATION_PARTS` hold from now on.
 
-        Raises :class:`ConfinementError` when the mode requires a part that the host does not allow, and
+        Raises :class:`ConfinementError` when the mode requires a part that the host does not allow,
+        :class:`workers.launcher.grants.UnsafeGrantError` where a link stands in the place of what is granted, and
         :class:`OSError` when one that it does allow fails.
         """
         held = {"limits"}
         _limit(self.limits, count_processes=in_user_namespace)
         if self.mode == "none":
             return held
-        paths = [*map(Path, self.read), *map(Path, self.write)]
+        covered = [Path(path) for path in self.covered]
         if in_user_namespace:
-            namespaces.hide(map(Path, self.covered), paths)
+            namespaces.own_mounts()
+        with grants.held(map(Path, self.read), covered) as read, grants.held(map(Path, self.write), covered) as write:
+            held |= self._enforce(covered, read, write, in_user_namespace=in_user_namespace)
+        expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
+        if self.mode == "required" and (missing := expected - held):
+            lacks = "; ".join(ISOLATION_PARTS[part] for part in ISOLATION_PARTS if part in missing)
+            raise ConfinementError(f"job_isolation is 'required', and this host does not allow: {lacks}")
+        return held
+
+    def _enforce(
+        self, covered: list[Path], read: list[Grant], write: list[Grant], *, in_user_namespace: bool
+    ) -> set[str]:
+        held: set[str] = set()
+        if in_user_namespace:
+            namespaces.hide(covered, [*read, *write])
             held.add("broker")
             if self.own_network:
                 namespaces.isolate_network()
@@ -92,16 +108,12 @@ class Confinement:
         namespaces.drop_capabilities()
         if has_landlock and not (self.cuda and _may_change_kernel_settings()):
             landlock.restrict(
-                [*_system_paths(), *map(Path, self.read)],
-                [*_device_paths(), *map(Path, self.write)],
+                [*_system_paths(), *read],
+                [*_device_paths(), *write],
                 map(Path, self.secret),
                 [Path("/proc")] if self.cuda else [],
             )
             held.add("files")
-        expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
-        if self.mode == "required" and (missing := expected - held):
-            lacks = "; ".join(ISOLATION_PARTS[part] for part in ISOLATION_PARTS if part in missing)
-            raise ConfinementError(f"job_isolation is 'required', and this host does not allow: {lacks}")
         return held
 
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from workers.launcher.grants import Grant
 from workers.linux import forbid_new_privileges
 
 MINIMUM_ABI = 2
@@ -42,11 +43,15 @@ def abi() -> int:
 
 
 def restrict(
-    read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path] = (), write_files: Iterable[Path] = ()
+    read: Iterable[Path | Grant],
+    write: Iterable[Path | Grant],
+    secret: Iterable[Path] = (),
+    write_files: Iterable[Path] = (),
 ) -> None:
     """Let the calling thread, and what it starts, from now on read below ``read``, read and change below ``write``, and
     read and overwrite the files that are below ``write_files``. Paths that do not exist are left out; nothing at or
-    below ``secret`` is granted through a path above it, whose names stay visible. Raises :class:`OSError`.
+    below ``secret`` is granted through a path above it, whose names stay visible. What is held is granted by its
+    descriptor, whatever its path leads to by now. Raises :class:`OSError`.
 
     With version 6 (Linux 6.12) signals and abstract sockets reach only processes under the same restriction; with any,
     other processes' memory and environment are out of reach.
@@ -59,9 +64,14 @@ def restrict(
     hidden = [path.resolve() for path in secret]
     try:
         for paths, rights in ((read, _READ), (write, _READ | _CHANGE), (write_files, _READ | _WRITE_FILE | _TRUNCATE)):
-            for path in paths:
-                for granted, only_names in _without(path.resolve(), hidden):
-                    _grant(ruleset, granted, (_READ_DIR if only_names else rights) & handled)
+            for each in paths:
+                path = each.path if isinstance(each, Grant) else each.resolve()
+                for granted, only_names in _without(path, hidden):
+                    allowed = (_READ_DIR if only_names else rights) & handled
+                    if isinstance(each, Grant) and granted == path:
+                        _add_rule(ruleset, each.descriptor, allowed)
+                    else:
+                        _grant(ruleset, granted, allowed)
         forbid_new_privileges()
         _checked(_libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
     finally:
@@ -90,12 +100,16 @@ def _grant(ruleset: int, path: Path, rights: int) -> None:
     except OSError:  # it does not exist, or is not ours to open: there is nothing to grant
         return
     try:
-        if not stat.S_ISDIR(os.fstat(handle).st_mode):
-            rights &= _OF_FILES
-        rule = struct.pack("=Qi", rights, handle)
-        _checked(_libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)))
+        _add_rule(ruleset, handle, rights)
     finally:
         os.close(handle)
+
+
+def _add_rule(ruleset: int, handle: int, rights: int) -> None:
+    if not stat.S_ISDIR(os.fstat(handle).st_mode):
+        rights &= _OF_FILES
+    rule = struct.pack("=Qi", rights, handle)
+    _checked(_libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)))
 
 
 def _checked(result: int) -> int:

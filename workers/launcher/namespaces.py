@@ -15,6 +15,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from workers.launcher.grants import Grant
+
 _NEW_NETWORK, _NEW_USER, _NEW_MOUNTS = 0x40000000, 0x10000000, 0x00020000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
 _MOUNT_SETATTR, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 442, 0x8000, 1
@@ -45,23 +47,27 @@ def isolate_network() -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
 
 
-def hide(covered: Iterable[Path], keep: Iterable[Path]) -> None:
-    """Cover folders so that only ``keep`` is found in them, where it was, and files so that they are empty. Raises
-    :class:`OSError`.
-    """
+def own_mounts() -> None:
+    """Leave the host's view of the files for a copy, in which :func:`hide` covers some. Raises :class:`OSError`."""
     _checked(_libc.unshare(_NEW_MOUNTS), "a mount namespace")
     _mount("none", Path("/"), flags=_MS_REC | _MS_SLAVE)
-    kept = sorted({path.resolve() for path in keep}, key=lambda path: len(path.parts))
+
+
+def hide(covered: Iterable[Path], keep: Iterable[Grant]) -> None:
+    """Cover folders so that only ``keep``, which was opened since :func:`own_mounts`, is found in them, where it was,
+    and files so that they are empty. Raises :class:`OSError`.
+    """
+    kept = sorted({each.path: each for each in keep}.values(), key=lambda each: len(each.path.parts))
     for path in sorted({path.resolve() for path in covered}, key=lambda path: len(path.parts)):
         if path.is_dir():
-            _cover(path, [each for each in kept if each != path and each.is_relative_to(path) and each.exists()])
+            _cover(path, [each for each in kept if each.path != path and each.path.is_relative_to(path)])
         elif path.exists():  # not below a folder that is covered already
             _mount("/dev/null", path, flags=_MS_BIND)
 
 
 def protect_kernel_settings() -> None:
-    """Make what is in ``/proc`` besides processes read-only, also for root. Needs the mount namespace that :func:`hide`
-    makes, and Linux 5.12. Raises :class:`OSError`.
+    """Make what is in ``/proc`` besides processes read-only, also for root. Needs the mount namespace that
+    :func:`own_mounts` makes, and Linux 5.12. Raises :class:`OSError`.
     """
     read_only = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
     for path in _kernel_settings():
@@ -82,10 +88,9 @@ def _kernel_settings() -> Iterator[Path]:
             yield path
 
 
-def _cover(folder: Path, keep: list[Path]) -> None:
-    handles = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in keep]
+def _cover(folder: Path, keep: list[Grant]) -> None:
     _mount("tmpfs", folder, kind="tmpfs", flags=_MS_NOSUID | _MS_NODEV, options="mode=0755,size=1m")
-    for path, handle in handles:
+    for path, handle in ((each.path, each.descriptor) for each in keep):
         if not path.exists():  # as what lies below another one that is kept does
             path.parent.mkdir(parents=True, exist_ok=True)
             if stat.S_ISDIR(os.fstat(handle).st_mode):
@@ -93,7 +98,6 @@ def _cover(folder: Path, keep: list[Path]) -> None:
             else:
                 path.touch()
             _mount(f"/proc/self/fd/{handle}", path, flags=_MS_BIND | _MS_REC)
-        os.close(handle)
     _mount("none", folder, flags=_MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
 
 

@@ -14,10 +14,8 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from service.jobs.atomic import atomic_write
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
 from workers.linux import ROOM, die_with_parent
@@ -54,6 +52,8 @@ def main() -> int:
     environment.update(request["environment"])
     os.environ.clear()
     os.environ.update(environment | _NO_CUDA)
+    # Made here, where no rank could make something else of it.
+    report = os.open(request["report"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     forked_ranks.fork_ranks(environment)
     Confinement.from_json(request["confinement"]).enforce(in_user_namespace=inside)
     os.chdir(request["folder"])
@@ -64,7 +64,7 @@ def main() -> int:
     except ChildFailedError as error:
         # By rank, negative for signals.
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        atomic_write(Path(request["report"]), json.dumps(exit_codes).encode())
+        os.write(report, json.dumps(exit_codes).encode())
         return 1
     return 0
 

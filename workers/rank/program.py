@@ -1,7 +1,7 @@
 """Runs the program of every rank: ``python -m workers.rank`` under torchrun.
 
 Ties itself to its launcher, gives its output and its events to the supervisor, then hands over to the job's kind.
-Rank 0 leaves what the kind returns in the attempt's ``result.json``.
+Rank 0 leaves what the kind returns in the work folder of its attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.jobs.atomic import atomic_write
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
-from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext, Runner
+from service.jobs.runtime import GATE_ARTIFACTS, RESULT, RefusedError, RunContext, Runner
 from workers.linux import die_with_parent
 from workers.rank.control import Control
 from workers.rank.stacks import write_on_request
@@ -70,7 +70,8 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
     context.report.span("import", started, time.time())
     result = run(spec, context)
     if context.rank == 0:
-        atomic_write(folder / "result.json", orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
+        left = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+        atomic_write(context.paths.work(context.attempt) / RESULT, left)
 
 
 def _context(layout: DataLayout, report: RankReporter, should_stop: Callable[[], bool]) -> RunContext:

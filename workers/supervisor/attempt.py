@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import signal
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,20 +15,22 @@ from typing import Any, cast
 
 import orjson
 
-from service.jobs.atomic import atomic_write
-from service.jobs.event_files import host_file
+from service.jobs.event_files import host_file, rank_file
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import DataLayout
 from service.jobs.logs import set_log_fields
 from service.jobs.records import Artifact, Claim, Superseded
-from service.jobs.runtime import GATE_ARTIFACTS
+from service.jobs.runtime import GATE_ARTIFACTS, RESULT
+from service.jobs.safe_files import Folder
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import trace_id, tracing_for
 from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
+from workers.rank.stacks import stacks_file
 from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
+from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, traced_attempt
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
@@ -171,7 +172,8 @@ class _PartRun:
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
         manifest = await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
-        await self._disk.run(lambda: self._prepare(manifest))
+        logs = self._relay.expect(self._claim.ranks)
+        await self._disk.run(lambda: self._prepare(manifest, logs))
         if self._ending.is_decided:
             return
         try:
@@ -185,7 +187,7 @@ class _PartRun:
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
         owner, digests = await retry_until(self._settings.report_within_s, gate_artifacts, self._store, self._claim)
-        await self._disk.run(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
+        await self._disk.run(lambda: self._write(GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.GroupPaths(
             data=self._layout.root,
             events=self._group.socket,
@@ -196,7 +198,7 @@ class _PartRun:
         self._trace.launched()
         self._group.launch(
             self._claim.spec.kind,
-            command.torchrun_arguments(self._claim, meeting, self._group.folder, self._program),
+            command.torchrun_arguments(self._claim, meeting, self._group.logs, self._program),
             command.rank_environment(
                 self._claim,
                 meeting,
@@ -205,18 +207,32 @@ class _PartRun:
                 environment=os.environ,
                 more=order.policy.environment,
             ),
-            self._folder,
-            order.policy.confine(self._claim, self._layout, order.broker_url, self._group.folder, places.compiled),
+            self._paths.work(self._claim.ref.attempt),
+            order.policy.confine(
+                self._claim,
+                self._layout,
+                order.broker_url,
+                read=[self._group.folder],
+                write=[scratch, self._group.logs, meeting.folder, places.compiled],
+            ),
         )
 
-    def _prepare(self, manifest: list[Artifact]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._paths.artifacts.mkdir(parents=True, exist_ok=True)
+    def _prepare(self, manifest: list[Artifact], logs: list[RotatedLog]) -> None:
+        """Make all that ranks write to or are told, and hold what they are heard by, before there are any."""
+        with open_attempt(self._paths, self._claim.ref.attempt) as attempt:
+            for rank in self._claim.ranks:
+                attempt.append(rank_file(self._folder, rank).name).close()
+                attempt.append(stacks_file(self._folder, rank).name).close()
+            attempt.write("spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+            with attempt.folder("work") as work:
+                # A broker that lost its last writes gives an attempt's number a second time.
+                work.remove(RESULT)
         if self._claim.leads:
             clear_unpublished(self._paths, manifest)
-        # A broker that lost its last writes gives an attempt's number a second time.
-        (self._folder / "result.json").unlink(missing_ok=True)
-        atomic_write(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+        self._record.open()
+        for log in logs:
+            log.open()
+        self._collector.expect(self._claim.ranks)
 
     async def _limit_time(self) -> None:
         limit = self._claim.spec.timeout_s
@@ -260,13 +276,13 @@ class _PartRun:
         """Report everything that the part produced, then its end; the lease is renewed meanwhile. Of an attempt that is
         lost only a success is told: it is taken unless another attempt has begun.
         """
-        await self._disk.run(lambda: self._group.keep_output(self._folder / f"launcher.{self._order.host}.log"))
+        if output := self._group.output():
+            await self._disk.run(lambda: self._write(f"launcher.{self._order.host}.log", output))
         if not self._ending.is_lost:
             for event in self._relay.errors:
                 if event["traceback"] and event["rank"] is not None:
-                    await self._publish_traceback(event["rank"], event["traceback"])
-            await self._collector.finish()
-            await self._publisher.drain()
+                    self._publish_traceback(event["rank"], event["traceback"])
+            await self._take_the_rest()
         await self._write_files()
         self._uploader.close()
         await asyncio.wait({uploads})
@@ -285,6 +301,26 @@ class _PartRun:
         except Superseded as refusal:
             logger.info("the reported end was refused: %s", refusal)
 
+    async def _take_the_rest(self) -> None:
+        """Take what the ranks left. They may have left more than can be read, so where the end is asked for it comes
+        in time.
+        """
+
+        async def take() -> None:
+            await self._collector.finish()
+            await self._publisher.drain()
+
+        taking, asked = asyncio.create_task(take()), asyncio.create_task(self._ending.asked.wait())
+        await asyncio.wait({taking, asked}, return_when="FIRST_COMPLETED")
+        await asyncio.wait({taking}, timeout=self._order.stop_grace_s)
+        asked.cancel()
+        if taking.cancel():
+            self._publisher.give_up()
+            said = "not all that the ranks reported and announced was taken: the attempt was to end before it was read"
+            self._uploader.put(event_protocol.log_event(said))
+        else:
+            taking.result()
+
     async def _let_others_speak_first(self) -> None:
         """Wait for the other hosts, as the first fault that is reported is the attempt's. The host of the rank that
         failed first may need a moment longer than the others to see it; once it has reported, a renewal says ``stop``.
@@ -301,7 +337,7 @@ class _PartRun:
         leads = 0 in relay.ranks
         result: list[Any] = []
         if leads:
-            await self._disk.run(lambda: result.append(_read_json(self._folder / "result.json")))
+            await self._disk.run(lambda: result.append(read_result(self._paths.work(self._claim.ref.attempt))))
         return Evidence(
             cause="lease_expired" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
@@ -345,23 +381,9 @@ class _PartRun:
             await self._uploader.room()
             self._uploader.relay(cast(Event, event))
 
-    async def _publish_traceback(self, rank: int, text: str) -> None:
-        name = traceback_name(self._claim.ref.attempt, rank)
-        path = self._paths.artifacts / name
+    def _publish_traceback(self, rank: int, text: str) -> None:
+        self._publisher.publish_text(rank, traceback_name(self._claim.ref.attempt, rank), text)
 
-        def write() -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, text.encode())
-
-        await self._disk.run(write)
-        self._publisher.publish(
-            ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
-        )
-
-
-def _read_json(path: Path) -> Any:
-    """Return what a file holds; None where there is none."""
-    try:
-        return orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
+    def _write(self, name: str, content: bytes) -> None:
+        with Folder.open(self._folder) as attempt:
+            attempt.write(name, content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.jobs.atomic import atomic_write
 from service.jobs.events import ErrorEvent
 from service.jobs.layout import JobPaths
 from service.jobs.records import Claim, PartOutcome
+from service.jobs.safe_files import Folder
 from service.jobs.tracing import TraceSpan, Tracing, valid_traceparent
 
 _FILE = "traceparent"
+_LONGEST = 1024
 _ALL_UNTIL = 20
 _THEN_EVERY = 100
 
@@ -36,9 +39,9 @@ def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: Jo
     try:
         with tracing.span("attempt", parent, attributes, before) as span:
             if span.traceparent is not None:
-                folder = paths.attempt(ref.attempt)
-                folder.mkdir(parents=True, exist_ok=True)
-                atomic_write(folder / f"{_FILE}.{ref.host}", span.traceparent.encode())
+                paths.root.mkdir(parents=True, exist_ok=True)
+                with Folder.open(paths.root) as root, root.make(f"{paths.attempts.name}/{ref.attempt}") as folder:
+                    folder.write(f"{_FILE}.{ref.host}", span.traceparent.encode())
             yield AttemptTrace(tracing, span)
     finally:
         tracing.close()
@@ -46,7 +49,11 @@ def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: Jo
 
 def _spans_of(folder: Path) -> list[str]:
     """Return the spans of an attempt's parts, by its folder."""
-    found = (valid_traceparent(path.read_text(errors="replace")) for path in sorted(folder.glob(f"{_FILE}.*")))
+    found = []
+    with contextlib.suppress(OSError), Folder.open(folder) as opened:
+        for name in fnmatch.filter(opened.names(), f"{_FILE}.*"):
+            with contextlib.suppress(OSError):
+                found.append(valid_traceparent(opened.read(name, _LONGEST).decode(errors="replace")))
     return [each for each in found if each is not None]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from service.jobs.event_files import EventReader, rank_file
@@ -39,6 +39,12 @@ class Collector:
         self._has_recovered = False
         self._is_finished = False
 
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Hold the files of these ranks, which have been made and have not started. Blocks as a disk does."""
+        for rank in ranks:
+            self._readers[rank] = EventReader(rank_file(self._folder, rank), rank)
+            self._readers[rank].open()
+
     async def run(self) -> None:
         """Follow the files until :meth:`finish`."""
         while not self._is_finished:
@@ -60,7 +66,7 @@ class Collector:
                 return
             for rank in sorted(self._relay.ranks):
                 reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
-                while lines := await self._read(reader):
+                while (lines := await self._read(reader)) or reader.has_more:
                     await self._give_on(lines, rank)
 
     async def _read(self, reader: EventReader) -> list[bytes]:

@@ -33,6 +33,8 @@ class PartEnding:
         """Whether the attempt is not this supervisor's any more."""
         self.urgent = asyncio.Event()
         """Set when there is no time left to end the ranks politely."""
+        self.asked = asyncio.Event()
+        """Set when somebody waits for the end, whatever came first: what ranks left is waited for no longer."""
 
     @property
     def is_decided(self) -> bool:
@@ -44,6 +46,8 @@ class PartEnding:
 
     def end(self, ending: Ending) -> None:
         """End the part, unless it is ending already."""
+        if ending not in ("exited", "rank_failed"):
+            self.asked.set()
         if not self._first.done():
             self._first.set_result("lease_expired" if ending == "rank_failed" and self._lease_is_over() else ending)
 

@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from service.jobs.processes import Process
+from service.jobs.safe_files import Folder, remove_tree
 from workers.launcher.confinement import Confinement
 from workers.linux import ROOM
 from workers.supervisor import keeper
@@ -23,6 +22,9 @@ from workers.supervisor import keeper
 _TAIL = 20
 _KEEPER_GRACE_S = 5.0
 """Time that a keeper has to end its group: it needs milliseconds."""
+_REPORT = "exit-codes.json"
+_LARGEST = 1 << 20
+"""Bytes that are read of what the launcher writes."""
 _SCRATCH = "trivet-group-"
 _SHORT = "/tmp"  # noqa: S108 - only for folders that mkdtemp makes, private and with a name nobody can foresee
 _LONGEST_FOLDER = 80
@@ -51,7 +53,7 @@ def remove_leftovers() -> list[Path]:
         with contextlib.suppress(OSError, ValueError):
             pid, started = folder.name.removeprefix(_SCRATCH).split("-")[0].split(".")
             if folder.lstat().st_uid == os.getuid() and not Process(int(pid), started).alive:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
                 gone.append(folder)
     return gone
 
@@ -61,7 +63,8 @@ class Group:
     With ``preload`` the launcher imports beforehand what Trivet's own ranks need. With ``adopting``, for a process that
     has no other children, nothing outlives the keeper either if that is killed.
 
-    ``folder`` is private and short-lived: the event socket, torchrun's own files, the launcher's output.
+    ``folder`` is private and short-lived: the event socket, the launcher's output, and folders in which ranks may
+    write: torchrun's own files, their scratch, their meeting point.
     """
 
     def __init__(
@@ -76,19 +79,22 @@ class Group:
         if adopting:
             keeper.become_subreaper()
         self.folder = _scratch_folder()
-        self._output = self.folder / "launcher.log"
+        self.logs.mkdir(mode=0o700)
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
         self._lock = threading.Lock()
         options = (["--own-namespaces"] if own_namespaces else []) + (["--preload"] if preload else [])
         launcher = [sys.executable, "-u", "-P", "-m", "workers.launcher", *options]
         command = [sys.executable, "-I", "-S", keeper.__file__, str(life), *launcher]
-        with self._output.open("wb") as output:
+        with Folder.open(self.folder) as folder:
+            written = folder.create("launcher.log", 0o600)
+            self._output = folder.reader("launcher.log")
+        with written:
             self._keeper = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
+                stdout=written,
+                stderr=written,
                 env={**environment, **ROOM},
                 pass_fds=(life,),
                 start_new_session=True,
@@ -104,8 +110,9 @@ class Group:
         return self.folder / "events"
 
     @property
-    def _report(self) -> Path:
-        return self.folder / "exit-codes.json"
+    def logs(self) -> Path:
+        """Return the folder for torchrun's own files."""
+        return self.folder / "torchrun"
 
     def launch(
         self,
@@ -122,7 +129,7 @@ class Group:
             "arguments": list(arguments),
             "environment": dict(environment),
             "folder": str(folder),
-            "report": str(self._report),
+            "report": str(self.folder / _REPORT),
             "confinement": confinement.to_json(),
         }
         with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
@@ -168,19 +175,19 @@ class Group:
     def exit_codes(self) -> dict[int, int]:
         """Exit codes of failed ranks (negative: the signal), as far as torchrun came to report them."""
         try:
-            return {int(rank): code for rank, code in json.loads(self._report.read_text()).items()}
-        except FileNotFoundError:
+            with Folder.open(self.folder) as folder:
+                return {int(rank): code for rank, code in json.loads(folder.read(_REPORT, _LARGEST)).items()}
+        except (OSError, ValueError):  # there is none, or the launcher was ended while it wrote
             return {}
 
     def last_output(self) -> list[str]:
         """Return what torchrun, or a rank before it could reach its supervisor, printed last."""
-        with self._output.open(errors="replace") as output:
-            return [line.rstrip("\n") for line in deque(output, _TAIL)]
+        return self.output().decode(errors="replace").splitlines()[-_TAIL:]
 
-    def keep_output(self, path: Path) -> None:
-        """Save the launcher's output, if there was any, before :meth:`close` removes it."""
-        if self._output.stat().st_size:
-            shutil.copyfile(self._output, path)
+    def output(self) -> bytes:
+        """Return what the launcher printed, of much the end: :meth:`close` removes it."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), _LARGEST, max(0, size - _LARGEST))
 
     def close(self) -> None:
         """End whatever still runs, and remove the folder."""
@@ -194,4 +201,5 @@ class Group:
         if self._keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._keeper.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._output.close()
+        remove_tree(self.folder)

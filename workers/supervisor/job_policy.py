@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from service.jobs.event_files import rank_file
 from service.jobs.layout import DataLayout
 from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
@@ -18,6 +19,7 @@ from service.jobs.settings import MAX_LOG_BYTES, Settings
 from service.jobs.settings_file import config_file
 from service.jobs.spec.base import FILE_ID
 from workers.launcher.confinement import Confinement, JobLimits, Mode
+from workers.rank.stacks import stacks_file
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,24 @@ class JobPolicy:
             fields["most_log_bytes"],
         )
 
-    def confine(self, claim: Claim, layout: DataLayout, broker_url: str, scratch: Path, compiled: Path) -> Confinement:
-        """Return what the ranks of a claimed part may use. They read what the spec names and write in their job's
-        folder, in the cache of what is made of uploaded files, in ``scratch`` and in ``compiled``.
+    def confine(
+        self, claim: Claim, layout: DataLayout, broker_url: str, *, read: Iterable[Path], write: Iterable[Path]
+    ) -> Confinement:
+        """Return what the ranks of a claimed part may use. They read what the spec names and their job's folder; in it
+        they write artifacts, checkpoints, in their work folder and to the files of their events and stacks, and besides
+        in the cache of what is made of uploaded files. ``read`` and ``write`` are of the group's own.
         """
         spec = claim.spec
-        read = [*map(Path, self.read), *_plugins()]
+        read = [*map(Path, self.read), *_plugins(), *read]
         read += [layout.file(name) for name in FILE_ID.findall(spec.model_dump_json(by_alias=True))]
         for needed in spec.dependencies():
             if needed.kind is not None:
                 read += [layout.job(needed.job_id).artifacts, layout.job(needed.job_id).checkpoints]
-        write = [layout.job(claim.ref.job_id).root, layout.cache, scratch, compiled]
+        job = layout.job(claim.ref.job_id)
+        attempt = job.attempt(claim.ref.attempt)
+        files = [name(attempt, rank) for rank in claim.ranks for name in (rank_file, stacks_file)]
+        read.append(job.root)
+        write = [job.artifacts, job.checkpoints, job.work(claim.ref.attempt), *files, layout.cache, *write]
         layout.cache.mkdir(parents=True, exist_ok=True)
         covered = [layout.root, *_broker_folder(broker_url, [*write, Path(tempfile.gettempdir())])]
         return Confinement(

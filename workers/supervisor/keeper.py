@@ -13,7 +13,7 @@ The kernel watches that time. It wakes the keeper, and kills it should it be sto
 that, dies with it. So the group ends although neither its supervisor nor its keeper runs.
 
 It exits last, with the command's exit code (128 + n when signal n ended it), so whoever waits for the keeper knows
-that no process is left.
+that no process is left. After SIGTERM it ends by that signal itself: the command was not at fault.
 """
 
 from __future__ import annotations
@@ -40,13 +40,24 @@ def main(arguments: list[str]) -> int:
     wake = _wake_on_signals()
     deadline = _Deadline()
     child = os.posix_spawn(command[0], command, os.environ, setsigdef=[signal.SIGCHLD, signal.SIGTERM])
-    status = _watch(life, wake, child, deadline)
+    try:
+        status = _watch(life, wake, child, deadline)
+        was_terminated = False
+    except _Terminated:
+        status, was_terminated = None, True
     deadline.clear()
     end_descendants()
     ended = _reap(child)
+    if was_terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     status = ended if status is None else status
     code = 0 if status is None else os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+class _Terminated(Exception):  # noqa: N818
+    """SIGTERM came to this process."""
 
 
 class _TimerSpec(ctypes.Structure):
@@ -142,7 +153,9 @@ def _wake_on_signals() -> int:
 
 
 def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
-    """Wait until the command or the supervisor ends; the command's wait status when that is what ended."""
+    """Wait until the command or the supervisor ends; the command's wait status when that is what ended. Raises
+    :class:`_Terminated`.
+    """
     while True:
         ready, _, _ = select.select([life, wake], [], [])
         if wake in ready:
@@ -150,7 +163,7 @@ def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
             if (status := _reap(child)) is not None:
                 return status
             if signal.SIGTERM in numbers:
-                return None
+                raise _Terminated
         if life in ready:
             text = os.read(life, 1 << 16)
             if not text:

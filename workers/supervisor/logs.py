@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import orjson
 
 from service.jobs.event_files import log_file, log_segment
 from service.jobs.events import LogEvent
+from service.jobs.safe_files import Folder
 from service.jobs.settings import MAX_LOG_BYTES
 from workers.event_protocol import TextLine, log_event
 
@@ -46,7 +48,8 @@ class TokenBucket:
 
 class GrowingFile:
     """A file that grows by what is added to it. Adding costs nothing; :meth:`write` may take as long as the disk does,
-    so it belongs in a thread. Raises :class:`OSError` where it fails, and then keeps no more.
+    so it belongs in a thread. Raises :class:`OSError` where it fails, and then keeps no more. It goes by a descriptor:
+    what gets the file's name meanwhile is not written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,6 +57,22 @@ class GrowingFile:
         self._pending: list[bytes] = []
         self._lock = threading.Lock()
         self._failed = False
+        self._file: BinaryIO | None = None
+
+    def open(self) -> BinaryIO:
+        """Make the file, or take up one that an earlier start left, if that is not done yet; raises as
+        :meth:`write` does.
+        """
+        if self._file is None:
+            with Folder.open(self._path.parent) as folder:
+                self._file = folder.append(self._path.name)
+        return self._file
+
+    def close(self) -> None:
+        """Let go of the file; a later :meth:`write` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def add(self, content: bytes) -> None:
         if not self._failed:
@@ -73,8 +92,9 @@ class GrowingFile:
         if not pending:
             return
         try:
-            with self._path.open("ab") as file:
-                file.writelines(pending)
+            number, content = self.open().fileno(), memoryview(b"".join(pending))
+            while content:
+                content = content[os.write(number, content) :]
         except OSError as error:
             self._failed = True
             error.filename = str(self._path)
@@ -93,7 +113,7 @@ class RotatedLog:
         self._lines = 0
         self._first = GrowingFile(log_file(folder, rank))
         self._newest: deque[tuple[Path, GrowingFile]] = deque()
-        self._abandoned: list[Path] = []
+        self._abandoned: list[tuple[Path, GrowingFile]] = []
         self._lock = threading.Lock()
 
     def add(self, line: bytes) -> None:
@@ -104,6 +124,10 @@ class RotatedLog:
             (self._newest[-1][1] if self._newest else self._first).add(line)
             self._room -= len(line)
             self._lines += 1
+
+    def open(self) -> None:
+        """Make the first file. Raises :class:`OSError`."""
+        self._first.open()
 
     @property
     def pending(self) -> int:
@@ -116,8 +140,10 @@ class RotatedLog:
         """
         with self._lock:
             abandoned, self._abandoned = self._abandoned, []
-        for path in abandoned:
-            path.unlink(missing_ok=True)
+        for path, segment in abandoned:
+            segment.close()
+            with Folder.open(path.parent) as folder:
+                folder.unlink(path.name)
         for file in self._files():
             file.write()
 
@@ -130,7 +156,7 @@ class RotatedLog:
         self._newest.append((path, GrowingFile(path)))
         self._room = self._segment_bytes
         if len(self._newest) > _SEGMENTS - _FIRST:
-            self._abandoned.append(self._newest.popleft()[0])
+            self._abandoned.append(self._newest.popleft())
 
 
 class RankLog:

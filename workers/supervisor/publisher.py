@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
-import shutil
+import stat
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import cast
+from pathlib import PurePosixPath
+from typing import BinaryIO, cast
 
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef, Superseded
+from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.settings import SupervisorSettings
+
+_CHUNK = 1 << 20
+_TOO_LATE = "it was not read to its end: the attempt was over before"
 
 
 class UnusableArtifact(Exception):  # noqa: N818
@@ -28,55 +35,112 @@ class UnusableArtifact(Exception):  # noqa: N818
 
 
 def publish(
-    paths: JobPaths, name: str, media_type: str, copied_bytes: int = SupervisorSettings.copied_bytes
+    paths: JobPaths,
+    name: str,
+    media_type: str,
+    copied_bytes: int = SupervisorSettings.copied_bytes,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
     """Take the content of an announced artifact as it is now into ``paths.published``, under its hash; of a folder only
-    the size. Raises :class:`UnusableArtifact` when it is missing or outside the job's folder.
+    the size. Raises :class:`UnusableArtifact` when it is missing, outside the job's folder, no file or folder, or
+    written to meanwhile, and once ``is_over`` says that there is no time for it.
     """
-    path = _locate(paths, name)
-    now = datetime.now(UTC)
-    if path.is_dir():
-        size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-        return Artifact(name=name, bytes=size, sha256="", media_type=FOLDER, created_at=now)
-    paths.published.mkdir(exist_ok=True)
-    draft = paths.published / f".{uuid.uuid4().hex}"
+    with Folder.open(paths.root) as root, _locate(root, name) as found:
+        if isinstance(found, Folder):
+            size, digest, media_type = _measured(found, is_over), "", FOLDER
+        else:
+            with root.make(paths.published.name) as published:
+                size, digest = _keep(found, published, copied_bytes, is_over)
+    return Artifact(name=name, bytes=size, sha256=digest, media_type=media_type, created_at=datetime.now(UTC))
+
+
+def publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
+    """Publish what the service itself says, which no rank has held."""
+    content = text.encode()
+    digest = hashlib.sha256(content).hexdigest()
+    with Folder.open(paths.root) as root, root.make(paths.published.name) as published:
+        published.write(digest, content)
+    return Artifact(name=name, bytes=len(content), sha256=digest, media_type="text/plain", created_at=datetime.now(UTC))
+
+
+def _keep(file: BinaryIO, published: Folder, copied_bytes: int, is_over: Callable[[], bool]) -> tuple[int, str]:
+    """Give a large file, which jobs replace and never write to again, another name; copy a small one, to be sure.
+    Return size and SHA-256 of what is kept.
+    """
+    draft = f".{uuid.uuid4().hex}"
     try:
-        _keep(path, draft, copied_bytes)
-        with draft.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-        draft.replace(paths.published / digest)
+        if not _linked(file, published, draft, copied_bytes):
+            with published.create(draft) as copy:
+                copy.write(file.read(copied_bytes))
+        with published.reader(draft) as kept:
+            size, digest = _hashed(kept, is_over)
+        published.rename(draft, digest)
     finally:
-        draft.unlink(missing_ok=True)
-    return Artifact(name=name, bytes=size, sha256=digest, media_type=media_type, created_at=now)
+        published.unlink(draft)
+    return size, digest
 
 
-def _keep(path: Path, draft: Path, copied_bytes: int) -> None:
-    """Give a large file, which jobs replace and never write to again, another name; copy a small one, to be sure."""
-    if path.stat().st_size > copied_bytes:
-        with contextlib.suppress(OSError):  # another file system, or another owner
-            os.link(path, draft)
-            return
-    shutil.copyfile(path, draft)
+def _linked(file: BinaryIO, published: Folder, draft: str, copied_bytes: int) -> bool:
+    if os.fstat(file.fileno()).st_size <= copied_bytes:
+        return False
+    with contextlib.suppress(OSError):  # another file system, or another owner
+        published.link(file, draft)
+        return True
+    return False
+
+
+def _measured(folder: Folder, is_over: Callable[[], bool]) -> int:
+    size = 0
+    for each in folder.files():
+        if is_over():
+            raise UnusableArtifact(_TOO_LATE)
+        size += each.status.st_size
+    return size
+
+
+def _hashed(file: BinaryIO, is_over: Callable[[], bool]) -> tuple[int, str]:
+    """Return size and SHA-256 of a file that nobody writes to."""
+    size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        if is_over():
+            raise UnusableArtifact(_TOO_LATE)
+        if file.tell() > size:
+            break
+        digest.update(chunk)
+    if file.tell() != size:
+        raise UnusableArtifact("it was written to while it was published")
+    return size, digest.hexdigest()
 
 
 def clear_unpublished(paths: JobPaths, manifest: Iterable[Artifact]) -> None:
     """Delete contents that no entry of the manifest is about any more, while nothing is being published."""
     known = {artifact.sha256 for artifact in manifest}
-    if paths.published.is_dir():
-        for path in paths.published.iterdir():
-            if path.name not in known:
-                path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError), Folder.open(paths.published) as published:
+        for name in published.names():
+            if name not in known:
+                published.remove(name)
 
 
-def _locate(paths: JobPaths, name: str) -> Path:
-    for home in (paths.artifacts, paths.root):
-        path = (home / name).resolve()
-        if not path.is_relative_to(home.resolve()) or path == home.resolve():
-            raise UnusableArtifact(f"artifact {name!r} lies outside the job's folder")
-        if path.is_file() or path.is_dir():
-            return path
-    raise UnusableArtifact(f"artifact {name!r} was announced, but there is no such file")
+def _locate(root: Folder, name: str) -> BinaryIO | Folder:
+    """Open what was announced, which is below the artifacts or the job's folder itself."""
+    if not PurePosixPath(name).parts:
+        raise UnusableArtifact("it is the folder of all artifacts")
+    for place in (f"artifacts/{name}", name):
+        try:
+            return root.folder(place) if _is_folder(root, place) else root.reader(place)
+        except FileNotFoundError:
+            continue
+        except UnsafePathError as error:
+            raise UnusableArtifact(f"it lies outside the job's folder, or is no file: {error}") from error
+    raise UnusableArtifact("it was announced, but there is no such file")
+
+
+def _is_folder(root: Folder, name: str) -> bool:
+    handle = root.handle(name)
+    try:
+        return stat.S_ISDIR(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
 
 
 class Publisher:
@@ -96,9 +160,25 @@ class Publisher:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
+        self._is_over = threading.Event()
+
+    def give_up(self) -> None:
+        """Publish nothing more."""
+        self._is_over.set()
 
     def publish(self, event: ArtifactEvent) -> None:
-        task = asyncio.get_running_loop().create_task(self._publish(event))
+        """Publish what a rank announced, in its turn."""
+        copied, is_over = self._settings.copied_bytes, self._is_over.is_set
+        taken = functools.partial(publish, self._paths, event["name"], event["media_type"], copied, is_over)
+        self._begin(event, taken)
+
+    def publish_text(self, rank: int, name: str, text: str) -> None:
+        """Publish what the service says about a rank, in its turn."""
+        event = ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
+        self._begin(event, functools.partial(publish_text, self._paths, name, text))
+
+    def _begin(self, event: ArtifactEvent, taken: Callable[[], Artifact]) -> None:
+        task = asyncio.get_running_loop().create_task(self._publish(event, taken))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -107,15 +187,13 @@ class Publisher:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _publish(self, event: ArtifactEvent) -> None:
+    async def _publish(self, event: ArtifactEvent, taken: Callable[[], Artifact]) -> None:
         async with self._turn:
             try:
-                artifact = await asyncio.to_thread(
-                    publish, self._paths, event["name"], event["media_type"], self._settings.copied_bytes
-                )
+                artifact = await asyncio.to_thread(taken)
                 await retry_until(self._settings.report_within_s, self._attempts.record_artifact, self._ref, artifact)
             except (UnusableArtifact, ValueError, OSError) as error:
-                self._say(event_protocol.log_event(str(error), rank=event["rank"]))
+                self._say(event_protocol.log_event(f"artifact {event['name']!r}: {error}", rank=event["rank"]))
             except (Superseded, StoreUnavailable):
                 pass  # the attempt is not ours any more; its lease tells the supervisor
             else:

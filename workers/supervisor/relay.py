@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -80,6 +80,10 @@ class Relay:
     _until: float | None = None
     heard_at: float = field(default_factory=time.monotonic)
     """When anything was last heard of any rank; on the monotonic clock."""
+
+    def expect(self, ranks: Iterable[int]) -> list[RotatedLog]:
+        """Return the files for the output of these ranks, which are to be made before the ranks start."""
+        return [self._log(rank).file for rank in ranks]
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._accept, self.address, backlog=1024)
@@ -250,7 +254,7 @@ class Relay:
 
     async def _read_text(self, reader: asyncio.StreamReader, rank: int, stream: Literal["stdout", "stderr"]) -> None:
         self.heard_at = time.monotonic()
-        log = self._logs.setdefault(rank, RankLog(self.logs, rank, most_bytes=self.most_log_bytes))
+        log = self._log(rank)
         splitter = LineSplitter(LONGEST_LINE)
         while chunk := await reader.read(_CHUNK):
             self.heard_at = time.monotonic()
@@ -262,6 +266,11 @@ class Relay:
                 await asyncio.sleep(self.settings.socket_pause_s)
         for line in splitter.finish():
             self._print(log, line, stream)
+
+    def _log(self, rank: int) -> RankLog:
+        if rank not in self._logs:
+            self._logs[rank] = RankLog(self.logs, rank, most_bytes=self.most_log_bytes)
+        return self._logs[rank]
 
     def _print(self, log: RankLog, line: TextLine, stream: Literal["stdout", "stderr"]) -> None:
         for event in log.add(printable(line), stream):

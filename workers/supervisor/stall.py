@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
+from service.jobs.safe_files import Folder, UnsafePathError
 from workers.rank.stacks import innermost_frame, stacks_file
 from workers.supervisor.relay import Relay
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Disk
+
+_LONGEST_STACKS = 1 << 20
 
 
 class StallWatch:
@@ -24,7 +27,7 @@ class StallWatch:
         stall_s: float | None,
         *,
         disk: Disk,
-        publish_stacks: Callable[[int, str], Awaitable[None]],
+        publish_stacks: Callable[[int, str], None],
         settings: SupervisorSettings,
     ) -> None:
         self._relay, self._folder, self._stall_s = relay, folder, stall_s
@@ -51,7 +54,7 @@ class StallWatch:
         for rank in self._relay.running:
             stacks = await self._stacks(rank)
             if stacks:
-                await self._publish_stacks(rank, stacks)
+                self._publish_stacks(rank, stacks)
             frames[rank] = innermost_frame(stacks)
         return frames
 
@@ -60,8 +63,12 @@ class StallWatch:
         texts: list[str] = []
 
         def read() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                texts.append(stacks_file(self._folder, rank).read_text(errors="replace"))
+            with (
+                contextlib.suppress(FileNotFoundError, UnsafePathError),
+                Folder.open(self._folder) as folder,
+                folder.reader(stacks_file(self._folder, rank).name) as file,
+            ):
+                texts.append(file.read(_LONGEST_STACKS).decode(errors="replace"))
 
         await self._disk(read)
         return texts[0] if texts else ""

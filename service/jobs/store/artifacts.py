@@ -1,23 +1,26 @@
 """Keeps what a job published: a manifest in Redis, the bytes in the job's folder.
 
-A file is reached through the manifest only, and never through a symbolic link or outside the folder. What the manifest
+A file is reached through the manifest only, never through a symbolic link or outside the folder, and what is checked is
+what is open: a job may lay something else in its place meanwhile. What the manifest
 says of it is true at every moment: its bytes are those with the hash, although its job may be writing it anew.
 """
 
 from __future__ import annotations
 
-import stat
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from typing import BinaryIO, TypeVar
 
 from service.jobs.checkpoints import Checkpoint, complete
 from service.jobs.layout import DataLayout, JobPaths
 from service.jobs.records import Artifact, NotFound
+from service.jobs.safe_files import Folder
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 
+_Opened = TypeVar("_Opened")
 FOLDER = "inode/directory"
 """Media type of folders (checkpoints, exported models): they have a size, but no hash."""
 _LONGEST_NAME = 512
@@ -52,16 +55,17 @@ class ArtifactStore:
         """Return the complete checkpoints of a job that ended before it published any: it writes to them no more."""
         return tuple(_described(saved) for saved in complete(self.data.job(job_id).checkpoints))
 
-    def get_left(self, job_id: str, name: str) -> tuple[Artifact, Path]:
-        """Return a checkpoint of :meth:`left` and its folder. Raises :class:`NotFound`."""
-        for saved in complete(self.data.job(job_id).checkpoints):
-            if (found := _described(saved)).name == name:
-                return found, saved.path
+    def open_left(self, job_id: str, name: str) -> tuple[Artifact, Folder]:
+        """Return a checkpoint of :meth:`left` and its folder, open. Raises :class:`NotFound`."""
+        for artifact in self.left(job_id):
+            if artifact.name == name:
+                with Folder.open(self.data.job(job_id).root) as root:
+                    return artifact, root.folder(name)
         raise NotFound(f"job {job_id} has no artifact {name!r}")
 
-    def get(self, job_id: str, name: str) -> tuple[Artifact, Path]:
-        """Return an artifact and its file, or its folder where the media type is :data:`FOLDER`. Folders may also lie
-        beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere.
+    def open(self, job_id: str, name: str) -> tuple[Artifact, BinaryIO | Folder]:
+        """Return an artifact and its file, open, or its folder where the media type is :data:`FOLDER`. Folders may also
+        lie beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere.
         """
         paths = self.data.job(job_id)
         for _ in range(_TRIES):
@@ -69,14 +73,26 @@ class ArtifactStore:
             if text is None:
                 raise NotFound(f"job {job_id} has no artifact {name!r}")
             artifact = Artifact.model_validate_json(text)
-            if (path := _content(paths, artifact)) is not None:
-                return artifact, path
+            if (content := _content(paths, artifact)) is not None:
+                return artifact, content
         raise NotFound(f"job {job_id} has no artifact {name!r} any more")
+
+    def read(self, job_id: str, name: str, most: int) -> bytes:
+        """Return the content of an artifact that is a file of at most ``most`` bytes; raises :class:`NotFound` for any
+        other.
+        """
+        _, found = self.open(job_id, name)
+        with found:
+            content = b"" if isinstance(found, Folder) else found.read(most + 1)
+        if isinstance(found, Folder) or len(content) > most:
+            raise NotFound(f"artifact {name!r} of job {job_id} is no file of at most {most} bytes")
+        return content
 
 
 def _described(saved: Checkpoint) -> Artifact:
     """Return what the manifest would say of a checkpoint's folder."""
-    files = [each.stat() for each in saved.path.iterdir() if each.is_file()]
+    with Folder.open(saved.path.parent) as above, above.folder(saved.path.name) as folder:
+        files = [entry.status for entry in folder.files()]
     made = max((each.st_mtime for each in files), default=0.0)
     return Artifact(
         name=f"{saved.path.parent.name}/{saved.path.name}",
@@ -87,23 +103,22 @@ def _described(saved: Checkpoint) -> Artifact:
     )
 
 
-def _content(paths: JobPaths, artifact: Artifact) -> Path | None:
-    """Return where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
-    if artifact.media_type == FOLDER:
-        folders = (_below(home, artifact.name, stat.S_ISDIR) for home in (paths.artifacts, paths.root))
-        return next(filter(None, folders), None)
-    own = _below(paths.published, artifact.sha256, stat.S_ISREG) if artifact.sha256 else None
-    return own or _below(paths.artifacts, artifact.name, stat.S_ISREG)
-
-
-def _below(folder: Path, name: str, wanted: Callable[[int], bool]) -> Path | None:
-    """Return the path, when every step from the folder to it is a real directory and its own mode is the wanted one."""
+def _content(paths: JobPaths, artifact: Artifact) -> BinaryIO | Folder | None:
+    """Open where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
     try:
-        path = folder
-        for part in PurePosixPath(checked_name(name)).parts:
-            if not stat.S_ISDIR(path.lstat().st_mode):
-                return None
-            path = path / part
-        return path if wanted(path.lstat().st_mode) else None
+        name = checked_name(artifact.name)
+        with Folder.open(paths.root) as root:
+            if artifact.media_type == FOLDER:
+                return _first(root.folder, f"artifacts/{name}", name)
+            kept = [f"published/{checked_name(artifact.sha256)}"] if artifact.sha256 else []
+            return _first(root.reader, *kept, f"artifacts/{name}")
     except (ValueError, OSError):
         return None
+
+
+def _first(opened: Callable[[str], _Opened], *places: str) -> _Opened | None:
+    """Return what can be opened first."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            return opened(place)
+    return None

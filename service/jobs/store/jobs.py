@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import re
 import secrets
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from service.jobs.checks.files import files_of
 from service.jobs.layout import DataLayout
 from service.jobs.projects import DEFAULT_PROJECT, Project
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
+from service.jobs.safe_files import remove_tree
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
@@ -296,7 +296,7 @@ class Jobs:
         still needed.
         """
         for gone in stubs.delete(self.client, job_id):
-            shutil.rmtree(self.data.job(gone).root, ignore_errors=True)
+            remove_tree(self.data.job(gone).root)
 
     def adopt(self) -> None:
         """Let jobs that were accepted before there were projects belong to the default one. Doing it again changes

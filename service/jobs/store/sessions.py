@@ -93,7 +93,7 @@ WINDOW_S = 60.0
 
 @dataclass(frozen=True)
 class SignIns:
-    """An address may be refused :data:`ALLOWED` times in :data:`WINDOW_S` seconds; then it has to wait."""
+    """An address is told why it is refused :data:`ALLOWED` times in :data:`WINDOW_S` seconds, and then to wait."""
 
     client: BrokerClient
 

@@ -315,6 +315,7 @@ def test_many_refusals_have_to_wait(site: Site) -> None:
     answers = [site.finish({"state": "x", "code": "y"}).status_code for _ in range(12)]
     assert answers[0] == 401
     assert answers[-1] == 429
+    assert site.sign_in().status_code == 200, "another person at the same address"
 
 
 def test_pages_offer_the_provider_where_there_is_one(site: Site, tmp_path: Any) -> None:

@@ -96,8 +96,10 @@ def test_artifacts_are_listed_by_name_and_announced(store: Store, data: DataLayo
     for name in ("model.json", "plots/a b.png", "model.json"):
         publish(store, data, ref, name)
     assert [each.name for each in store.artifacts.list(ref.job_id)] == ["model.json", "plots/a b.png"]
-    found, path = store.artifacts.get(ref.job_id, "plots/a b.png")
-    assert (found.name, path.read_text()) == ("plots/a b.png", "x")
+    assert store.artifacts.open(ref.job_id, "plots/a b.png")[0].name == "plots/a b.png"
+    assert store.artifacts.read(ref.job_id, "plots/a b.png", 1) == b"x"
+    with pytest.raises(NotFound, match="at most 0 bytes"):
+        store.artifacts.read(ref.job_id, "plots/a b.png", 0)
     events = store.events.page(ref.job_id, types={"artifact"}).items
     assert [stored.event["name"] for stored in events] == ["model.json", "plots/a b.png", "model.json"]
     assert events[0].event["bytes"] == 1
@@ -107,7 +109,7 @@ def test_only_what_is_in_the_manifest_is_given_out(store: Store, data: DataLayou
     path = publish(store, data, ref, "known")
     path.with_name("unknown").write_text("x")
     with pytest.raises(NotFound):
-        store.artifacts.get(ref.job_id, "unknown")
+        store.artifacts.open(ref.job_id, "unknown")
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/.", "a\\b", "a\0b", "a\nb"])
@@ -137,7 +139,7 @@ def test_symbolic_links_are_never_followed(store: Store, data: DataLayout, ref: 
     linked.symlink_to(secret)
     assert path.read_text() == "x"
     with pytest.raises(NotFound):
-        store.artifacts.get(ref.job_id, "sub/file")
+        store.artifacts.open(ref.job_id, "sub/file")
 
 
 def test_a_forged_manifest_entry_leads_nowhere(store: Store, data: DataLayout, ref: AttemptRef, redis: Any) -> None:
@@ -147,11 +149,11 @@ def test_a_forged_manifest_entry_leads_nowhere(store: Store, data: DataLayout, r
     assert (data.job(ref.job_id).artifacts / name).is_file()
     redis.hset(JOB_ARTIFACTS(ref.job_id), name, artifact(name).model_dump_json())
     with pytest.raises(NotFound):
-        store.artifacts.get(ref.job_id, name)
+        store.artifacts.open(ref.job_id, name)
 
 
 def test_a_folder_is_not_an_artifact_that_can_be_read(store: Store, data: DataLayout, ref: AttemptRef) -> None:
     (data.job(ref.job_id).artifacts / "folder").mkdir(parents=True)
     store.attempts.record_artifact(ref, artifact("folder"))
     with pytest.raises(NotFound):
-        store.artifacts.get(ref.job_id, "folder")
+        store.artifacts.open(ref.job_id, "folder")

@@ -70,6 +70,40 @@ def test_ranks_read_and_write_the_files_of_their_own_job_only(fleet: Fleet, tmp_
     assert not (ROOT / "workers" / "planted.py").exists()
 
 
+@pytest.mark.distributed
+@needs_files
+def test_ranks_write_nothing_that_the_service_reads_by_its_name(fleet: Fleet) -> None:
+    """Neither what it serves, nor its record of the attempt, nor where the next attempt will be."""
+    ref = fleet.submit("look_around")
+    paths = fleet.data.job(ref.job_id)
+    paths.root.mkdir(parents=True)
+    tries = {
+        "a published file": ("write", str(paths.published / "0")),
+        "the published folder": ("remove folder", str(paths.published)),
+        "the next attempt": ("link", str(paths.attempt(2))),
+        "beside the attempts": ("link", str(paths.root / "linked")),
+        "the artifacts' folder": ("remove folder", str(paths.artifacts)),
+        "the log": ("write", str(paths.attempt(1) / "log.rank-0.jsonl")),
+        "the log's name": ("remove", str(paths.attempt(1) / "log.rank-0.jsonl")),
+        "the record's name": ("remove", str(paths.attempt(1) / "events.jsonl")),
+        "its events' name": ("remove", str(paths.attempt(1) / "events.rank-0.jsonl")),
+        "another log": ("link", str(paths.attempt(1) / "log.rank-0.000000000000009.jsonl")),
+        "the spec": ("write", str(paths.attempt(1) / "spec.json")),
+        "the launcher's output": ("remove beside the socket", "launcher.log"),
+        "an artifact": ("write", str(paths.artifacts / "new")),
+        "a checkpoint": ("write", str(paths.checkpoints / "new")),
+        "its work folder": ("write", str(paths.work(1) / "new")),
+    }
+    (paths.root / "tries.json").write_text(json.dumps(tries))
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert job.result is not None, job.error
+    found = job.result["found"]
+    assert {name for name, what in found.items() if what == "ok"} == {
+        "an artifact", "a checkpoint", "its work folder",
+    }, found  # fmt: skip
+
+
 LIMITS = JobLimits(memory_gib=2.0, file_gib=1 / 512)
 
 
@@ -185,6 +219,47 @@ print(Path({str(tmp_path / "other.sock")!r}).stat().st_size)
     assert (root / "broker/broker.sock").read_text() == "x"
 
 
+@needs_files
+@pytest.mark.parametrize("named", ["artifacts", "artifacts/deep", "theirs"])
+def test_what_a_spec_names_is_not_granted_where_a_link_stands_in_its_place(tmp_path: Path, named: str) -> None:
+    """A job that the spec names may have laid it: nothing behind it is granted, and the error names it."""
+    data, job = tmp_path / "data", tmp_path / "data" / "jobs" / "1"
+    job.mkdir(parents=True)
+    (data / "broker" / "deep").mkdir(parents=True)
+    (job / "artifacts").symlink_to(data / "broker")
+    (job / "theirs").symlink_to("/etc")
+    confined = Confinement("auto", read=(str(job / named),), covered=(str(data),), secret=(str(data),))
+    done = enforce(confined, "print('it runs')")
+    assert done.returncode != 0
+    assert "it runs" not in done.stdout
+    assert f"{job / named}, which a job was to use, leads over a link" in done.stderr
+
+
+@needs_files
+def test_what_is_granted_is_what_was_held_whatever_its_path_leads_to(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from workers.launcher import grants, landlock, namespaces
+root = Path({str(tmp_path)!r})
+(root / "named").mkdir()
+(root / "named" / "file").write_text("theirs")
+(root / "secret").mkdir()
+(root / "secret" / "file").write_text("hush")
+with grants.held([root / "named"], [root]) as held:
+    (root / "named").rename(root / "moved")
+    (root / "named").symlink_to(root / "secret")
+    landlock.restrict([Path("/usr"), *held], [])
+print((root / "moved" / "file").read_text())
+try:
+    print((root / "named" / "file").read_text())
+except PermissionError:
+    print("closed")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["theirs", "closed"], done.stderr
+
+
 @needs_namespaces
 def test_a_confined_process_cannot_undo_what_hides_the_broker(tmp_path: Path) -> None:
     (tmp_path / "data" / "broker").mkdir(parents=True)
@@ -250,7 +325,7 @@ def test_ranks_on_a_gpu_are_confined_as_users_of_cuda(data: DataLayout, tmp_path
     for pool in ("cuda", "cpu"):
         shares = (HostShare(host=HOST, devices=(0,), pool=pool),)
         claim = Claim(AttemptRef("job_1", 1, HOST), train_spec("x"), shares, "127.0.0.1", 15.0)
-        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", tmp_path, tmp_path)
+        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", read=[], write=[tmp_path])
         assert confined.cuda == (pool == "cuda")
 
 

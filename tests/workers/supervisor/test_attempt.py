@@ -56,7 +56,7 @@ def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytes
     assert "hush" not in json.dumps(environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert int(environment["OMP_NUM_THREADS"]) >= 1
-    assert result["folder"] == str(fleet.data.job(ref.job_id).attempt(1))
+    assert result["folder"] == str(fleet.data.job(ref.job_id).work(1))
 
 
 def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
@@ -68,8 +68,8 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert job.error is not None
     assert (job.error.type, job.error.message, job.error.rank) == ("ValueError", "the loss is not a number", 1)
     assert job.error.traceback_artifact == "errors/attempt-1-rank-1.txt"
-    _, path = fleet.store.artifacts.get(ref.job_id, job.error.traceback_artifact)
-    assert 'raise ValueError("the loss is not a number")' in path.read_text()
+    traceback = fleet.store.artifacts.read(ref.job_id, job.error.traceback_artifact, 1 << 20)
+    assert b'raise ValueError("the loss is not a number")' in traceback
     assert next(event["error"] for event in fleet.events(ref, "error")) == "ValueError"
     assert supervisor.wait(LIMIT_S) == 0
 

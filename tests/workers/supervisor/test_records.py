@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ from service.jobs.event_files import log_file, newest_logged, recorded
 from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
+from service.jobs.safe_files import UnsafePathError
 from service.jobs.supervisor_registry import SupervisorRegistry
-from workers.supervisor.logs import RankLog
+from workers.supervisor import attempt_folder
+from workers.supervisor.attempt_folder import open_attempt, read_result
+from workers.supervisor.logs import GrowingFile, RankLog
 from workers.supervisor.publisher import FOLDER, UnusableArtifact, publish
 
 REF = AttemptRef("job_1", 1, "alpha")
@@ -43,6 +47,84 @@ def test_what_is_missing_or_elsewhere_is_no_artifact(paths: JobPaths, name: str)
     (paths.artifacts / "link").symlink_to("/etc/passwd")
     with pytest.raises(UnusableArtifact):
         publish(paths, name, "text/plain")
+
+
+def test_pipes_and_what_grows_meanwhile_are_no_artifacts(paths: JobPaths) -> None:
+    os.mkfifo(paths.artifacts / "pipe")
+    with pytest.raises(UnusableArtifact, match="no regular file"):
+        publish(paths, "pipe", "text/plain")
+    (paths.artifacts / "large").write_bytes(b"x" * 100)
+
+    def append() -> bool:
+        with (paths.artifacts / "large").open("ab") as file:
+            file.write(b"x")
+        return False
+
+    with pytest.raises(UnusableArtifact, match="was written to"):
+        publish(paths, "large", "text/plain", copied_bytes=10, is_over=append)
+    with pytest.raises(UnusableArtifact, match="the attempt was over"):
+        publish(paths, "large", "text/plain", is_over=lambda: True)
+    assert list(paths.published.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "taken", ["published", "artifacts", "checkpoints", "attempts", "attempts/2", "attempts/2/work"]
+)
+def test_no_attempt_begins_in_a_folder_that_a_link_leads_to(paths: JobPaths, tmp_path: Path, taken: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    place = paths.root / taken
+    if place.exists():
+        place.rename(tmp_path / "aside")
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / "theirs")
+    with pytest.raises(UnsafePathError, match=rf"a link.*{taken}"):
+        open_attempt(paths, 2)
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+@pytest.mark.parametrize("lay", ["link", "pipe", "second name"])
+def test_what_is_logged_goes_into_files_of_the_supervisors_own(tmp_path: Path, lay: str) -> None:
+    """One that is there already is taken up; something else in its place, before or meanwhile, is not."""
+    theirs, path = tmp_path / "theirs", tmp_path / "log.rank-0.jsonl"
+    theirs.write_text("# a shell's\n")
+    act = {"link": path.symlink_to, "second name": path.hardlink_to}.get(lay, lambda _: os.mkfifo(path))
+    growing = GrowingFile(path)
+    growing.add(b"one\n")
+    growing.write()
+    path.rename(tmp_path / "moved")
+    act(theirs)
+    growing.add(b"two\n")
+    growing.write()
+    assert (tmp_path / "moved").read_bytes() == b"one\ntwo\n"
+    fresh = GrowingFile(path)
+    fresh.add(b"touch /tmp/theirs\n")
+    with pytest.raises(OSError, match=r"log\.rank-0"):
+        fresh.write()
+    assert theirs.read_text() == "# a shell's\n"
+
+
+@pytest.mark.parametrize("left", ["nothing", "link", "pipe", "folder", "no JSON", "too much"])
+def test_a_result_that_cannot_be_read_is_none(
+    paths: JobPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: str
+) -> None:
+    monkeypatch.setattr(attempt_folder, "_LARGEST_RESULT", 100)
+    open_attempt(paths, 1).close()
+    result = paths.work(1) / "result.json"
+    (paths.root.parent / "theirs.json").write_text('{"token": 1}')
+    lay: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "link": lambda: result.symlink_to(paths.root.parent / "theirs.json"),
+        "pipe": lambda: os.mkfifo(result),
+        "folder": result.mkdir,
+        "no JSON": lambda: result.write_text("{"),
+        "too much": lambda: result.write_text(json.dumps("x" * 200)),
+    }
+    lay[left]()
+    assert read_result(paths.work(1)) is None
+    assert ("cannot be read" in caplog.text) == (left != "nothing")
+    result.rename(result.with_name("aside")) if left != "nothing" else None
+    result.write_text('{"loss": 1}')
+    assert read_result(paths.work(1)) == {"loss": 1}
 
 
 def test_an_entry_of_the_registry_lasts_as_long_as_its_block(tmp_path: Path) -> None:

@@ -79,8 +79,12 @@ def test_what_does_not_fit_is_on_record_and_counted(fleet: Fleet, ref: AttemptRe
     assert "line 29" in (tmp_path / "events.jsonl").read_text()
 
 
-def test_a_full_disk_is_told_once_and_ends_the_record_but_not_the_relay(fleet: Fleet, ref: AttemptRef) -> None:
-    assert upload(fleet, ref, Path("/dev/full"), 500) == ["No space left on device"]
+def test_a_full_disk_is_told_once_and_ends_the_record_but_not_the_relay(
+    fleet: Fleet, ref: AttemptRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        monkeypatch.setattr(GrowingFile, "open", lambda _: full)
+        assert upload(fleet, ref, tmp_path / "events.jsonl", 500) == ["No space left on device"]
     assert len(fleet.events(ref, "log")) == 500
 
 

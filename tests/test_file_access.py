@@ -1,0 +1,97 @@
+"""What touches files in a rank's reach does so through ``service.jobs.safe_files``, which follows no link.
+
+A path that was checked may be another file when it is opened. So the modules that run unconfined and handle what ranks
+may have made call nothing that takes a path; each exception is listed with the place that it is about.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    path
+    for pattern in (
+        "api/**/*.py",
+        "workers/agent/*.py",
+        "workers/supervisor/*.py",
+        "service/jobs/backup.py",
+        "service/jobs/cache.py",
+        "service/jobs/event_files.py",
+        "service/jobs/store/artifacts.py",
+        "service/jobs/store/jobs.py",
+        "service/jobs/supervisor_registry.py",
+    )
+    for path in ROOT.glob(pattern)
+)
+OF_PATHS = frozenset(
+    {
+        "chmod", "exists", "glob", "hardlink_to", "is_dir", "is_file", "iterdir", "lstat", "mkdir", "open",
+        "read_bytes", "read_text", "rglob", "rmdir", "samefile", "stat", "symlink_to", "touch", "unlink", "walk",
+        "write_bytes", "write_text",
+    }
+)  # fmt: skip
+OF_OS = frozenset(
+    {
+        "access", "chmod", "chown", "link", "listdir", "lstat", "makedirs", "mkdir", "open", "readlink", "remove",
+        "rename", "replace", "rmdir", "scandir", "stat", "symlink", "truncate", "unlink", "utime", "walk",
+    }
+)  # fmt: skip
+SAFE = (
+    "Folder.open", "file.open", "folder.rename", "folder.unlink", "log.open", "published.rename", "published.unlink",
+    "segment.open", "self._first.open", "self._readers[rank].open", "self._record.open", "self.open",
+    "store.artifacts.open",
+)  # fmt: skip
+"""Calls of safe files themselves."""
+ALLOWED = {
+    # The key that a new service shows once, in a folder of the operator's choice.
+    "api/__main__.py": {"os.open", "path.unlink"},
+    "api/monitoring.py": {"shutil.disk_usage", "span.rename"},
+    # The backup itself and the broker's snapshot; and a data folder that is being restored, in which no job has run.
+    "service/jobs/backup.py": {
+        "draft.rename", "draft.unlink", "layout.root.exists", "layout.root.is_file", "layout.root.iterdir", "os.open",
+        "os.utime", "path.chmod", "path.open", "path.parent.mkdir", "shutil.rmtree", "snapshot.open", "snapshot.unlink",
+        "tarfile.open", "target.exists",
+    },
+    # By ranks themselves, in their confinement.
+    "service/jobs/cache.py": {"os.utime"},
+    "service/jobs/event_files.py": {"os.open"},
+    # The folder of one host, which no rank may enter.
+    "service/jobs/supervisor_registry.py": {
+        "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
+    },
+    "workers/agent/supervisors.py": {"self._log.open", "self._log.parent.mkdir"},
+    "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},
+    "workers/supervisor/keeper.py": {"open", "os.listdir"},
+    # Folders that no rank may write to, and in which others are made for ranks.
+    "workers/supervisor/attempt.py": {"scratch.mkdir"},
+    "workers/supervisor/attempt_folder.py": {"paths.root.mkdir"},
+    "workers/supervisor/attempt_trace.py": {"paths.root.mkdir"},
+    "workers/supervisor/compiled_code.py": {"path.lstat", "path.mkdir"},
+    "workers/supervisor/gang_rendezvous.py": {"folder.exists"},
+    "workers/supervisor/group.py": {"Path(where).glob", "folder.lstat", "folder.rmdir", "self.logs.mkdir"},
+    "workers/supervisor/job_policy.py": {"layout.cache.mkdir"},
+}  # fmt: skip
+"""Calls by module that touch nothing in a rank's reach."""
+
+
+def calls(path: Path) -> Iterator[str]:
+    """Yield the functions, as they are written, that take a path and open, list, make or remove what it leads to."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ("open", "copyfile", "rmtree", "atomic_write"):
+            yield node.func.id
+        elif isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value)
+            names = OF_OS if owner == "os" else OF_PATHS
+            takes_one = node.func.attr in ("rename", "replace") and len(node.args) == 1 and owner != "os"
+            if owner == "shutil" or node.func.attr in names or takes_one:
+                yield f"{owner}.{node.func.attr}"
+
+
+def test_files_in_a_ranks_reach_are_opened_safely() -> None:
+    found = {path.relative_to(ROOT).as_posix(): {call for call in calls(path) if call not in SAFE} for path in MODULES}
+    assert {module: names for module, names in found.items() if names} == ALLOWED
