@@ -12,9 +12,11 @@ from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
 from service.bounds.graph import (
+    COMPARABLE,
     INPUT,
     MATRIX_FROM_LEFT,
     MATRIX_OF_TWO,
+    MAXIMUM,
     PRODUCT,
     BatchSize,
     Graph,
@@ -118,7 +120,9 @@ class GraphBuilder:
         """
         node = self._renamed(node)
         own, other = node.arguments.get("self"), node.arguments.get("other")
-        if not isinstance(other, Ref) or node.operator not in _OF_TWO:
+        if node.operator == "aten.maximum.default":
+            self._add_maximum(node, own, other)
+        elif not isinstance(other, Ref) or node.operator not in _OF_TWO:
             self._add(node)
         elif node.operator == "aten.div.Tensor":
             self._add_quotient(node, own, other)
@@ -150,6 +154,14 @@ class GraphBuilder:
         self._add(inverse)
         operator = PRODUCT if isinstance(own, Ref) else "aten.mul.Tensor"
         self._add(replace(node, operator=operator, arguments={"self": own, "other": Ref(inverse.name)}))
+
+    def _add_maximum(self, node: Node, own: Any, other: Any) -> None:
+        """Add the larger of two values after their difference, in which a constant that is no limit stays finite."""
+        name = f"{node.name}_difference"
+        operands = {"self": _finite(own), "other": _finite(other), "alpha": 1}
+        self._add(Node(name, "aten.sub.Tensor", operands, node.shape, node.input_shapes, node.where))
+        compared = {"difference": Ref(name), "self": own, "other": other}
+        self._add(replace(node, operator=MAXIMUM, arguments=compared, input_shapes=(node.shape, *node.input_shapes)))
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)
@@ -211,6 +223,16 @@ class GraphBuilder:
 
 def _unsupported(fx: FxNode) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fx.target} (node {fx.name!r}{_at(fx)}) is not an operator that can be bounded")
+
+
+def _finite(operand: Any) -> Any:
+    """Return a constant that compares in the same way with values of less than :data:`COMPARABLE`."""
+    if isinstance(operand, Repeated):
+        return Repeated(_finite(operand.value))
+    if not isinstance(operand, Tensor):
+        return operand
+    most = COMPARABLE.get(operand.dtype, torch.inf)
+    return operand.clamp(-most, most)
 
 
 def _depends(value: Any) -> bool:

@@ -24,6 +24,7 @@ from service.bounds.graph import (
 
 _OWN: Mapping[str, Callable[..., Tensor]] = {
     PRODUCT: torch.ops.aten.mul.Tensor,
+    MAXIMUM: lambda difference, **operands: torch.ops.aten.maximum.default(**operands),
     MATRIX_OF_TWO: torch.ops.aten.matmul.default,
     MATRIX_FROM_LEFT: torch.ops.aten.matmul.default,
 }
