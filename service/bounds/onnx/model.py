@@ -94,13 +94,16 @@ def is_float(array: Array) -> bool:
 
 
 def load(data: bytes) -> OnnxModel:
-    """Return the model of an ONNX file's content, in float32, checked against onnxruntime on random inputs.
+    """Return the model of an ONNX file's content, in float64 if that is its own type and else in float32, checked
+    against onnxruntime on random inputs.
 
     Raises :class:`UnsupportedModelError` that names the operator and its node where it cannot be done.
     """
     proto = parse(data)
-    model = model_of(describe(proto))
-    check(model, model.features, Runtime.of(proto))
+    model, runtime = model_of(describe(proto)), Runtime.of(proto)
+    if runtime.dtype == np.float64:
+        model = model.double()
+    check(model, model.features, runtime)
     return model
 
 
@@ -125,9 +128,10 @@ class Running(Protocol):
 def check(model: Callable[[Tensor], Tensor], features: int, runtime: Running) -> None:
     """Compare with onnxruntime on random inputs.
 
-    The model takes float32. Ranks that have it together all call this.
+    The model takes float32, or float64 where that is its own type. Ranks that have it together all call this.
     """
-    inputs = np.random.default_rng(0).normal(size=(CHECKED_INPUTS, features)).astype(np.float32)
+    kind = np.float64 if runtime.dtype == np.float64 else np.float32
+    inputs = np.random.default_rng(0).normal(size=(CHECKED_INPUTS, features)).astype(kind)
     inputs[0] = 0
     check_at(model, torch.from_numpy(inputs), runtime)
 

@@ -41,9 +41,20 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
         "shapes": found.shapes,
         "input": found.input,
         "outputs": found.outputs,
-        "type": np.dtype(FLOATS[graph_input(model).type.tensor_type.elem_type]).name,
+        "type": _type_name(model),
     }
     (folder / ABOUT).write_text(json.dumps(about))
+
+
+def store_type(folder: Path, content: bytes) -> None:
+    """Write only what :func:`type_of` returns. Raises :class:`UnsupportedModelError` where the file cannot be read."""
+    kind = _type_name(parse(content))
+    folder.mkdir(parents=True)
+    (folder / ABOUT).write_text(json.dumps({"type": kind}))
+
+
+def _type_name(model: onnx.ModelProto) -> str:
+    return np.dtype(FLOATS[graph_input(model).type.tensor_type.elem_type]).name
 
 
 def stored(folder: Path, dtype: torch.dtype) -> OnnxModel:

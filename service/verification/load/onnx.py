@@ -41,8 +41,8 @@ class OnnxSource:
     name: str
     read: Callable[[], bytes]
 
-    def folder(self, dtype: torch.dtype) -> Path:
-        """Return the folder of weights that ranks map, to bound the model in ``dtype``."""
+    def folder(self, dtype: torch.dtype | None) -> Path:
+        """Return the folder of weights that ranks map, to bound the model in ``dtype``; without, of its own type."""
         from service.bounds.onnx.stored import VERSION  # noqa: PLC0415 - brings onnxruntime
 
         name = hashlib.sha256(f"{self.name} {dtype}".encode()).hexdigest()
@@ -61,10 +61,11 @@ def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSiz
 
     def load() -> Task:
         module = load_module(content)
+        typed = replace(loader, dtype=module.get_buffer("type_of_all").dtype)
         asked, runtime = property_of((module.features, module.outputs)), Runtime.of(parse(content))
         module = module.to(loader.device)
-        engine = loader.engine_of_module(loader.arithmetic.module_to_bound(module), (module.features,))
-        task = loader.task(module, engine, asked, runtime)
+        engine = typed.engine_of_module(typed.arithmetic.module_to_bound(module), (module.features,))
+        task = typed.task(module, engine, asked, runtime)
         check_at(module, _points(asked, runtime, loader, engine.network.graph), runtime)
         return task
 
@@ -75,15 +76,17 @@ def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyO
     """Load this rank's stage and shards alone, on which counterexamples are checked, too."""
     from service.bounds.onnx.model import check, check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
-    from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
+    from service.bounds.onnx.stored import store, store_type, stored, type_of  # noqa: PLC0415
 
+    own = type_of(build_once(source.folder(None), lambda path: store_type(path, source.read())))
+    loader = replace(loader, dtype=torch.float64 if own == np.float64 else torch.float32)
     dtype, tp = loader.arithmetic.dtype, loader.mesh.tp
     folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = property_of(sizes)
     runtime = _FirstRankRuntime(
-        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), RankGroup(tp), loader.line, loader.device
+        lambda: Runtime.of(parse(source.read())), sizes[1], own, RankGroup(tp), loader.line, loader.device
     )
     notes: list[str] = []
     engine = loader.engine_of_graph(shard(capture(module, sizes[:1]), tp, notes.append))
