@@ -26,15 +26,15 @@ def points(asked: Property, like: Tensor, graph: Graph | None = None) -> Tensor:
     instances = list(range(0, asked.count, step))[:BOXES]
     boxes = [asked.batch([instance], like).box for instance in instances]
     generator = torch.Generator().manual_seed(0)
-    drawn = [_within(each.lower, each.upper, EACH, generator) for each in boxes]
+    drawn = [within(each.lower, each.upper, EACH, generator) for each in boxes]
     if graph is not None:
         count = min(CANDIDATES, MOST_NUMBERS // sum(node.size for node in graph.nodes)) // len(boxes)
-        candidates = torch.cat([_within(each.lower, each.upper, max(EACH, count), generator) for each in boxes])
+        candidates = torch.cat([within(each.lower, each.upper, max(EACH, count), generator) for each in boxes])
         drawn.append(candidates[_covering(graph, candidates)])
     return torch.cat(drawn)
 
 
-def _within(lower: Tensor, upper: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def within(lower: Tensor, upper: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return ``count`` points of a box ``(1, features)``: its centre, its two ends, corners, and points between."""
     shares = torch.rand(count, lower.shape[1], generator=generator, dtype=torch.float64)
     shares[3 : 3 + count // 3].round_()
