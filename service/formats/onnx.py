@@ -138,7 +138,7 @@ def _check_repeatable(model: onnx.ModelProto) -> None:
     for function in model.functions:
         if function.domain in ("", "ai.onnx"):
             raise OnnxError(f"function {function.name!r} takes the place of an operator of ONNX")
-    open_ = [model.graph, *model.functions]
+    open_: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     while open_:
         graph = open_.pop()
         for index, node in enumerate(graph.node):

@@ -119,7 +119,7 @@ class Maximum(Elementwise, NonlinearOperator):
     @staticmethod
     def _operands(node: Node, inputs: Sequence[Interval], whole: bool = False) -> tuple[Interval, Interval]:
         """Return the bounds of both operands, as they broadcast, or in the ``whole`` shape of the output."""
-        remaining, found = iter(inputs[1:]), []
+        remaining, found = iter(inputs[1:]), list[Interval]()
         for name in OPERANDS:
             if node.is_variable(name):
                 each = next(remaining)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -68,8 +68,8 @@ class _PlainArithmetic(Arithmetic):
     """Floating point of the model's own width, rounded to nearest: margins for rounding are estimates."""
 
     dtype: torch.dtype
-    note: ClassVar[str] = ""
-    refines: ClassVar[bool] = True
+    note: str = ""
+    refines: bool = True
 
     def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
         return PLAIN_DOUBLE if dtype == torch.float64 else PLAIN
