@@ -22,6 +22,8 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
+from service.bounds.operators.broadcasting import operand
+from service.bounds.operators.maximum import LinesOfDifference
 from service.bounds.options import BoundOptions
 from service.bounds.relaxation import Relaxation, Relaxed
 
@@ -68,7 +70,7 @@ class _AffineTraversal(ForwardTraversal):
         for name in node.inputs:
             self.intervals[name] = self.intervals[name].meet(self.forms[name].bounds())
         operator = self.network.operator_of(node)
-        if operator.pieces(node) is not None:
+        if operator.breakpoint(node, 0) is not None:
             self.intervals[node.inputs[0]] = _tightened_by_rows(self.backward, node, self.options)
         bounds, inputs = self.bounds_of_inputs(node), [self.forms[name] for name in node.inputs]
         relaxed = self.relaxations[node.name] = operator.relax_on(node, bounds)
@@ -120,6 +122,8 @@ def _relaxed(
     network: Network, node: Node, relaxed: Relaxed, inputs: Sequence[AffineForm], bounds: Sequence[Interval]
 ) -> AffineForm:
     """Return a form along parallel lines around the function, or no better than its range where there are none."""
+    if isinstance(relaxed, LinesOfDifference):
+        return _of_difference(node, relaxed, inputs)
     if not isinstance(relaxed, Relaxation):
         reach = network.operator_of(node).interval(node, bounds, network.tp_group)
         slopes = inputs[0].slopes.new_zeros(*inputs[0].slopes.shape[:2], *node.shape)
@@ -129,6 +133,28 @@ def _relaxed(
     return AffineForm(
         slope * form.centre + band.centre, slope.unsqueeze(1) * form.slopes, slope.abs() * form.rest + band.radius
     )
+
+
+def _of_difference(node: Node, relaxed: LinesOfDifference, inputs: Sequence[AffineForm]) -> AffineForm:
+    """Return a form along parallel lines around the larger of two values: shares of both operands, that add up to 1."""
+    lines = relaxed.lines
+    assert isinstance(lines, Relaxation)
+    assert lines.upper_intercept is not None
+    share, band = lines.upper_slope, lines.upper_intercept
+    batch, count = inputs[0].slopes.shape[:2]
+    centre, slopes, rest = band / 2, inputs[0].slopes.new_zeros(batch, count, *node.shape), band.abs() / 2
+    variable = iter(inputs[1:])
+    for name, part in (("self", share), ("other", 1 - share)):
+        if not node.is_variable(name):
+            constant = operand(node, name, part)
+            centre = centre + torch.where(part == 0, 0.0, part * constant)
+            continue
+        form = next(variable)
+        aligned = (1,) * (len(node.shape) - form.centre.dim() + 1)
+        centre = centre + part * form.centre.reshape(-1, *aligned, *form.centre.shape[1:])
+        slopes = slopes + part.unsqueeze(1) * form.slopes.reshape(batch, count, *aligned, *form.centre.shape[1:])
+        rest = rest + part.abs() * form.rest.reshape(-1, *aligned, *form.rest.shape[1:])
+    return AffineForm(centre, slopes, rest)
 
 
 def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interval) -> tuple[Tensor, Interval]:
@@ -152,7 +178,8 @@ def _tightened_by_rows(backward: Pass, node: Node, options: BoundOptions) -> Int
     """
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
-    wanted = network.operator_of(node).unstable_on(node, [before])[0].flatten(1)
+    known = [backward.intervals[each] for each in node.inputs]
+    wanted = network.operator_of(node).unstable_on(node, known)[0].flatten(1)
     (index,) = wanted.any(dim=0).nonzero(as_tuple=True)
     if not len(index) or len(index) > MOST_ROWS:
         return before

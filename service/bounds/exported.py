@@ -12,9 +12,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
 from service.bounds.graph import (
+    COMPARABLE,
+    FLOOR_OF_SIGNED,
     INPUT,
     MATRIX_FROM_LEFT,
     MATRIX_OF_TWO,
+    MAXIMUM,
     PRODUCT,
     BatchSize,
     Graph,
@@ -32,6 +35,9 @@ ALL_REDUCE = "_c10d_functional.all_reduce.default"
 _RESULTS = {"aten.copy.default": "src", "_c10d_functional.wait_tensor.default": "tensor"}
 """Operators whose result is one of their arguments."""
 REPEATING = {"aten.expand.default", "aten.full.default"}
+MOVING = {"aten.permute.default", "aten.select.int", "aten.slice.Tensor", "aten.index_select.default"}
+MOVING |= {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.unsqueeze.default"}
+"""Operators that only move entries."""
 VIEWS = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 """Operators that change nothing where the shape stays the same."""
 
@@ -118,7 +124,11 @@ class GraphBuilder:
         """
         node = self._renamed(node)
         own, other = node.arguments.get("self"), node.arguments.get("other")
-        if not isinstance(other, Ref) or node.operator not in _OF_TWO:
+        if node.operator == "aten.maximum.default":
+            self._add_maximum(node, own, other)
+        elif node.operator == "aten.floor.default":
+            self._add(replace(node, operator=FLOOR_OF_SIGNED) if self._has_exact_zero(own.name) else node)
+        elif not isinstance(other, Ref) or node.operator not in _OF_TWO:
             self._add(node)
         elif node.operator == "aten.div.Tensor":
             self._add_quotient(node, own, other)
@@ -150,6 +160,34 @@ class GraphBuilder:
         self._add(inverse)
         operator = PRODUCT if isinstance(own, Ref) else "aten.mul.Tensor"
         self._add(replace(node, operator=operator, arguments={"self": own, "other": Ref(inverse.name)}))
+
+    def _has_exact_zero(self, name: str, sign: int = 1) -> bool:
+        """Return whether a lower end of 0 of ``sign`` times a value is no matter of rounding: of the input's multiples,
+        and of what has a sign.
+        """
+        node = next(each for each in self.nodes if each.name == name)
+        if node.operator == INPUT:
+            return True
+        if node.operator in {"aten.relu.default", "aten.abs.default"}:
+            return sign > 0
+        if node.operator == "aten.neg.default":
+            return self._has_exact_zero(node.inputs[0], -sign)
+        if node.operator in {"aten.mul.Tensor", "aten.div.Tensor"} and len(node.inputs) == 1:
+            factor = torch.as_tensor(node.arguments["other" if node.is_variable("self") else "self"])
+            return all(
+                self._has_exact_zero(node.inputs[0], sign * own)
+                for own in (1, -1)
+                if bool((factor.sign() == own).any())
+            )
+        return node.operator in MOVING and self._has_exact_zero(node.inputs[0], sign)
+
+    def _add_maximum(self, node: Node, own: Any, other: Any) -> None:
+        """Add the larger of two values after their difference, in which a constant that is no limit stays finite."""
+        name = f"{node.name}_difference"
+        operands = {"self": _finite(own), "other": _finite(other), "alpha": 1}
+        self._add(Node(name, "aten.sub.Tensor", operands, node.shape, node.input_shapes, node.where))
+        compared = {"difference": Ref(name), "self": own, "other": other}
+        self._add(replace(node, operator=MAXIMUM, arguments=compared, input_shapes=(node.shape, *node.input_shapes)))
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)
@@ -211,6 +249,16 @@ class GraphBuilder:
 
 def _unsupported(fx: FxNode) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fx.target} (node {fx.name!r}{_at(fx)}) is not an operator that can be bounded")
+
+
+def _finite(operand: Any) -> Any:
+    """Return a constant that compares in the same way with values of less than :data:`COMPARABLE`."""
+    if isinstance(operand, Repeated):
+        return Repeated(_finite(operand.value))
+    if not isinstance(operand, Tensor):
+        return operand
+    most = COMPARABLE.get(operand.dtype, torch.inf)
+    return operand.clamp(-most, most)
 
 
 def _depends(value: Any) -> bool:

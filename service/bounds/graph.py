@@ -20,6 +20,12 @@ from service.jobs.runtime import RefusedError
 INPUT = "input"
 PRODUCT = "trivet.product"
 """Arguments ``self`` and ``other``, both dependent on the input: their entrywise product."""
+FLOOR_OF_SIGNED = "trivet.floor_of_signed"
+"""The greatest whole number not above ``self``, whose lower end is no rounded 0 where it is 0."""
+MAXIMUM = "trivet.maximum"
+"""The larger of ``self`` and ``other``, with their ``difference``, which decides, as a value of its own."""
+COMPARABLE = {torch.float32: 2.0**125, torch.float64: 2.0**960}
+"""A size of values by their type: constants are compared as if they were no larger, so that differences are finite."""
 MATRIX_OF_TWO = "trivet.matrix_product"
 """Two arguments alike: their matrix product."""
 MATRIX_FROM_LEFT = "trivet.matrix_from_left"

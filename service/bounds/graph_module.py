@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from service.bounds.graph import MATRIX_FROM_LEFT, MATRIX_OF_TWO, PRODUCT, BatchSize, Graph, Node, Ref, Repeated
+from service.bounds.graph import (
+    FLOOR_OF_SIGNED,
+    MATRIX_FROM_LEFT,
+    MATRIX_OF_TWO,
+    MAXIMUM,
+    PRODUCT,
+    BatchSize,
+    Graph,
+    Node,
+    Ref,
+    Repeated,
+)
 
 _OWN: Mapping[str, Callable[..., Tensor]] = {
+    FLOOR_OF_SIGNED: torch.ops.aten.floor.default,
     PRODUCT: torch.ops.aten.mul.Tensor,
+    MAXIMUM: lambda difference, **operands: torch.ops.aten.maximum.default(**operands),
     MATRIX_OF_TWO: torch.ops.aten.matmul.default,
     MATRIX_FROM_LEFT: torch.ops.aten.matmul.default,
 }
@@ -32,14 +46,19 @@ class ExecutableGraph(nn.Module):
         ]
 
     def forward(self, x: Tensor) -> Tensor:
+        return deque(self.steps(x), maxlen=1)[0][1]
+
+    def steps(self, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the value of each node, by its name, in order of execution."""
         values = {self._nodes[0].name: x}
         left = self._uses()
+        yield self._nodes[0].name, x
         for node in self._nodes[1:]:
             arguments = {name: self._put_in(value, values, x) for name, value in node.arguments.items()}
             values[node.name] = function_of(node)(**arguments)
             for name in left[node.name]:
                 del values[name]
-        return values[self._nodes[-1].name]
+            yield node.name, values[node.name]
 
     def _uses(self) -> dict[str, list[str]]:
         """Return, by node, the values that nothing uses after it."""

@@ -16,6 +16,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators import NONLINEAR, OPERATORS, check
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
+from service.bounds.ranges import Range, ranges_of
 from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
 
@@ -120,7 +121,17 @@ class Network:
         """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""
         operator = OPERATORS[node.operator]
         found = operator.interval(node, [known[name] for name in node.inputs], self.tp_group)
-        return found if operator.keeps_order else found.without_nan()
+        found = found if operator.keeps_order else found.without_nan()
+        if node.name not in self.ranges or found.lower.requires_grad:
+            return found
+        return self.ranges[node.name].narrowed(found, known)
+
+    @cached_property
+    def ranges(self) -> Mapping[str, Range]:
+        """Return the ranges that values have by nature, where their entries are all on this rank."""
+        if self.tp_group.axis.size > 1:
+            return {}
+        return ranges_of(self.graph)
 
     def operator_of(self, node: Node) -> NonlinearOperator:
         """Return the operator of one of ``nonlinear``."""

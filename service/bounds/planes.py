@@ -6,13 +6,13 @@ hold in it too, so an entry that was settled there is not bounded again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from service.bounds.folded import FoldedNetwork, FoldedOperator
+from service.bounds.folded import FoldedForm, FoldedNetwork, FoldedOperator
 from service.bounds.interval import Interval
 from service.bounds.linear.traversal import traverse_backward
 from service.bounds.relaxation import Relaxation, Relaxed
@@ -67,7 +67,19 @@ class BoxPlanes:
         form = self.folded.output.rows(rows)
         start = _PendingRows({name: matrix[None] for name, matrix in form.matrices.items()}, form.bias[None])
         coefficients, bias, influence = self._back(start, len(self.folded.operators))
+        if self.folded.network.ranges:
+            coefficients, bias = self._no_looser_than_ranges(form, coefficients, bias)
         return Planes(coefficients, bias, self._bounds, influence)
+
+    def _no_looser_than_ranges(self, form: FoldedForm, coefficients: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Replace planes by level ones where the intervals of what the rows read say more."""
+        level = form.bias
+        for source, matrix in form.matrices.items():
+            values = self._values[source]
+            level = level + (values.centre @ matrix.mT - values.spread @ matrix.mT.abs())
+        level = level.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        is_better = ~(minimum(self.box, coefficients, bias) >= level) & level.isfinite()
+        return torch.where(is_better.unsqueeze(2), 0.0, coefficients), torch.where(is_better, level, bias)
 
     def _relax(self, operator: FoldedOperator) -> None:
         node, batch = operator.node, len(self.box.lower)
@@ -81,8 +93,16 @@ class BoxPlanes:
                 self._refine(name, wanted)
         bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
         self._relaxed[node.name] = operator.operator.relax_on(node, bounds)
-        value = operator.operator.interval(node, bounds, self.folded.network.tp_group).without_nan()
+        network = self.folded.network
+        value = operator.operator.interval(node, bounds, network.tp_group).without_nan()
+        if node.name in network.ranges:
+            shaped = {name: each.map(self._as(name)) for name, each in self._bounds.items()}
+            value = network.ranges[node.name].narrowed(value, shaped)
         self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
+
+    def _as(self, name: str) -> Callable[[Tensor], Tensor]:
+        shape = self.folded.network.nodes[name].shape
+        return lambda end: end.reshape(-1, *shape)
 
     @staticmethod
     def _shaped(operator: FoldedOperator, index: int, bounds: Interval) -> Interval:

@@ -93,8 +93,7 @@ class Preactivations:
 def breakpoint_of(network: Network, preactivation: Preactivation) -> float | None:
     """Return where a split leaves the preactivation's reader without any relaxation, if there is such a point."""
     node = network.nodes[preactivation.reader]
-    pieces = network.operator_of(node).pieces(node)
-    return None if pieces is None else pieces.breakpoint
+    return network.operator_of(node).breakpoint(node, preactivation.position)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from service.formats.archive import Unpacking, UploadError
+from service.formats.onnx_dependence import DRAWING, Dependence, Numbered, dependence, graphs_in
 from service.formats.protobuf import has_more_fields
 
 OPSETS = range(8, 22)
@@ -39,8 +40,7 @@ OPERATORS = frozenset(_OPERATORS.split())
 """Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
 _MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
 """Operators whose attributes may be: no limit, or what is below every value."""
-SHAPE_ONLY = {"Shape", "Size"}
-"""Operators whose result does not depend on their input's values."""
+INNER = "a graph within it depends on the input; an If whose condition is a constant is supported"
 MOST_ENTRIES = 2**24
 """Entries of a model's input, and of an output, at a batch of one."""
 LARGEST, LARGEST_READ = 2**31, 2**28
@@ -102,6 +102,7 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
         _check_tensor(where, tensor)
     for where, node, attribute in _attributes(model):
         _check_numbers(where, node, attribute)
+    _check_repeatable(model)
     batch_of_one(graph_input(model))
     for output in model.graph.output:
         _lengths(output)
@@ -117,7 +118,7 @@ def _attributes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto, o
         for index, node in enumerate(open_.pop()):
             for attribute in node.attribute:
                 yield f"attribute {attribute.name!r} of node {name_of(node, index)!r}", node, attribute
-                open_ += [graph.node for graph in _graphs(attribute)]
+            open_ += [graph.node for graph in graphs_in(node)]
 
 
 def _check_texts(model: onnx.ModelProto) -> None:
@@ -132,8 +133,29 @@ def _check_texts(model: onnx.ModelProto) -> None:
             raise OnnxError(f"the name {text[:60]!r} is not UTF-8")
 
 
-def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+def _check_repeatable(model: onnx.ModelProto) -> None:
+    """Check that each run gives the same, and that ONNX's operators are what ONNX says they are."""
+    for function in model.functions:
+        if function.domain in ("", "ai.onnx"):
+            raise OnnxError(f"function {function.name!r} takes the place of an operator of ONNX")
+    open_: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while open_:
+        graph = open_.pop()
+        for index, node in enumerate(graph.node):
+            open_ += graphs_in(node)
+            if node.op_type in DRAWING:
+                raise OnnxError(f"ONNX {node.op_type} (node {name_of(node, index)!r}) draws random numbers")
+            if node.op_type == "Dropout" and not all(_is_false(graph, name) for name in node.input[2:]):
+                raise OnnxError(f"ONNX Dropout (node {name_of(node, index)!r}): only training_mode false is supported")
+
+
+def _is_false(graph: onnx.GraphProto | onnx.FunctionProto, name: str) -> bool:
+    """Return whether a value is left out, or is known to be false from an initializer or a ``Constant``."""
+    known = [each for each in getattr(graph, "initializer", ()) if each.name == name]
+    for node in graph.node:
+        if node.op_type == "Constant" and name in node.output:
+            known += [attribute.t for attribute in node.attribute if attribute.name == "value"]
+    return not name or (bool(known) and not numpy_helper.to_array(known[0]).any())
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
@@ -146,7 +168,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
             *attribute.sparse_tensors,
         ]
         yield from ((where, each) for each in (*dense, *_parts(sparse)))
-        for graph in _graphs(attribute):
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
             yield from _tensors_of(graph)
 
 
@@ -243,29 +265,34 @@ def outline_of(content: bytes) -> Outline:
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
     inputs = prod(batch_of_one(graph_input(model)))
+    branches = constant_conditions(model)
     unsupported = tuple(
-        f"ONNX {operator_of(node)} (node {name_of(node, index)!r})"
+        f"ONNX {operator_of(node)} (node {name_of(node, index)!r})" + (f", as {INNER}" if any(graphs_in(node)) else "")
         for index, node in working_nodes(model)
-        if operator_of(node) not in OPERATORS
+        if operator_of(node) not in OPERATORS and index not in branches
     )
     return Outline(inputs, sum(known) if len(known) == len(outputs) else None, unsupported)
 
 
-def working_nodes(model: onnx.ModelProto) -> list[tuple[int, onnx.NodeProto]]:
-    """Return the nodes, with their numbers, that depend on the input's values and that an output needs."""
-    depends = {graph_input(model).name}
-    found = []
-    for index, node in enumerate(model.graph.node):
-        if node.op_type not in SHAPE_ONLY and depends.intersection(node.input):
-            depends.update(name for name in node.output if name)
-            found.append((index, node))
-    wanted = {output.name for output in model.graph.output}
-    needed = []
-    for index, node in reversed(found):
-        if wanted.intersection(node.output):
-            wanted.update(node.input)
-            needed.append((index, node))
-    return needed[::-1]
+def working_nodes(model: onnx.ModelProto) -> list[Numbered]:
+    """Return the nodes, with their numbers, that depend on the input's values and that an output needs, in an order
+    of execution.
+    """
+    return _dependence(model).needed([output.name for output in model.graph.output])
+
+
+def constant_conditions(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
+    """Return every ``If``, by its number, whose condition does not depend on the input's values."""
+    values = _dependence(model).values
+    return {
+        index: node
+        for index, node in enumerate(model.graph.node)
+        if operator_of(node) == "If" and node.input[0] not in values
+    }
+
+
+def _dependence(model: onnx.ModelProto) -> Dependence:
+    return dependence(model.graph, graph_input(model).name, OPERATORS)
 
 
 def operator_of(node: onnx.NodeProto) -> str:

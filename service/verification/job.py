@@ -29,6 +29,7 @@ from service.verification.counterexamples import CounterexampleChecker
 from service.verification.load import LoadedTasks, load_tasks
 from service.verification.progress import PHASES, JobProgress, PhaseTimes, peak_memory_gib
 from service.verification.resume_log import DecidedRow, ResumeLog
+from service.verification.rounding_guard import REASON, RoundingGuard
 from service.verification.search_runner import SearchRunner, StoppedError
 from service.verification.task import RefusedModel, Task, memory_of, method_of
 
@@ -162,13 +163,15 @@ class _InstanceRunner:
             enclosed = partial(_at_input, enclose, task.like)
         checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
         searches = SearchRunner(task, self.context, self.clock, checker)
+        guard = RoundingGuard(task, checker, partial(_searched_again, self.context, self.clock))
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
-            for entry in self._bounded(task, instances, method, checker, searches):
-                self._decided([DecidedRow(_shown(searches.decided(entry.row), task, checker), entry.layers)])
+            for entry in self._bounded(task, instances, method, searches, guard):
+                row = guard.settled(searches.decided(entry.row))
+                self._decided([DecidedRow(_shown(row, task, checker), entry.layers)])
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are told again: the last ones may not have
@@ -192,15 +195,15 @@ class _InstanceRunner:
         task: Task,
         instances: list[int],
         method: Bounder,
-        checker: CounterexampleChecker,
         searches: SearchRunner,
+        guard: RoundingGuard,
     ) -> list[DecidedRow]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         begun = time.time()
-        entries = self._entries(task, instances, method, checker)
+        entries = self._entries(task, instances, method, guard.checker)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
-        self._decided([entry for entry in entries if entry not in waiting])
+        self._decided([replace(entry, row=guard.settled(entry.row)) for entry in entries if entry not in waiting])
         return waiting
 
     def _entries(
@@ -252,6 +255,14 @@ class _InstanceRunner:
     def _tell(self, entry: DecidedRow) -> None:
         if self.loaded.assignment.leads:
             self.context.report.bound(entry.row)
+
+
+def _searched_again(
+    context: RunContext, clock: PhaseTimes, task: Task, checker: CounterexampleChecker, row: BoundsRow
+) -> BoundsRow:
+    """Return what a search in another arithmetic says of a row, where the job searches."""
+    searches = SearchRunner(task, context, clock, checker)
+    return _shown(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
 
 
 def _shown(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:

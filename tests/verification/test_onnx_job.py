@@ -8,8 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from onnx import TensorProto
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import model, node
 from verify_jobs import context
@@ -164,3 +166,38 @@ def test_an_onnx_model_is_divided_over_ranks(data: DataLayout, torchrun: Any) ->
     for end in ("lower", "upper"):
         assert row[end] == pytest.approx(expected[end], abs=2e-5 * max(map(abs, expected[end])))
     assert [layer["neurons"] for layer in first["layers"]] == [layer["neurons"] for layer in alone["layers"]]
+
+
+def steep() -> bytes:
+    """``relu(1e8 (x − 100)) − relu(1e8 (x − 100) − 1)`` in float64: a step that float32 does not see."""
+    nodes = [
+        node("Gemm", ["x", "w", "b"], "h"),
+        node("Relu", ["h"], "r"),
+        node("Gemm", ["r", "v"]),
+    ]
+    constants = {"w": np.full((1, 2), 1e8), "b": np.array([-1e10, -1e10 - 1]), "v": np.array([[1.0], [-1.0]])}
+    return model(nodes, [1, 1], constants, opset=13, kind=TensorProto.DOUBLE)
+
+
+def offset() -> bytes:
+    nodes = [node("Add", ["x", "o"], "h"), node("Relu", ["h"], "r"), node("Sub", ["r", "o"])]
+    return model(nodes, [1, 1], {"o": np.array([[2.0**30]])}, opset=13, kind=TensorProto.DOUBLE)
+
+
+@pytest.mark.parametrize(
+    ("network", "box", "unsafe", "verdict"),
+    [
+        (steep(), (200, 300), "(>= Y_0 0.5)", "falsified"),
+        (steep(), (200, 300), "(<= Y_0 0.5)", "verified"),
+        (offset(), (-1, 1), "(>= Y_0 0.9)", "falsified"),
+        (offset(), (-1, 1), "(>= Y_0 1.1)", "verified"),
+    ],
+)
+def test_a_double_model_is_bounded_and_attacked_in_double(
+    data: DataLayout, network: bytes, box: tuple[int, int], unsafe: str, verdict: str
+) -> None:
+    declared = "(declare-const X_0 Real)(declare-const Y_0 Real)"
+    query = f"{declared}(assert (>= X_0 {box[0]}))(assert (<= X_0 {box[1]}))(assert {unsafe})"
+    ranked, report = context(data)
+    job.run(specification(data, query, model={"onnx": upload(data, network)}), ranked)
+    assert report.bounds[0]["verdict"] == verdict

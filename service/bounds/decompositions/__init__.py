@@ -22,7 +22,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.clamp_max.default: lambda x, highest: elementwise.clamp(x, None, highest),
     aten.hardtanh.default: elementwise.hardtanh,
     aten.relu6.default: lambda x: elementwise.clamp(x, 0.0, 6.0),
-    aten.maximum.default: elementwise.maximum,
     aten.minimum.default: elementwise.minimum,
     aten.prelu.default: elementwise.prelu,
     aten._prelu_kernel.default: elementwise.two_pieces,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log
 
 import torch
 from torch import Tensor
@@ -11,21 +11,24 @@ aten = torch.ops.aten
 
 
 def clamp(x: Tensor, lowest: Tensor | float | None = None, highest: Tensor | float | None = None) -> Tensor:
-    if lowest is not None:
-        x = lowest + torch.relu(x - lowest)
-    return x if highest is None else highest - torch.relu(highest - x)
+    x = x if lowest is None else _at_least(x, lowest)
+    return x if highest is None else -_at_least(-x, -highest)
+
+
+def _at_least(x: Tensor, lowest: Tensor | float) -> Tensor:
+    if isinstance(lowest, Tensor):
+        return torch.maximum(x, lowest)
+    if lowest == 0:
+        return torch.relu(x)
+    return x if lowest == -inf else torch.maximum(x, torch.full((), lowest, dtype=x.dtype, device=x.device))
 
 
 def hardtanh(x: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
     return clamp(x, min_val, max_val)
 
 
-def maximum(x: Tensor, y: Tensor) -> Tensor:
-    return y + torch.relu(x - y)
-
-
 def minimum(x: Tensor, y: Tensor) -> Tensor:
-    return y - torch.relu(y - x)
+    return -torch.maximum(-x, -y)
 
 
 def two_pieces(x: Tensor, slope: Tensor | float) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from service.bounds.decompositions.elementwise import maximum, minimum
+from service.bounds.decompositions.elementwise import minimum
 from service.bounds.decompositions.indexing import along
 
 aten = torch.ops.aten
@@ -78,7 +78,7 @@ def max_pool(  # noqa: PLR0917
             start = offset * apart[index]
             entry = aten.slice(entry, index + 2, start, start + (reach[index] - 1) * steps[index] + 1, steps[index])
         entries.append(entry)
-    return in_pairs(entries, maximum)
+    return in_pairs(entries, torch.maximum)
 
 
 def max_pool_with_indices(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def in_pairs(entries: list[Tensor], join: Callable[[Tensor, Tensor], Tensor]) ->
 
 
 def largest(x: Tensor, dim: Sequence[int] | int = (), keepdim: bool = False) -> Tensor:
-    return _extreme(x, dim, keepdim, maximum)
+    return _extreme(x, dim, keepdim, torch.maximum)
 
 
 def smallest(x: Tensor, dim: Sequence[int] | int = (), keepdim: bool = False) -> Tensor:

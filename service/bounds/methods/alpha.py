@@ -17,7 +17,7 @@ from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import halving
-from service.bounds.methods.base import Analysis, elements_of_row, rows_at_once
+from service.bounds.methods.base import Analysis, elements_of_row, no_looser_than_intervals, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
@@ -45,7 +45,8 @@ class OptimisedAnalysis:
                 :, : rows.shape[1]
             ]
 
-        return halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
+        found = halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
+        return no_looser_than_intervals(self.backward, rows, found, self.options)
 
 
 def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analysis:

@@ -102,7 +102,18 @@ class LinearAnalysis:
                 self.options.progress.add(network.graph.output.name, found.shape[1], rows.device)
             return found
 
-        return torch.cat(parts_of_rows(self.backward, rows.shape[1], at_once, bounds), dim=1)
+        found = torch.cat(parts_of_rows(self.backward, rows.shape[1], at_once, bounds), dim=1)
+        return no_looser_than_intervals(self.backward, rows, found, self.options)
+
+
+def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, options: BoundOptions) -> Tensor:
+    """Return the better ones of linear bounds of rows of the output and of what its interval says."""
+    network = backward.network
+    interval = backward.intervals.get(network.graph.output.name)
+    if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
+        return found
+    known = interval.least(rows)
+    return torch.maximum(found, known.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf))
 
 
 def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:

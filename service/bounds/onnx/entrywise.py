@@ -70,7 +70,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": entrywise(functional.hardswish),
     "Identity": same,
-    "Max": of_two(torch.maximum),
     "Mean": mean_of,
     "Min": of_two(torch.minimum),
     "PRelu": prelu,

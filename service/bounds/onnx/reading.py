@@ -17,6 +17,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.onnx.branches import with_branches_taken
 from service.bounds.operators.onnx import Array, Call
 from service.formats import onnx as files
 from service.formats.onnx import (
@@ -101,12 +102,20 @@ def parse(data: bytes) -> onnx.ModelProto:
         raise UnsupportedModelError(str(error)) from error
 
 
+def taken(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the branch in the place of each ``If`` whose condition is a constant."""
+    return with_branches_taken(model, _values)
+
+
 def describe(model: onnx.ModelProto) -> Description:
-    """Split the model into calls and constants."""
+    """Split the model, whose branches are :func:`taken`, into calls and constants."""
+    model = taken(model)
     given = graph_input(model)
     opset = opset_of(model)
     calls = [call_of(node, index, opset) for index, node in working_nodes(model)]
     for call in calls:
+        if any(isinstance(each, onnx.GraphProto) for each in call.attributes.values()):
+            raise call.refuse(files.INNER)
         if not call.outputs[0]:
             raise call.refuse("its first output has no name")
     depends = {given.name, *(name for call in calls for name in call.outputs)}
@@ -163,6 +172,8 @@ def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
     """Every named value, for an input of zeros: the constants' own, the others for their shapes."""
     known = {tensor.name: _array(tensor) for tensor in model.graph.initializer if tensor.name in names}
     inner = sorted(names - known.keys() - {graph_input(model).name})
+    if not inner:
+        return known
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     exposed.graph.ClearField("output")

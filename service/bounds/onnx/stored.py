@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from service.bounds.onnx.model import OnnxModel, is_float, model_of
-from service.bounds.onnx.reading import Description, call_of, describe, parse
+from service.bounds.onnx.reading import Description, call_of, describe, parse, taken
 from service.bounds.operators.onnx import Array, Call
 from service.formats.onnx import FLOATS, graph_input, opset_of
 
@@ -31,7 +31,7 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
 
     Raises :class:`UnsupportedModelError` where it cannot be read.
     """
-    model = parse(content)
+    model = taken(parse(content))
     found = describe(model)
     folder.mkdir(parents=True)
     (folder / NODES).write_bytes(_without_weights(model, found.calls).SerializeToString())
@@ -41,9 +41,20 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
         "shapes": found.shapes,
         "input": found.input,
         "outputs": found.outputs,
-        "type": np.dtype(FLOATS[graph_input(model).type.tensor_type.elem_type]).name,
+        "type": _type_name(model),
     }
     (folder / ABOUT).write_text(json.dumps(about))
+
+
+def store_type(folder: Path, content: bytes) -> None:
+    """Write only what :func:`type_of` returns. Raises :class:`UnsupportedModelError` where the file cannot be read."""
+    kind = _type_name(parse(content))
+    folder.mkdir(parents=True)
+    (folder / ABOUT).write_text(json.dumps({"type": kind}))
+
+
+def _type_name(model: onnx.ModelProto) -> str:
+    return np.dtype(FLOATS[graph_input(model).type.tensor_type.elem_type]).name
 
 
 def stored(folder: Path, dtype: torch.dtype) -> OnnxModel:
@@ -85,10 +96,9 @@ def _without_weights(model: onnx.ModelProto, calls: Sequence[Call]) -> onnx.Mode
     """Return the nodes that are called, under the names that errors have for them."""
     bare = onnx.ModelProto(ir_version=model.ir_version)
     bare.opset_import.extend(model.opset_import)
-    names = {call.outputs: call.name for call in calls}
-    for node in model.graph.node:
-        if tuple(node.output) in names:
-            kept = bare.graph.node.add()
-            kept.CopyFrom(node)
-            kept.name = names[tuple(node.output)]
+    nodes = {tuple(node.output): node for node in model.graph.node}
+    for call in calls:
+        kept = bare.graph.node.add()
+        kept.CopyFrom(nodes[call.outputs])
+        kept.name = call.name
     return bare

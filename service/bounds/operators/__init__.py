@@ -34,6 +34,7 @@ from service.bounds.operators.gelu import Gelu
 from service.bounds.operators.linear import AddMatrixProduct, Linear
 from service.bounds.operators.log import Logarithm
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixOfTwo, MatrixProduct, TwoDimensionalProduct
+from service.bounds.operators.maximum import Maximum
 from service.bounds.operators.mish import Mish
 from service.bounds.operators.mul import Multiple, Product, Quotient
 from service.bounds.operators.neg import Negation
@@ -86,6 +87,7 @@ OPERATORS: Mapping[str, Operator] = by_overload(
     Where(),
     Relu(),
     LeakyRelu(),
+    Maximum(),
     Absolute(),
     Floor(),
     Tanh(),

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
@@ -202,6 +203,19 @@ class NonlinearOperator(Operator):
         """Return the function's two straight pieces, of which a split where they meet leaves one; ``None`` for any
         other.
         """
+
+    def breakpoint(self, node: Node, position: int) -> float | None:
+        """Return where a split of the input ``position`` leaves nothing to relax, if there is such a point."""
+        pieces = self.pieces(node)
+        return pieces.breakpoint if pieces is not None and position == 0 else None
+
+    def piece(self, node: Node, inputs: Sequence[Tensor], above: Tensor) -> Tensor:
+        """Return the function of ``inputs`` on one side of :meth:`breakpoint` of the first, ``above`` it or not; for an
+        operator that has one.
+        """
+        pieces = self.pieces(node)
+        assert pieces is not None
+        return inputs[0] * torch.where(above, 1.0, pieces.slope).to(inputs[0])
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
         """Return the coefficients ``(batch, rows, *shape)`` less what they have in common where that loses nothing."""

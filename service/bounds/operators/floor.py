@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.graph import Node
+from service.bounds.graph import FLOOR_OF_SIGNED, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.onnx import Converter, entrywise
@@ -20,30 +20,33 @@ from service.bounds.relaxation import Relaxation
 class Floor(Activation):
     """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
 
-    A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them.
+    A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them. An
+    end near 0 may be what is left of terms as large as the other end, or of an ordinary size, unless the graph says
+    that it cannot.
     """
 
-    overloads = ("aten.floor.default",)
+    overloads = ("aten.floor.default", FLOOR_OF_SIGNED)
     onnx: ClassVar[Mapping[str, Converter]] = {"Floor": entrywise(torch.floor)}
 
     @staticmethod
-    def _steps(bounds: Interval) -> tuple[Tensor, Tensor]:
-        slack = 64 * torch.finfo(bounds.lower.dtype).eps
-        low, high = bounds.lower - slack * bounds.lower.abs(), bounds.upper + slack * bounds.upper.abs()
-        return low.floor(), high.floor()
+    def _steps(node: Node, bounds: Interval) -> tuple[Tensor, Tensor]:
+        size, is_signed = torch.maximum(bounds.lower.abs(), bounds.upper.abs()), node.operator == FLOOR_OF_SIGNED
+        slack = 64 * torch.finfo(size.dtype).eps * (size if is_signed else size + 1).nan_to_num(posinf=0.0)
+        below = torch.where(bounds.lower == 0, 0.0, slack) if is_signed else slack
+        return (bounds.lower - below).floor(), (bounds.upper + slack).floor()
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return Interval(*self._steps(inputs[0]))
+        return Interval(*self._steps(node, inputs[0]))
 
     def pieces(self, node: Node) -> None:
         """Return None: there is a step at every whole number."""
 
     def unstable(self, node: Node, bounds: Interval) -> Tensor:
-        low, high = self._steps(bounds)
+        low, high = self._steps(node, bounds)
         return low < high
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        low, high = self._steps(bounds)
+        low, high = self._steps(node, bounds)
         flat = high - low <= 1
         slope = either(flat, 0.0, 1.0, low)
         return Relaxation(

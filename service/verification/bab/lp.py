@@ -73,7 +73,7 @@ class LinearPrograms:
     def applies(self) -> bool:
         """Return whether the model is piecewise linear and not in stages, where no rank has the whole matrix."""
         network = self.model.network
-        piecewise_linear = all(network.operator_of(node).pieces(node) is not None for node in network.nonlinear)
+        piecewise_linear = all(network.operator_of(node).breakpoint(node, 0) is not None for node in network.nonlinear)
         return piecewise_linear and self.model.engine.has_all_layers
 
     def solve(self, domain: Domains, bounds: Interval) -> LpResult:
@@ -130,10 +130,11 @@ class LinearPrograms:
         t = np.concatenate([np.zeros((1, count)), np.eye(count)])
         x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
         known = {self.network.graph.input.name: Interval.point(x)}
-        slopes = self._slopes(domain, bounds)
+        sides = self._sides(domain, bounds)
         for node in self.network.graph.nodes[1:]:
-            if node.name in slopes:
-                known[node.name] = Interval.point(known[node.inputs[0]].lower * slopes[node.name])
+            if node.name in sides:
+                inputs = [known[name].lower for name in node.inputs]
+                known[node.name] = Interval.point(self.network.operator_of(node).piece(node, inputs, sides[node.name]))
             else:
                 known[node.name] = Interval.point(self.network.interval(node, known).centre)
         return {name: each.lower.flatten(1) for name, each in known.items()}
@@ -144,18 +145,13 @@ class LinearPrograms:
         unstable = (bounds.lower < 0) & (bounds.upper > 0)
         return unstable.index_fill(1, split, False).any(dim=1)
 
-    def _slopes(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
-        """Return each operator's slopes ``(1, *shape)`` in a domain."""
+    def _sides(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
+        """Return, by non-linear node, whether what decides about its piece is above 0 in a domain, ``(1, *shape)``."""
         preactivations = Preactivations.of(self.network)
         splits = self._neuron_index.localised(domain.index, domain.sign)
         positive = (bounds.lower >= 0).scatter(1, splits.index[splits.sign > 0][None], True)
         above = preactivations.unflattened(positive.scatter(1, splits.index[splits.sign < 0][None], False))
-        slopes = {}
-        for node in self.network.nonlinear:
-            pieces = self.network.operator_of(node).pieces(node)
-            assert pieces is not None
-            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, pieces.slope).double()
-        return slopes
+        return {node.name: above[node.inputs[0]] for node in self.network.nonlinear}
 
 
 def _solve(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Array | None]:

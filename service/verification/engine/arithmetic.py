@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -33,6 +34,10 @@ class Arithmetic(ABC):
     refines: bool
 
     @abstractmethod
+    def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
+        """Return this arithmetic for a model that computes in ``dtype``."""
+
+    @abstractmethod
     def bounder(self, method: Method) -> Bounder:
         """Return what bounds a network by ``method`` in this arithmetic."""
 
@@ -58,10 +63,16 @@ class Arithmetic(ABC):
         """
 
 
+@dataclass(frozen=True)
 class _PlainArithmetic(Arithmetic):
-    """Floating point, rounded to nearest: margins for rounding are estimates."""
+    """Floating point of the model's own width, rounded to nearest: margins for rounding are estimates."""
 
-    dtype, note, refines = torch.float32, "", True
+    dtype: torch.dtype
+    note: str = ""
+    refines: bool = True
+
+    def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
+        return PLAIN_DOUBLE if dtype == torch.float64 else PLAIN
 
     def bounder(self, method: Method) -> Bounder:
         return method.plain
@@ -86,6 +97,9 @@ class _RigorousArithmetic(Arithmetic):
 
     dtype, note, refines = torch.float64, " (rigorous)", False
 
+    def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
+        return self
+
     def bounder(self, method: Method) -> Bounder:
         return method.rigorous
 
@@ -108,5 +122,6 @@ class _RigorousArithmetic(Arithmetic):
         return [partial(rigorous, factory) for factory in plain]
 
 
-PLAIN: Arithmetic = _PlainArithmetic()
+PLAIN: Arithmetic = _PlainArithmetic(torch.float32)
+PLAIN_DOUBLE: Arithmetic = _PlainArithmetic(torch.float64)
 RIGOROUS: Arithmetic = _RigorousArithmetic()

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from service.bounds.capture import capture
+from service.bounds.graph import Graph
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.rank_group import RankGroup
 from service.bounds.shard import shard
 from service.bounds.stages import StageLink
 from service.models.build_once import build_once
+from service.verification.load.points import points
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property
 from service.verification.task import RefusedModel, Task
@@ -38,8 +41,8 @@ class OnnxSource:
     name: str
     read: Callable[[], bytes]
 
-    def folder(self, dtype: torch.dtype) -> Path:
-        """Return the folder of weights that ranks map, to bound the model in ``dtype``."""
+    def folder(self, dtype: torch.dtype | None) -> Path:
+        """Return the folder of weights that ranks map, to bound the model in ``dtype``; without, of its own type."""
         from service.bounds.onnx.stored import VERSION  # noqa: PLC0415 - brings onnxruntime
 
         name = hashlib.sha256(f"{self.name} {dtype}".encode()).hexdigest()
@@ -49,6 +52,7 @@ class OnnxSource:
 def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes) -> Task | RefusedModel:
     """Load a model whole, or this rank's share of it where others have the rest."""
     from service.bounds.onnx import load as load_module  # noqa: PLC0415 - brings onnxruntime
+    from service.bounds.onnx.model import check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, describe, parse  # noqa: PLC0415
 
     if not loader.is_alone:
@@ -57,33 +61,51 @@ def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSiz
 
     def load() -> Task:
         module = load_module(content)
+        typed = replace(loader, dtype=module.get_buffer("type_of_all").dtype)
         asked, runtime = property_of((module.features, module.outputs)), Runtime.of(parse(content))
         module = module.to(loader.device)
-        engine = loader.engine_of_module(loader.arithmetic.module_to_bound(module), (module.features,))
-        return loader.task(module, engine, asked, runtime)
+        engine = typed.engine_of_module(typed.arithmetic.module_to_bound(module), (module.features,))
+        task = typed.task(module, engine, asked, runtime)
+        check_at(module, _points(asked, runtime, loader, engine.network.graph), runtime)
+        return task
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
 
 def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes) -> Task:
     """Load this rank's stage and shards alone, on which counterexamples are checked, too."""
-    from service.bounds.onnx.model import check  # noqa: PLC0415
+    from service.bounds.onnx.model import check, check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
-    from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
+    from service.bounds.onnx.stored import store, store_type, stored, type_of  # noqa: PLC0415
 
+    own = type_of(build_once(source.folder(None), lambda path: store_type(path, source.read())))
+    loader = replace(loader, dtype=torch.float64 if own == np.float64 else torch.float32)
     dtype, tp = loader.arithmetic.dtype, loader.mesh.tp
     folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = property_of(sizes)
     runtime = _FirstRankRuntime(
-        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), RankGroup(tp), loader.line, loader.device
+        lambda: Runtime.of(parse(source.read())), sizes[1], own, RankGroup(tp), loader.line, loader.device
     )
     notes: list[str] = []
     engine = loader.engine_of_graph(shard(capture(module, sizes[:1]), tp, notes.append))
     task = loader.task(ExecutableGraph(engine.network.graph), engine, asked, runtime)
-    check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
+
+    def run(x: Tensor) -> Tensor:
+        return engine.network.tp_group.agree(task.module(x.to(task.like)))
+
+    check(run, sizes[0], replace(runtime))
+    check_at(run, _points(asked, runtime, loader), replace(runtime))
     return replace(task, notes=tuple(notes))
+
+
+def _points(asked: Property, runtime: Running, loader: TaskLoader, graph: Graph | None = None) -> Tensor:
+    """Return inputs of the property that are numbers of the model's own type, in the one that it has here."""
+    own = torch.from_numpy(np.empty(0, runtime.dtype)).to(loader.device)
+    found = points(asked, own, graph)
+    found = found[found.isfinite().all(dim=1)]
+    return found if found.dtype == torch.float64 else found.float()
 
 
 @dataclass(eq=False)

@@ -37,12 +37,15 @@ class LoadedTasks:
 
 @dataclass(frozen=True, eq=False)
 class TaskLoader:
-    """Makes tasks on this rank of the job's mesh; ``line`` connects the stages that each model is divided into."""
+    """Makes tasks on this rank of the job's mesh; ``line`` connects the stages that each model is divided into. Models
+    compute in ``dtype``.
+    """
 
     spec: VerifySpec
     mesh: Mesh
     device: torch.device
     line: StageLink
+    dtype: torch.dtype = torch.float32
 
     @property
     def is_alone(self) -> bool:
@@ -52,7 +55,7 @@ class TaskLoader:
     @property
     def arithmetic(self) -> Arithmetic:
         """Return the arithmetic in which models are bounded."""
-        return arithmetic_of(self.spec)
+        return arithmetic_of(self.spec).for_numbers(self.dtype)
 
     def engine_of_module(self, module: nn.Module, input_shape: Sequence[int]) -> BoundingEngine:
         """Trace a module, this rank's part of the model, and return what bounds the model; all ranks of it call it."""

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, Function] = {
     "LeakyRelu": lambda x: functional.leaky_relu(x, 0.1),
     "Absolute": torch.abs,
     "Floor": torch.floor,
+    "Maximum": lambda x: torch.maximum(x, x.sin()),
     "Tanh": torch.tanh,
     "Sigmoid": torch.sigmoid,
     "ArcTangent": torch.atan,
@@ -150,6 +151,9 @@ def case_of(name: str) -> Case:
         share = torch.rand(POINTS, BOXES, *shape, generator=generator, dtype=DOUBLE)
         share[: POINTS // 4] = share[: POINTS // 4].round()
         points.append((lower + share * 2 * radius).clamp(boxes[-1].lower, boxes[-1].upper))
+    if name == "Maximum":  # its first input is the difference of the others
+        (_, left, right), (_, *operands) = boxes, points
+        boxes[0], points[0] = Interval(left.lower - right.upper, left.upper - right.lower), operands[0] - operands[1]
     return Case(BY_NAME[name], node, tuple(boxes), tuple(points))
 
 
@@ -255,15 +259,25 @@ def test_linear_bounds_hold(case: Case) -> None:
 
 
 def test_a_split_at_the_breakpoint_leaves_nothing_to_relax(case: Case) -> None:
+    """Lower and upper bounds are the same, and are the piece that the operator names."""
     nonlinear = NONLINEAR.get(case.node.operator)
-    pieces = None if nonlinear is None else nonlinear.pieces(case.node)
-    if nonlinear is None or pieces is None:
+    breakpoint_ = None if nonlinear is None else nonlinear.breakpoint(case.node, 0)
+    if nonlinear is None or breakpoint_ is None:
         return
-    at = torch.full_like(case.boxes[0].lower, pieces.breakpoint)
-    for half in (Interval(at - 2, at), Interval(at, at + 3)):
-        assert not bool(nonlinear.unstable_on(case.node, [half])[0].any())
-        lines = pieces.relax(half)
-        assert torch.equal(lines.lower_slope, lines.upper_slope)
+    at, ones = torch.full_like(case.boxes[0].lower, breakpoint_), torch.ones(BOXES, 1, *case.node.shape, dtype=DOUBLE)
+    for half, above in ((Interval(at - 2, at), False), (Interval(at, at + 3), True)):
+        # Operands that overlap, so that only the half tells which piece it is.
+        bounds = [half, *(Interval(each.lower - 20, each.upper + 20) for each in case.boxes[1:])]
+        assert not bool(nonlinear.unstable_on(case.node, bounds)[0].any())
+        relaxed = nonlinear.relax_on(case.node, bounds)
+        (least, below), (most, over) = relaxed.backward(ones), relaxed.backward(-ones)
+        for first, second in zip(least, most, strict=True):
+            assert torch.equal(first, -second)
+        assert below is None or not bool((below + over).any())
+        inputs = [each.centre for each in bounds]
+        value = nonlinear.piece(case.node, inputs, torch.full_like(at, above, dtype=torch.bool))
+        sums = [(onto[:, 0] * x).flatten(1).sum(dim=1) for onto, x in zip(least, inputs, strict=True)]
+        torch.testing.assert_close(sum(sums), value.flatten(1).sum(dim=1))
 
 
 def test_each_rank_computes_its_part(case: Case) -> None:
@@ -311,7 +325,7 @@ def part_of(case: Case, cuts: dict[str, Cut], cut: Cut, rank: int) -> Tensor:
 CONSTANTS: dict[str, dict[str, Any]] = {
     "Pow": {"c": np.float32(3.0)},
     "Where": {"c": (SQUARE > 0).numpy(), "d": VECTOR.float().numpy()},
-    **{name: {"c": VECTOR.float().numpy()} for name in ("Add", "Sum", "Sub", "Mul", "Div")},
+    **{name: {"c": VECTOR.float().numpy()} for name in ("Add", "Sum", "Sub", "Mul", "Div", "Max")},
 }
 """Of the ONNX operators of more than one input: those besides ``x``."""
 ONNX = sorted((name, converted) for name, operator in BY_NAME.items() for converted in operator.onnx)

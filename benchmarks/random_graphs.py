@@ -1,0 +1,125 @@
+"""Random float32 graphs of every kind of operator, with large and small constants and inputs near breakpoints: bounds
+and verdicts against onnxruntime and float64.
+
+    python benchmarks/random_graphs.py --graphs 1000 --seed 0
+
+A point outside the bounds, by more than the margins of verdicts allow for, is counted and printed with its seed; so is
+a row that would be called verified beyond a value that is reached. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from service.bounds.graph import UnsupportedModelError
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, BoundOptions
+from service.bounds.network import prepare
+from service.bounds.onnx import load
+from service.bounds.onnx.reading import Runtime, parse
+from service.verification.rounding_guard import FACTOR
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+
+WIDTH, POINTS = 4, 64
+ENTRYWISE = ["Abs", "Atan", "Ceil", "Clip", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "LeakyRelu", "Neg"]
+ENTRYWISE += ["Relu", "Round", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Tanh", "Softmax", "LogSoftmax"]
+OF_TWO = ["Add", "Sub", "Mul", "Div", "Max", "Min"]
+REDUCING = ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceLogSumExp", "ReduceL2"]
+
+
+def graph(draw: np.random.Generator) -> tuple[bytes, np.ndarray, np.ndarray]:
+    """Return a model and the ends of a box, near a whole number or near 0 half of the time."""
+    nodes, constants, values = list[onnx.NodeProto](), dict[str, np.ndarray](), ["x"]
+
+    def constant() -> str:
+        size = 10.0 ** draw.integers(-12, 13) if draw.random() < 0.5 else 1.0
+        name = f"c{len(constants)}"
+        constants[name] = (size * draw.normal(size=(1, WIDTH))).astype(np.float32)
+        return name
+
+    for index in range(int(draw.integers(2, 7))):
+        name, source = f"v{index}", str(draw.choice(values[-2:]))
+        kind = str(draw.choice(["Gemm", "entry", "two", "two", "reduce"]))
+        if kind == "Gemm":
+            constants[f"w{index}"] = draw.normal(size=(WIDTH, WIDTH)).astype(np.float32)
+            nodes.append(helper.make_node("Gemm", [source, f"w{index}", constant()], [name]))
+        elif kind == "entry":
+            operator = str(draw.choice(ENTRYWISE))
+            ends = [str(each) for each in (constant(), constant())] if operator == "Clip" else []
+            for end, sign in zip(ends, (-1, 1), strict=False):
+                constants[end] = np.float32(sign * np.abs(constants[end]).max())
+            nodes.append(helper.make_node(operator, [source, *ends], [name]))
+        elif kind == "two":
+            other = constant() if draw.random() < 0.6 else str(draw.choice(values))
+            nodes.append(helper.make_node(str(draw.choice(OF_TWO)), [source, other], [name]))
+        else:
+            axes = {"keepdims": 1} | ({"axes": [1]} if (operator := str(draw.choice(REDUCING))) != "ReduceSum" else {})
+            reduced = [helper.make_node(operator, [source], [f"r{index}"], **axes)]
+            nodes += [*reduced, helper.make_node("Sub", [source, f"r{index}"], [name])]
+        values.append(name)
+    nodes.append(helper.make_node("Identity", [values[-1]], ["y"]))
+    made = helper.make_graph(
+        nodes,
+        "random",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    centre = draw.normal(size=WIDTH) if draw.random() < 0.5 else np.round(draw.normal(size=WIDTH))
+    radius = 10.0 ** draw.uniform(-7, 0.5, size=WIDTH)
+    return model.SerializeToString(), (centre - radius).astype(np.float32), (centre + radius).astype(np.float32)
+
+
+def look(seed: int, methods: list[str]) -> str:
+    """Return what comes of one graph, in a word or two."""
+    draw = np.random.default_rng(seed)
+    data, lower, upper = graph(draw)
+    try:
+        module = load(data)
+        runtime, network = Runtime.of(parse(data)), prepare(module, (WIDTH,))
+    except UnsupportedModelError:
+        return "refused"
+    share = draw.random((POINTS, WIDTH))
+    share[: POINTS // 2] = share[: POINTS // 2].round()
+    x = (lower + share * (upper.astype(np.float64) - lower)).astype(np.float32).clip(lower, upper)
+    reached = np.stack([runtime.flat(each) for each in x])
+    exact = load(data).double()(torch.from_numpy(x).double()).numpy()
+    if not (np.isfinite(reached).all() and np.isfinite(exact).all()):
+        return "not finite"
+    box = Interval(torch.from_numpy(lower)[None], torch.from_numpy(upper)[None])
+    rows = torch.cat([torch.eye(reached.shape[1]), -torch.eye(reached.shape[1])])[None]
+    rounding = FACTOR * np.abs(module(torch.from_numpy(x)).numpy() - exact).max()
+    for method in methods:
+        with torch.no_grad():
+            low, negated = METHODS[method](network, box, BoundOptions()).lower_bounds(rows)[0].double().chunk(2)
+        size = np.abs(reached).max()
+        allowed = ABSOLUTE_MARGIN[torch.float32] + RELATIVE_MARGIN[torch.float32] * size + rounding
+        for values in (reached, exact):
+            outside = max((low.numpy() - values).max(), (values + negated.numpy()).max())
+            if outside > allowed:
+                print(f"seed {seed}: {method} is passed by {outside:.3g}; {allowed:.3g} are allowed for", flush=True)
+                return f"outside {method}"
+    return "inside"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", nargs="+", default=["ibp", "crown"], choices=sorted(METHODS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    counts = Counter(look(given.seed + index, given.methods) for index in range(given.graphs))
+    for word, count in counts.most_common():
+        print(f"{word:20} {count}")
+
+
+if __name__ == "__main__":
+    main()

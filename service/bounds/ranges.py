@@ -1,0 +1,182 @@
+"""Ranges that values have by nature, whatever they are composed of: softmax, its logarithm's sum, and normalisations.
+
+Interval propagation through what they are composed of forgets that the same values stand above and below the line. The
+range of ``log Σ exp`` and of a softmax over a box is exact (each is monotone in each score), and is found from scores
+that are shifted by the largest, so that no exponential overflows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import PRODUCT, Graph, Node
+from service.bounds.interval import Interval
+
+EXP, LOG, RECIPROCAL, RSQRT = "aten.exp.default", "aten.log.default", "aten.reciprocal.default", "aten.rsqrt.default"
+SUM, MEAN, POWER = "aten.sum.dim_IntList", "aten.mean.dim", "aten.pow.Tensor_Scalar"
+ADD, SUB, MUL = "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor"
+
+
+class Range(ABC):
+    """The range of one node."""
+
+    @abstractmethod
+    def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
+        """Return the bounds that were ``found`` by propagation, as the range has them."""
+
+
+@dataclass(frozen=True)
+class WithinLimit(Range):
+    """``|value| ≤ limit``, give or take rounding."""
+
+    limit: float
+
+    def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
+        most = self.limit * (1 + 16 * torch.finfo(found.lower.dtype).eps)
+        return found.map(lambda end: end.clamp(-most, most))
+
+
+@dataclass(frozen=True)
+class OfScores(Range):
+    """A function of ``scores`` along ``axes`` of an instance."""
+
+    scores: str
+    axes: tuple[int, ...]
+
+    def _ends(self, known: Mapping[str, Interval]) -> tuple[Interval, list[int]] | None:
+        scores = known.get(self.scores)
+        if scores is None or not bool((scores.lower.isfinite() & scores.upper.isfinite()).all()):
+            return None
+        return scores, [axis + 1 for axis in self.axes]
+
+
+@dataclass(frozen=True)
+class LogSumExp(OfScores):
+    """``log Σ exp``, which rises with every score."""
+
+    keepdim: bool
+
+    def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
+        if (ends := self._ends(known)) is None:
+            return found
+        scores, axes = ends
+        count = torch.Size(scores.lower.shape[axis] for axis in axes).numel()
+        exact = scores.map(lambda end: torch.logsumexp(end, axes, keepdim=self.keepdim))
+        slack = torch.finfo(exact.lower.dtype).eps * (8 + count)
+        return Interval(exact.lower - slack * (1 + exact.lower.abs()), exact.upper + slack * (1 + exact.upper.abs()))
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(OfScores):
+    """``a_i exp(x_i) / Σ a_j exp(x_j)``, which rises with its own score and falls with the others; ``weights`` are
+    constants of at least 0, as those of a mask.
+    """
+
+    weights: Tensor | None
+
+    def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
+        if (ends := self._ends(known)) is None:
+            return found
+        scores, axes = ends
+        if self.weights is not None:
+            logarithms = self.weights.to(scores.lower).log()
+            scores = scores.map(lambda end: end + logarithms)
+        lower, _ = self._shares(scores.lower, scores.upper, axes)
+        _, upper = self._shares(scores.upper, scores.lower, axes)
+        return Interval(torch.where(lower.isnan(), found.lower, lower), torch.where(upper.isnan(), found.upper, upper))
+
+    @staticmethod
+    def _shares(own: Tensor, others: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+        """Return bounds from below and above of ``exp(own_i) / (exp(own_i) + Σ exp(others_j))``, j not i."""
+        limits = torch.finfo(own.dtype)
+        most = others.amax(axes, keepdim=True)
+        powers = (others - most).exp()
+        total = powers.sum(axes, keepdim=True)
+        count = torch.Size(own.shape[axis] for axis in axes).numel()
+        lost, beyond = 4 * (count + 8) * limits.eps * total, most - own
+        relative = limits.eps * (16 + 4 * beyond.abs().clamp(max=1e4))
+        rest = total - powers
+        below = 1 / (1 + (rest + lost) * beyond.exp()) * (1 - relative)
+        above = 1 / (1 + (rest - lost).clamp(min=0) * beyond.exp()) * (1 + relative) + 2 * limits.tiny
+        # Nothing times an infinite power is no share of it.
+        above = torch.where((rest - lost) <= 0, torch.ones_like(above), above)
+        return below.clamp(0, 1), above.clamp(0, 1)
+
+
+def ranges_of(graph: Graph) -> dict[str, Range]:
+    """Return the ranges of a graph's nodes, by name, where there are any."""
+    nodes = graph.by_name
+    found = {node.name: _range(nodes, node) for node in graph.nodes[1:] if node.operator in {PRODUCT, LOG}}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _range(nodes: Mapping[str, Node], node: Node) -> Range | None:
+    if node.operator == LOG:
+        return _log_sum(nodes, node)
+    for whole, inverse in (node.inputs, node.inputs[::-1]):
+        found = _softmax(nodes, node, whole, inverse) or _normalised(nodes, node, whole, inverse)
+        if found is not None:
+            return found
+    return None
+
+
+def _log_sum(nodes: Mapping[str, Node], node: Node) -> Range | None:
+    total = nodes[node.inputs[0]]
+    if total.operator != SUM or nodes[total.inputs[0]].operator != EXP:
+        return None
+    powers = nodes[total.inputs[0]]
+    return LogSumExp(powers.inputs[0], _axes(total), bool(total.arguments["keepdim"]))
+
+
+def _softmax(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
+    total = nodes[nodes[inverse].inputs[0]] if nodes[inverse].operator == RECIPROCAL else None
+    if total is None or total.operator != SUM or total.inputs != (whole,) or not total.arguments["keepdim"]:
+        return None
+    powers, weights = nodes[whole], None
+    if powers.operator == MUL and len(powers.inputs) == 1:
+        weights = powers.arguments["other" if powers.is_variable("self") else "self"]
+        if not isinstance(weights, Tensor) or bool((weights < 0).any()) or weights.dim() > len(powers.shape):
+            return None
+        powers = nodes[powers.inputs[0]]
+    if powers.operator != EXP or powers.shape != node.shape:
+        return None
+    return Softmax(powers.inputs[0], _axes(total), weights)
+
+
+def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
+    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less where the values add up to 0."""
+    if nodes[inverse].operator != RSQRT or node.shape != nodes[whole].shape:
+        return None
+    sized = nodes[nodes[inverse].inputs[0]]
+    if sized.operator == ADD and len(sized.inputs) == 1:
+        constant = torch.as_tensor(sized.arguments["other" if sized.is_variable("self") else "self"])
+        if bool((constant < 0).any()) or sized.arguments.get("alpha", 1) != 1:
+            return None
+        sized = nodes[sized.inputs[0]]
+    if sized.operator not in {SUM, MEAN} or not sized.arguments["keepdim"]:
+        return None
+    squares, axes = nodes[sized.inputs[0]], _axes(sized)
+    if squares.operator != POWER or squares.arguments["exponent"] != 2 or squares.inputs != (whole,):
+        return None
+    count = torch.Size(squares.shape[axis] for axis in axes).numel()
+    limit = sqrt(count) if sized.operator == MEAN else 1.0
+    return WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit)
+
+
+def _is_centred(nodes: Mapping[str, Node], node: Node, axes: tuple[int, ...]) -> bool:
+    if node.operator != SUB or len(node.inputs) != 2 or node.arguments.get("alpha", 1) != 1:
+        return False
+    own, mean = node.inputs[0], nodes[node.inputs[1]]
+    return mean.operator == MEAN and mean.inputs == (own,) and _axes(mean) == axes
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    """Return the dimensions of an instance that a sum or a mean goes over."""
+    rank = len(node.input_shapes[0]) + 1
+    return tuple(sorted(dim % rank - 1 for dim in node.arguments["dim"]))

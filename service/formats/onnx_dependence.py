@@ -1,0 +1,128 @@
+"""What in an ONNX graph depends on the values of its input: other values, and shapes; also through graphs in nodes.
+
+What does not is evaluated once and taken as a constant, so nothing that could depend may be missed here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import onnx
+
+SHAPE_ONLY = frozenset({"Shape", "Size"})
+"""Operators whose result depends on their input's shape only."""
+DRAWING = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators whose result is another one at each run."""
+_SHAPED_BY_VALUES = frozenset(
+    {"Expand", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze", "Upsample"}
+)
+"""Operators whose inputs after the first decide about the shape of the result, beside reductions."""
+_COMPARISONS = frozenset(
+    ["And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"]
+)
+_SHAPED_BY_SHAPES = _COMPARISONS | {"ArgMax", "ArgMin", "If", "ScatterElements", "ScatterND", "Sign"}
+"""More operators, beside those that can be bounded, whose result's shape depends on shapes only."""
+
+Numbered = tuple[int, onnx.NodeProto]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """``nodes`` are those that depend on the input's values, with their numbers, in an order of execution. ``values``
+    are the names of what they give and of the input.
+    """
+
+    nodes: Sequence[Numbered]
+    values: frozenset[str]
+
+    def needed(self, outputs: Collection[str]) -> list[Numbered]:
+        """Return the nodes that these outputs need."""
+        wanted, needed = set(outputs), list[Numbered]()
+        for index, node in reversed(self.nodes):
+            if wanted.intersection(node.output):
+                wanted.update(read_by(node))
+                needed.append((index, node))
+        return needed[::-1]
+
+
+def dependence(graph: onnx.GraphProto, given: str, known: Collection[str]) -> Dependence:
+    """Find what depends on the value ``given``. ``known`` are operators whose result has a shape that follows from
+    shapes, and from the inputs after the first of those that reshape; of any other operator it may depend on values.
+    """
+    values, varying, found = {given}, set[str](), list[Numbered]()
+    for index, node in ordered(graph.node):
+        read = read_by(node)
+        if _varies(node, read, values, varying, known):
+            varying.update(filter(None, node.output))
+        if read & (varying if node.op_type in SHAPE_ONLY else values | varying):
+            values.update(filter(None, node.output))
+            found.append((index, node))
+    return Dependence(found, frozenset(values))
+
+
+def _varies(
+    node: onnx.NodeProto, read: Collection[str], values: set[str], varying: set[str], known: Collection[str]
+) -> bool:
+    """Return whether the shapes of what a node gives may depend on the input's values."""
+    kind = node.op_type
+    if kind in SHAPE_ONLY:
+        return False
+    if varying.intersection(read):
+        return True
+    if kind == "Compress" or kind not in _SHAPED_BY_SHAPES.union(known) or node.domain not in ("", "ai.onnx"):
+        return bool(values.intersection(read))
+    by_values = kind in _SHAPED_BY_VALUES or kind.startswith("Reduce")
+    return by_values and bool(values.intersection(node.input[1:]))
+
+
+def ordered(nodes: Sequence[onnx.NodeProto]) -> list[Numbered]:
+    """Return the nodes so that each comes after those whose results it reads; files may have them in any order."""
+    giver = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    before = [{giver[name] for name in read_by(node) if name in giver} for node in nodes]
+    after = defaultdict[int, list[int]](list)
+    for index, indices in enumerate(before):
+        for each in indices:
+            after[each].append(index)
+    ready, found = [index for index, indices in enumerate(before) if not indices], list[int]()
+    while ready:
+        index = heappop(ready)
+        found.append(index)
+        for each in after[index]:
+            before[each].discard(index)
+            if not before[each]:
+                heappush(ready, each)
+    in_circles = sorted(set(range(len(nodes))).difference(found))  # onnxruntime refuses them
+    return [(index, nodes[index]) for index in (*found, *in_circles)]
+
+
+def read_by(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the values that a node reads, also those that graphs in its attributes read from around."""
+    names = {name for name in node.input if name}
+    for graph in graphs_in(node):
+        names |= _captured(graph)
+    return names
+
+
+def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs in a node's attributes: its branches, or the body of a loop."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the values that a graph has of its own."""
+    own = {each.name for each in (*graph.input, *graph.initializer)}
+    own |= {each.values.name for each in graph.sparse_initializer}
+    return own | {name for node in graph.node for name in node.output if name}
+
+
+def _captured(graph: onnx.GraphProto) -> set[str]:
+    read = {name for node in graph.node for name in read_by(node)} | {each.name for each in graph.output}
+    return read - names_in(graph)

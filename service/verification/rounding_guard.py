@@ -1,0 +1,126 @@
+"""What rounding may explain of a plain verdict: *verified* is said only where it is less than what was proved.
+
+The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where terms are
+large beside what is left of them, where exponentials overflow and where steps are taken, the two differ by what no
+size of the outputs tells. A verdict that this puts in doubt is sought once more in float64; what stays in doubt is
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, isfinite
+
+import torch
+from torch import Tensor, nn
+
+from service.bounds.graph_module import ExecutableGraph
+from service.bounds.network import prepare
+from service.formats.vnnlib import Query
+from service.jobs.bounds_row import BoundsRow
+from service.verification.certify import certify
+from service.verification.counterexamples import CounterexampleChecker
+from service.verification.engine import NetworkEngine
+from service.verification.engine.arithmetic import PLAIN_DOUBLE
+from service.verification.load.points import within
+from service.verification.task import Task, method_of
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
+
+POINTS, FACTOR = 16, 4
+"""The inputs that are looked at, and how many times what is seen there rounding is taken to cost elsewhere."""
+REASON = "rounding may explain what was proved; rigorous: true may decide this"
+
+Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
+
+
+@dataclass(eq=False)
+class RoundingGuard:
+    """Looks at rows of one task that are verified; all ranks that bound them call it. ``search`` looks further than
+    bounds, given the task and the checker in float64.
+    """
+
+    task: Task
+    checker: CounterexampleChecker
+    search: Search
+
+    @torch.no_grad()
+    def settled(self, row: BoundsRow) -> BoundsRow:
+        """Return the row, or what float64 says where rounding may explain its verdict."""
+        query = self.task.asked.query(row.instance)
+        if row.verdict != Verdict.VERIFIED.value or query is None or self.task.like.dtype != torch.float32:
+            return row
+        rounding, allowed = self._rounding(self._bounded, row.instance, query)
+        if rounding <= allowed or rounding < _margin(row):
+            return row
+        if self._double is None:
+            return _undecided(row)
+        # Bounds in float64 lose next to nothing; what is left is what the model itself makes of its inputs in float32.
+        rounding, _ = self._rounding(self.task.module, row.instance, query)
+        again = self._again(row, rounding)
+        return again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _undecided(again)
+
+    def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
+        """Return what rounding may cost a row of the query, and what margins allow for anyway."""
+        box, tp_group = self.task.asked.batch([instance], self.task.like).box, self.task.engine.network.tp_group
+        x = within(box.lower, box.upper, POINTS, torch.Generator().manual_seed(instance))
+        exact = tp_group.agree(self.checker.precise(x.double()))
+        missed = (tp_group.agree(computed(x)).double() - exact).abs().nan_to_num(nan=inf).amax()
+        size, weight = float(exact.abs().amax()), _largest_row(query)
+        allowed = ABSOLUTE_MARGIN[torch.float32] + RELATIVE_MARGIN[torch.float32] * size * weight
+        return FACTOR * weight * float(missed), allowed
+
+    @cached_property
+    def _bounded(self) -> nn.Module:
+        """Return what is bounded, where this rank has all of it, and else the model."""
+        engine = self.task.engine
+        if not engine.is_alone:
+            return self.task.module
+        return _Flat(ExecutableGraph(engine.network.graph), engine.network.graph.input.shape)
+
+    @cached_property
+    def _double(self) -> tuple[Task, CounterexampleChecker] | None:
+        """Return the task in float64, where no other rank would have to take part."""
+        task = self.task
+        if not task.engine.is_alone or task.search_group.axis.size > 1:
+            return None
+        module, shape = self.checker.precise, task.engine.network.graph.input.shape
+        engine = NetworkEngine(prepare(module, shape), PLAIN_DOUBLE, task.device)
+        checker = CounterexampleChecker(module, engine.network.tp_group, task.runtime)
+        return replace(task, module=module, engine=engine), checker
+
+    def _again(self, row: BoundsRow, rounding: float) -> BoundsRow:
+        """Return the verdict of bounds in float64, or of a search where these leave it open."""
+        assert self._double is not None
+        task, checker = self._double
+        bounder = task.engine.bounder(method_of(task.spec))
+        outcome = certify(task.engine, checker, bounder, task.options, task.asked.batch([row.instance], task.like))
+        margin = float(outcome.margin[0])
+        if isfinite(margin) and margin > rounding:
+            return replace(row, margin=margin)
+        return self.search(task, checker, replace(row, verdict=Verdict.UNKNOWN.value, margin=None, decided_by=None))
+
+
+class _Flat(nn.Module):
+    def __init__(self, graph: ExecutableGraph, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.graph, self.shape = graph, shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.graph(x.reshape(-1, *self.shape)).flatten(1)
+        return found
+
+
+def _margin(row: BoundsRow) -> float:
+    return -inf if row.margin is None else row.margin
+
+
+def _undecided(row: BoundsRow) -> BoundsRow:
+    return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=REASON)
+
+
+def _largest_row(query: Query) -> float:
+    """Return the largest sum of sizes of coefficients of a halfspace."""
+    halfspaces = [each for disjunct in query.disjuncts for each in disjunct.halfspaces]
+    return max((sum(abs(float(factor)) for _, factor in each.coefficients) for each in halfspaces), default=1.0)

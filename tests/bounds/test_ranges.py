@@ -1,0 +1,84 @@
+"""Ranges that values have by nature: exact for softmax, limits for what is normalised, in every method."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from nets import output_bounds, prepared, samples
+from torch import Tensor, nn
+from torch.nn import functional
+
+from service.bounds.interval import Interval
+from service.bounds.network import Network
+
+METHODS = ["ibp", "crown-ibp", "crown", "alpha-crown"]
+WIDTH = 6
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+
+
+class Natural(nn.Module):
+    """Softmax, one with a mask, three normalisations and the logarithm of a sum, side by side."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("mask", MASK.to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        powers = torch.exp(x) * self.mask
+        parts = [
+            x.softmax(1),
+            powers / powers.sum(1, keepdim=True),
+            functional.layer_norm(x, (WIDTH,)),
+            functional.rms_norm(x, (WIDTH,)),
+            functional.group_norm(x.reshape(-1, 3, 2), 3).flatten(1),
+            x.logsumexp(1, keepdim=True),
+        ]
+        return torch.cat(parts, dim=1)
+
+
+@cache
+def network(dtype: torch.dtype) -> Network:
+    return prepared(Natural(dtype), WIDTH)
+
+
+def box(eps: float, dtype: torch.dtype) -> Interval:
+    centre = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    return Interval(centre - eps, centre + eps)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("eps", [0.1, 3.0, 10.0, 500.0])
+def test_every_method_keeps_to_them_in_float32(method: str, eps: float) -> None:
+    given = box(eps, torch.float32)
+    found = output_bounds(network(torch.float32), given, method)
+    values = Natural(torch.float64)(samples(given, 200, torch.Generator().manual_seed(1)).double().flatten(0, 1))
+    least, most = (
+        each.values for each in (values.reshape(200, 2, -1).min(dim=0), values.reshape(200, 2, -1).max(dim=0))
+    )
+    finite = least.isfinite() & most.isfinite()  # a softmax by hand overflows, and its bounds do not
+    slack = 1e-5 * (1 + most.abs())
+    assert (found.lower <= least + slack)[finite].all()
+    assert (found.upper >= most - slack)[finite].all()
+    assert found.lower.isfinite().all()
+    assert found.upper.isfinite().all()
+    shares, normed = slice(0, 2 * WIDTH), slice(2 * WIDTH, 5 * WIDTH)
+    assert (found.lower[:, shares] >= -1e-6).all()
+    assert (found.upper[:, shares] <= 1 + 1e-6).all()
+    limits = torch.tensor([5**0.5, 6**0.5, 1.0]).repeat_interleave(WIDTH) * (1 + 1e-5)
+    assert (found.upper[:, normed] <= limits).all()
+    assert (found.lower[:, normed] >= -limits).all()
+
+
+def test_softmax_and_log_sum_are_exact() -> None:
+    """Against all corners, of which some take the least and the greatest value of each entry."""
+    given = box(1.5, torch.float64)
+    found = output_bounds(network(torch.float64), given, "ibp")
+    signs = torch.tensor(list(product([0.0, 1.0], repeat=WIDTH)), dtype=torch.float64)
+    corners = given.lower + signs[:, None] * given.width
+    values = Natural(torch.float64)(corners.flatten(0, 1)).reshape(len(signs), 2, -1)
+    exact = [*range(2 * WIDTH), 5 * WIDTH]
+    for ends, ours in ((values.amin(dim=0), found.lower), (values.amax(dim=0), found.upper)):
+        torch.testing.assert_close(ours[:, exact], ends[:, exact], rtol=1e-9, atol=1e-12)
