@@ -29,7 +29,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     """Climb on every rank; rank 0 publishes ``report.json`` and returns ``{gate, summary, verdicts, completed}``.
 
     A rung that fails is a result, not an error: the job succeeds when it could judge. Raises ``ValueError`` for a
-    spec that cannot be checked, and ``MeshError`` when the ranks do not form its mesh.
+    spec that cannot be checked, ``MeshError`` when the ranks do not form its mesh, ``HostFaultError`` where the host
+    kept it from judging: then there is no gate.
     """
     clear_abandoned()
     rungs = climb_to(spec.modes)
@@ -41,8 +42,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     keep_caches(context, spec, results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
         write(context, assemble(spec, target, results, toolchain_s))
-    generates = all(gather(toolchain_s is not None))
-    to_explain = _to_explain(results, generates) if are_together(context.world_size) else []
+    to_explain = _to_explain(results) if are_together(context.world_size) else []
     diagnoses = list(_diagnose(context, target.program, to_explain, plan))
     if context.rank:
         return None
@@ -100,10 +100,9 @@ def _proved(context: RunContext) -> tuple[Proof, ...]:
     return self_test()
 
 
-def _to_explain(results: list[Result], generates: bool) -> list[Result]:
-    """Return the rungs that stopped the climb. Where code generation itself does not start, no module is to blame."""
-    failed = [result for result in results if result.observation is not None and result.verdict != "pass"]
-    return [result for result in failed if generates or not result.case.rung.generates_code]
+def _to_explain(results: list[Result]) -> list[Result]:
+    """Return the rungs that stopped the climb."""
+    return [result for result in results if result.observation is not None and result.verdict != "pass"]
 
 
 def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: RunPlan) -> Iterator[Diagnosis]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from service.compilation.detectors import judge
+from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
@@ -20,7 +20,6 @@ from service.compilation.torch_internals.toolchain import start_toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
 from service.jobs.spec.compile import Phase
 
-log = logging.getLogger(__name__)
 GRADIENT = "gradient"
 RESULTS = frozenset({"loss", "output", GRADIENT})
 
@@ -125,6 +124,7 @@ def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference
     try:
         return run_reference(program, phase, plan.iterations, any_rank), ""
     except Exception as error:
+        raise_host_fault(error)
         return None, f"the uncompiled model does not run: {describe(error)}"
 
 
@@ -163,12 +163,13 @@ def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
 def warm_toolchain(program: Program, rungs: Sequence[Rung]) -> float | None:
     """Return the seconds of the one-off start-up of code generation.
 
-    ``None`` if no rung generates code, or if it does not start: then the rung that needs it will say why.
+    ``None`` if no rung generates code. Raises :class:`HostFaultError` where it does not start: no program has a part in
+    that.
     """
     if not any(rung.generates_code for rung in rungs):
         return None
     try:
         return start_toolchain(program.device)
     except Exception as error:
-        log.warning("code generation does not start: %s", describe(error))
-        return None
+        raise_host_fault(error)
+        raise HostFaultError(f"code generation does not start on this host: {describe(error)}") from error

@@ -26,6 +26,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from workers.launcher import import_values
 from workers.linux import present_as
 
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -134,6 +135,7 @@ def _begin_computing_anew(environment: Mapping[str, str]) -> None:
         torch.set_num_threads(max(1, int(threads)))
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    import_values.recompute(environment)
 
 
 def _run_as_main(arguments: list[str]) -> int:

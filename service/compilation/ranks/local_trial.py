@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from service.compilation.host_fault import raise_host_fault
 from service.compilation.program import Parts, Program
 from service.compilation.ranks.collective_attempt import collective_attempt
 from service.compilation.ranks.group import gather
@@ -44,5 +45,6 @@ def _problem(program: Program, separable: Separable, case: RungCase) -> str:
             program_run = build(program, case.phase, case.rung)
             separable.alone(program_run.parts, program_run.boundary, case.phase)
         except Exception as error:
+            raise_host_fault(error)
             return f"{type(error).__name__}: {first_line(str(error))}"
     return ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
 from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of
@@ -192,6 +193,7 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
     try:
         truth = run(build(program, phase, dtype=torch.float64), iterations)
     except Exception as error:  # whatever a program refuses it with
+        raise_host_fault(error)
         what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)
         return None, f"the model does not run in float64 ({what})"
     for index in range(iterations):

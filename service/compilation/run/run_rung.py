@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from service.compilation.evidence import CompilerEvidence
+from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
 from service.compilation.monitor.recorder import Recorder, recorder
 from service.compilation.monitor.usage import Usage
@@ -59,7 +60,8 @@ def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable
 
 
 def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
-    """Run the rung from empty caches; an exception becomes the observation's ``error``.
+    """Run the rung from empty caches; an exception becomes the observation's ``error``, unless it is the host's fault
+    (:class:`HostFaultError`).
 
     All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
@@ -70,6 +72,7 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
         try:
             return look.observation()
         except Exception as error:
+            raise_host_fault(error)
             return look.failure(describe(error))
 
 
@@ -89,6 +92,7 @@ def run_rung_untimed(
         try:
             return look.judged()
         except Exception as error:
+            raise_host_fault(error)
             return look.failure(describe(error))
 
 

@@ -1,0 +1,88 @@
+"""Tells an error of the host from one of the program: what a full disk or a missing compiler stops is not judged."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InvalidCxxCompiler
+
+from service.compilation.torch_internals.text import first_line
+
+_NUMBERS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
+    | {errno.ENOMEM, errno.EIO, errno.EAGAIN}
+)
+"""What an operating system says of itself, whoever asks."""
+_WORDS = re.compile(
+    r"PermissionError|Permission denied|Operation not permitted|Read-only file system|No space left on device"
+    r"|Disk quota exceeded|Too many open files|Cannot allocate memory|can't allocate memory|MemoryError"
+    r"|fatal error: Killed signal|Input/output error|No working C\+\+ compiler|Failed to find C compiler"
+    r"|Cannot find a working triton",
+    re.IGNORECASE,
+)
+"""What compilers, allocators and processes that compile say of it in errors of other types."""
+_OTHERS_SHARE = 0.1
+"""The part of a device's memory that others must hold to be why it does not suffice."""
+
+
+class HostFaultError(RuntimeError):
+    """The check could not be made, for a reason that is not the program's: there is no verdict."""
+
+
+def raise_host_fault(error: BaseException) -> None:
+    """Raise :class:`HostFaultError` from ``error`` if that, or what caused it, is a fault of the host."""
+    causes = _causes(error)
+    compiles = any(isinstance(each, BackendCompilerFailed) for each in causes)  # it opens no file of a program's
+    cause = next((each for each in causes if _is_of_host(each) or (compiles and isinstance(each, OSError))), None)
+    if cause is not None:
+        raise HostFaultError(f"the check could not be made on this host: {_described(cause)}") from error
+
+
+def _described(cause: BaseException) -> str:
+    text = str(cause)
+    words = _WORDS.search(text)
+    line = text[text.rfind("\n", 0, words.start()) + 1 :] if words else text
+    return f"{type(cause).__name__}: {first_line(line)}"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the error and what led to it, from the inside out: the first cause says most."""
+    seen: list[BaseException] = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is None or each in seen:
+            continue
+        seen.append(each)
+        pending += [getattr(each, "inner_exception", None), each.__cause__, each.__context__]
+    return seen[::-1]
+
+
+def _is_of_host(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return _others_hold_memory()
+    if isinstance(error, OSError) and error.errno in _NUMBERS:
+        return True
+    if isinstance(error, MemoryError | InvalidCxxCompiler):
+        return True
+    # Of a program's own error its words prove nothing: only of those that are made of another's words.
+    return _tells_of_another(error) and bool(_WORDS.search(str(error)))
+
+
+def _tells_of_another(error: BaseException) -> bool:
+    """Return whether ``error`` was made of what a compiler, an allocator or another process has said."""
+    if isinstance(error, BackendCompilerFailed):
+        return False
+    module = type(error).__module__
+    return module.startswith(("torch._inductor", "triton")) or type(error) is RuntimeError
+
+
+def _others_hold_memory() -> bool:
+    """Return whether a good part of the device's memory is in use, and not by this process."""
+    if not torch.cuda.is_available():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved() > _OTHERS_SHARE * total
