@@ -36,7 +36,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.recorded_optimisation import RecordedOptimisation
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.attack import attack
-from service.verification.bab.decision import SearchResult, SearchStrategy
+from service.verification.bab.decision import SearchProgress, SearchResult, SearchStrategy
 from service.verification.bab.driver import decide
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
@@ -322,9 +322,13 @@ class Unconvinced(nn.Module):
 @pytest.mark.parametrize(
     ("search", "refining", "seeds"),
     slow_but_for(
-        [(search, refining, seeds) for search in BOTH for refining in (False, True) for seeds in (3, 12)],
+        [
+            (search, refining, seeds)
+            for search, refining in ((split_inputs, False), (split_activations, False), (split_activations, True))
+            for seeds in (3, 12)
+        ],
         (split_inputs, False, 3),
-        (split_activations, True, 3),
+        (split_activations, False, 3),
     ),
 )
 def test_no_domain_is_lost_when_memory_fails_anywhere(
@@ -335,7 +339,8 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(
     Any operation may fail: a search that lost the domain with the corner would prove what is false.
     """
     tick(monkeypatch)
-    settings = SearchSettings(time=TimePlan(quick_share=0.0 if refining else 0.05))
+    quick = 0.0 if refining else 1e9
+    settings = SearchSettings(time=TimePlan(quick_seconds=quick, quick_share=quick))
     failed = 0
     for seed in range(seeds):
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
@@ -344,11 +349,15 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(
         options = BoundOptions(memory=OPTIMISTIC)
         subject = replace(model_from(net, 3), float64_module=Unconvinced(), options=options, settings=settings)
         specification = specification_of(lower, upper, ROW, [least + 1e-3], [0])
-        failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
+        rate = 10.0 ** -(2 + seed % 3)
+        # From the start, or from the first round on, which else only few searches reach.
+        failures = RandomFailures(seed, rate if seed % 2 else 0.0)
+
+        def started(_: SearchProgress, failures: RandomFailures = failures, rate: float = rate) -> None:
+            failures.probability = rate
+
         with failures:
-            finding = unknown_of(
-                lambda: search(subject, specification, CROWN, time.monotonic() + 25, lambda _: None)  # noqa: B023
-            )
+            finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 40, started))  # noqa: B023
         failed += failures.count
         assert finding.verdict is Verdict.UNKNOWN, (seed, finding)
         assert finding.bound <= 1e-9
