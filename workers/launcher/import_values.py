@@ -30,6 +30,8 @@ def recompute(environment: Mapping[str, str]) -> None:
     # Importing it here would bring all of TorchInductor, for which it is.
     if (folders := sys.modules.get("torch._inductor.runtime.cache_dir_utils")) is not None:
         _recompute_compile_folders(environment, folders.default_cache_dir())
+    if (knobs := sys.modules.get("triton.knobs")) is not None:
+        _forget_triton_home(knobs)
 
 
 def _restart_log_clock(module: Any) -> None:
@@ -60,3 +62,10 @@ def _recompute_compile_folders(environment: Mapping[str, str], default: str) -> 
     if hasattr(getattr(package, "DynamoCache", None), "_path_prefix"):
         base = Path(environment.get(_CACHE) or default).absolute()
         package.DynamoCache._path_prefix = str(base / "dynamo")
+
+
+def _forget_triton_home(knobs: Any) -> None:
+    """Let Triton's caches follow ``HOME`` where ``TRITON_HOME`` does not say otherwise, as Triton 3.6 keeps it."""
+    home: Any = vars(getattr(knobs, "cache_knobs", object)).get("home_dir")
+    if hasattr(home, "default"):
+        home.default = f"{Path.home()}/"
