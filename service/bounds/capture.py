@@ -33,7 +33,36 @@ class _Functional(nn.Module):
         self._module = (module,)  # in a tuple, so that its parameters are not registered here
 
     def forward(self, x: Tensor, state: dict[str, Tensor]) -> Any:
-        return torch.func.functional_call(self._module[0], state, (x,))
+        module, before = self._module[0], dict[str, Tensor]()
+        hooks = [
+            module.register_forward_pre_hook(lambda *_: before.update(_tensors(module))),
+            module.register_forward_hook(lambda *_: _check_kept(before, _tensors(module))),
+        ]
+        try:
+            return torch.func.functional_call(module, state, (x,))
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return every tensor that a module has, by name: parameters, buffers and plain attributes."""
+    found = dict[str, Tensor]()
+    for prefix, each in module.named_modules():
+        for held in (vars(each), each._parameters, each._buffers):
+            found |= {f"{prefix}.{name}".lstrip("."): value for name, value in held.items() if _is_tensor(value)}
+    return found
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _check_kept(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    """Check that a run has left every tensor in its place: one that the next run reads may hold something else then."""
+    for name, tensor in after.items():
+        if name in before and tensor is not before[name]:
+            raise UnsupportedModelError(f"each run assigns another tensor to {name!r}, so no two need to give the same")
 
 
 @dataclass(frozen=True, eq=False)

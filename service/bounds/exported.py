@@ -127,7 +127,7 @@ class GraphBuilder:
         if node.operator == "aten.maximum.default":
             self._add_maximum(node, own, other)
         elif node.operator == "aten.floor.default":
-            self._add(replace(node, operator=FLOOR_OF_SIGNED) if self._has_exact_zero(own.name) else node)
+            self._add(replace(node, operator=FLOOR_OF_SIGNED) if self._has_exact_zero(node.inputs[0]) else node)
         elif not isinstance(other, Ref) or node.operator not in _OF_TWO:
             self._add(node)
         elif node.operator == "aten.div.Tensor":

@@ -122,9 +122,11 @@ class Network:
         operator = OPERATORS[node.operator]
         found = operator.interval(node, [known[name] for name in node.inputs], self.tp_group)
         found = found if operator.keeps_order else found.without_nan()
-        if node.name not in self.ranges or found.lower.requires_grad:
-            return found
-        return self.ranges[node.name].narrowed(found, known)
+        return found if found.lower.requires_grad else self.narrowed(node, found, known)
+
+    def narrowed(self, node: Node, found: Interval, known: Mapping[str, Interval]) -> Interval:
+        """Return the interval that was ``found`` for a node as the range has it that the value has by nature."""
+        return self.ranges[node.name].narrowed(found, known) if node.name in self.ranges else found
 
     @cached_property
     def ranges(self) -> Mapping[str, Range]:

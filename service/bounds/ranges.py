@@ -23,6 +23,10 @@ SUM, MEAN, POWER = "aten.sum.dim_IntList", "aten.mean.dim", "aten.pow.Tensor_Sca
 ADD, SUB, MUL = "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor"
 
 
+CLOSE, NEAR = {torch.float32: 5.0, torch.float64: 13.0}, 64.0
+"""How far apart scores are, and how far from 0, where sums of their powers lose less than what margins allow for."""
+
+
 class Range(ABC):
     """The range of one node."""
 
@@ -44,7 +48,11 @@ class WithinLimit(Range):
 
 @dataclass(frozen=True)
 class OfScores(Range):
-    """A function of ``scores`` along ``axes`` of an instance."""
+    """A function of ``scores`` along ``axes`` of an instance.
+
+    What propagation found counts besides where it may be tighter: where no power is so much smaller than another that
+    rounding decides about it.
+    """
 
     scores: str
     axes: tuple[int, ...]
@@ -54,6 +62,15 @@ class OfScores(Range):
         if scores is None or not bool((scores.lower.isfinite() & scores.upper.isfinite()).all()):
             return None
         return scores, [axis + 1 for axis in self.axes]
+
+    @staticmethod
+    def _met(own: Interval, found: Interval, scores: Interval, axes: list[int], keepdim: bool) -> Interval:
+        """Return the range's ``own`` bounds, with those ``found`` where scores are close to each other."""
+        lower, upper = (each.detach() for each in (scores.lower, scores.upper))
+        least, most = lower.amin(axes, keepdim=keepdim), upper.amax(axes, keepdim=keepdim)
+        are_close = (most - least <= CLOSE[lower.dtype]) & (torch.maximum(-least, most) <= NEAR)
+        both = own.meet(found)
+        return Interval(torch.where(are_close, both.lower, own.lower), torch.where(are_close, both.upper, own.upper))
 
 
 @dataclass(frozen=True)
@@ -68,8 +85,10 @@ class LogSumExp(OfScores):
         scores, axes = ends
         count = torch.Size(scores.lower.shape[axis] for axis in axes).numel()
         exact = scores.map(lambda end: torch.logsumexp(end, axes, keepdim=self.keepdim))
-        slack = torch.finfo(exact.lower.dtype).eps * (8 + count)
-        return Interval(exact.lower - slack * (1 + exact.lower.abs()), exact.upper + slack * (1 + exact.upper.abs()))
+        # Of an exponential for each score, their sum, its logarithm and what was taken off before.
+        slack = torch.finfo(exact.lower.dtype).eps * (24 + count)
+        own = Interval(exact.lower - slack * (1 + exact.lower.abs()), exact.upper + slack * (1 + exact.upper.abs()))
+        return self._met(own, found, scores, axes, self.keepdim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,12 +103,19 @@ class Softmax(OfScores):
         if (ends := self._ends(known)) is None:
             return found
         scores, axes = ends
-        if self.weights is not None:
-            logarithms = self.weights.to(scores.lower).log()
-            scores = scores.map(lambda end: end + logarithms)
-        lower, _ = self._shares(scores.lower, scores.upper, axes)
-        _, upper = self._shares(scores.upper, scores.lower, axes)
-        return Interval(torch.where(lower.isnan(), found.lower, lower), torch.where(upper.isnan(), found.upper, upper))
+        weighted = scores if self.weights is None else self._weighted(scores, self.weights.to(scores.lower))
+        lower, _ = self._shares(weighted.lower, weighted.upper, axes)
+        _, upper = self._shares(weighted.upper, weighted.lower, axes)
+        own = Interval(torch.where(lower.isnan(), found.lower, lower), torch.where(upper.isnan(), found.upper, upper))
+        return self._met(own, found, scores, axes, keepdim=True)
+
+    @staticmethod
+    def _weighted(scores: Interval, weights: Tensor) -> Interval:
+        """Return bounds of the scores that have the weights as factors of their powers: none is lost by 1 and by 0."""
+        logarithms, eps = weights.log(), torch.finfo(weights.dtype).eps
+        size = torch.maximum(scores.lower.abs(), scores.upper.abs()) + logarithms.abs()
+        slack = torch.where((weights == 0) | (weights == 1), 0.0, 16 * eps * size)
+        return Interval(scores.lower + logarithms - slack, scores.upper + logarithms + slack)
 
     @staticmethod
     def _shares(own: Tensor, others: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
+from service.bounds.network import prepare
 from service.bounds.operators import OPERATORS, check
 from service.bounds.placement import Placement, place
 from service.parallel.collectives import _copy_to_group, _gather_from_group, _reduce_from_group
@@ -142,3 +143,49 @@ def test_a_constant_is_asked_for_by_the_name_of_its_argument() -> None:
     assert OPERATORS[node.operator].refusal(node) == "its weight would have to be constant"
     with pytest.raises(TypeError, match="'weight' is Ref"):
         node.constant("weight")
+
+
+class Draws(nn.Module):
+    """Random numbers in evaluation mode, too."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "rrelu":
+            return nn.functional.rrelu(x, training=True)
+        if self.kind == "attention":
+            return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+        return x + torch.rand_like(x) if self.kind == "noise" else nn.functional.dropout(x, training=True)
+
+
+@pytest.mark.parametrize("kind", ["rrelu", "attention", "noise", "dropout"])
+def test_what_draws_random_numbers_in_evaluation_mode_is_refused(kind: str) -> None:
+    with pytest.raises(UnsupportedModelError):
+        prepare(Draws(kind), (2, 2))
+
+
+class Counts(nn.Module):
+    """Its second run adds what the first has left behind."""
+
+    count: Tensor
+
+    def __init__(self, *, registered: bool) -> None:
+        super().__init__()
+        if registered:
+            self.register_buffer("count", torch.zeros(2))
+        else:
+            self.count = torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x + self.count
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_model_whose_runs_differ_is_refused(registered: bool) -> None:
+    module = Counts(registered=registered)
+    assert not torch.equal(module(torch.zeros(1, 2)), module(torch.zeros(1, 2)))
+    with pytest.raises(UnsupportedModelError, match="each run assigns another tensor to 'count'"):
+        prepare(module, (2,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
+import mpmath
 import pytest
 import torch
 from nets import output_bounds, prepared, samples
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from service.bounds.interval import Interval
 from service.bounds.network import Network
+from service.bounds.ranges import LogSumExp, Range, Softmax
 
 METHODS = ["ibp", "crown-ibp", "crown", "alpha-crown"]
 WIDTH = 6
@@ -82,3 +84,23 @@ def test_softmax_and_log_sum_are_exact() -> None:
     exact = [*range(2 * WIDTH), 5 * WIDTH]
     for ends, ours in ((values.amin(dim=0), found.lower), (values.amax(dim=0), found.upper)):
         torch.testing.assert_close(ours[:, exact], ends[:, exact], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.3, 2.7, 1e-9], dtype=torch.float64)])
+def test_ranges_at_a_point_hold_to_many_digits(weights: Tensor | None) -> None:
+    """Of scores whose own rounding is a thousand times what a share of them may lose."""
+    for seed in range(20):
+        x = torch.randn(1, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 700 * (-1) ** seed
+        powers = [mpmath.exp(mpmath.mpf(each)) for each in x[0].tolist()]
+        if weights is not None:
+            powers = [power * mpmath.mpf(each) for power, each in zip(powers, weights.tolist(), strict=True)]
+        total = mpmath.fsum(powers)
+        shares = [power / total for power in powers]
+        asked: list[tuple[Range, list[mpmath.mpf]]] = [(Softmax("x", (0,), weights), shares)]
+        if weights is None:
+            asked.append((LogSumExp("x", (0,), keepdim=True), [mpmath.log(total)]))
+        for each, values in asked:
+            unknown = torch.full((1, len(values)), torch.inf, dtype=torch.float64)
+            found = each.narrowed(Interval(-unknown, unknown), {"x": Interval.point(x)})
+            assert all(mpmath.mpf(low) <= value for low, value in zip(found.lower[0].tolist(), values, strict=True))
+            assert all(mpmath.mpf(high) >= value for high, value in zip(found.upper[0].tolist(), values, strict=True))

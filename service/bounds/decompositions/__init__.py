@@ -25,9 +25,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.minimum.default: elementwise.minimum,
     aten.prelu.default: elementwise.prelu,
     aten._prelu_kernel.default: elementwise.two_pieces,
-    aten.rrelu.default: lambda x, lower=1 / 8, upper=1 / 3, training=False, generator=None: elementwise.two_pieces(
-        x, (lower + upper) / 2
-    ),
+    aten.rrelu.default: elementwise.rrelu,
     aten.celu.default: lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1 / alpha),
     aten.log_sigmoid_forward.default: elementwise.log_sigmoid,
     aten.log_sigmoid.default: lambda x: elementwise.log_sigmoid(x)[0],

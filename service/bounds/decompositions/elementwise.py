@@ -36,6 +36,14 @@ def two_pieces(x: Tensor, slope: Tensor | float) -> Tensor:
     return slope * x + (1 - slope) * torch.relu(x)
 
 
+def rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: object = None
+) -> Tensor:
+    if training:
+        raise NotImplementedError("rrelu in training, which draws random numbers")
+    return two_pieces(x, (lower + upper) / 2)
+
+
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """One slope for all entries, or one for each channel, dimension 1."""
     return two_pieces(x, weight.reshape(-1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight)

@@ -24,6 +24,8 @@ def batch_norm(  # noqa: PLR0917 - the signature of the operator, as below
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """Normalise by the running statistics: a multiple of each channel and a constant."""
+    if training:
+        raise NotImplementedError("a batch norm by the statistics of the batch")
     scale = torch.rsqrt(running_var + eps)
     if weight is not None:
         scale = scale * weight
@@ -142,6 +144,8 @@ def attention(  # noqa: PLR0917
     """Softmax attention; what a mask excludes gets a weight of 0 rather than a score of −∞."""
     if enable_gqa:
         raise NotImplementedError("attention with enable_gqa")
+    if dropout_p:
+        raise NotImplementedError(f"attention with dropout_p {dropout_p}, which draws random numbers")
     scores = aten.matmul(query, key.transpose(-2, -1)) * (1 / sqrt(query.shape[-1]) if scale is None else scale)
     allowed = None
     if is_causal:

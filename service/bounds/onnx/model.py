@@ -73,6 +73,8 @@ class OnnxModel(nn.Module):
     def _value(self, name: str, known: dict[str, Value]) -> Value:
         if name in known:
             return known[name]
+        if name not in self._description.constants:
+            raise UnsupportedModelError(f"{name!r} is an output that its node is not bounded with")
         array = self._description.constants[name]
         tensor = self.get_buffer(self._names[name]) if name in self._names else None
         return Value(tuple(array.shape), tensor, array)

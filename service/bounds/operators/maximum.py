@@ -123,8 +123,9 @@ class Maximum(Elementwise, NonlinearOperator):
         for name in OPERANDS:
             if node.is_variable(name):
                 each = next(remaining)
-                shape = each.lower.shape[1:]
-                aligned = each.map(lambda end, s=shape: end.reshape(-1, *(1,) * (len(node.shape) - len(s)), *s))
+                own = each.lower.shape[1:]
+                shape = (-1, *(1,) * (len(node.shape) - len(own)), *own)
+                aligned = Interval(each.lower.reshape(shape), each.upper.reshape(shape))
             else:
                 aligned = Interval.point(operand(node, name, inputs[0].lower).unsqueeze(0))
             found.append(aligned.map(lambda end: end.expand(-1, *node.shape)) if whole else aligned)

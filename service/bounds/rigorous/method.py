@@ -47,9 +47,12 @@ class RigorousAnalysis:
         network = self.backward.network
         output, batch = network.graph.output.name, len(self.backward.intervals[network.graph.input.name].lower)
         at_once = _rows_at_once(network, output, batch, self.options)
+        by_interval = replace(self.backward, frontier=frozenset({output}))
 
         def bounds(part: slice) -> Tensor:
             found = self.bounding(self.backward, output, rows[:, part])
+            if self.options.intersect and not network.is_own(output):
+                found = torch.maximum(found, by_interval.lower_bounds(output, rows[:, part]))
             if self.options.progress is not None:
                 self.options.progress.add(output, found.shape[1], rows.device)
             return found
@@ -170,6 +173,7 @@ class _RigorousLayerBounds(ForwardTraversal):
             self.steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, tp_group)
         with plain_convolutions():
             interval = OPERATORS[node.operator].rigorous_interval(node, bounds, tp_group)
+            interval = interval.meet(self.network.narrowed(node, interval, self.intervals))
             if node.name not in self.ball_values:
                 return interval
             return self._tightened_by_rows(

@@ -33,7 +33,7 @@ def load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[
                 read = partial(_content, archive, opened.pairs[part[0]])
                 source = OnnxSource(data.cache, f"{file}:{name}", read)
                 try:
-                    loaded = load_onnx(source, loader, partial(_checked, opened, asked, part))
+                    loaded = load_onnx(source, loader, partial(_checked, opened, asked, part), part)
                 except UnsupportedModelError as error:
                     if not loader.is_alone:
                         raise UnsupportedModelError(f"{name}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -49,14 +49,19 @@ class OnnxSource:
         return self.cache / f"onnx-{VERSION}" / name
 
 
-def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes) -> Task | RefusedModel:
-    """Load a model whole, or this rank's share of it where others have the rest."""
+def load_onnx(
+    source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes, part: Sequence[int] | None = None
+) -> Task | RefusedModel:
+    """Load a model whole, or this rank's share of it where others have the rest.
+
+    ``part`` has the instances that are about it, where some of the property's are about others.
+    """
     from service.bounds.onnx import load as load_module  # noqa: PLC0415 - brings onnxruntime
     from service.bounds.onnx.model import check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, describe, parse  # noqa: PLC0415
 
     if not loader.is_alone:
-        return _load_divided(source, loader, property_of)
+        return _load_divided(source, loader, property_of, part)
     content = source.read()
 
     def load() -> Task:
@@ -66,13 +71,15 @@ def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSiz
         module = module.to(loader.device)
         engine = typed.engine_of_module(typed.arithmetic.module_to_bound(module), (module.features,))
         task = typed.task(module, engine, asked, runtime)
-        check_at(module, _points(asked, runtime, loader, engine.network.graph), runtime)
+        check_at(module, _points(asked, part, runtime, loader, engine.network.graph), runtime)
         return task
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
 
-def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes) -> Task:
+def _load_divided(
+    source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes, part: Sequence[int] | None
+) -> Task:
     """Load this rank's stage and shards alone, on which counterexamples are checked, too."""
     from service.bounds.onnx.model import check, check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
@@ -96,14 +103,16 @@ def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyO
         return engine.network.tp_group.agree(task.module(x.to(task.like)))
 
     check(run, sizes[0], replace(runtime))
-    check_at(run, _points(asked, runtime, loader), replace(runtime))
+    check_at(run, _points(asked, part, runtime, loader), replace(runtime))
     return replace(task, notes=tuple(notes))
 
 
-def _points(asked: Property, runtime: Running, loader: TaskLoader, graph: Graph | None = None) -> Tensor:
+def _points(
+    asked: Property, part: Sequence[int] | None, runtime: Running, loader: TaskLoader, graph: Graph | None = None
+) -> Tensor:
     """Return inputs of the property that are numbers of the model's own type, in the one that it has here."""
     own = torch.from_numpy(np.empty(0, runtime.dtype)).to(loader.device)
-    found = points(asked, own, graph)
+    found = points(asked, range(asked.count) if part is None else part, own, graph)
     found = found[found.isfinite().all(dim=1)]
     return found if found.dtype == torch.float64 else found.float()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,14 +18,13 @@ CANDIDATES, MOST_NUMBERS, CHOSEN = 256, 2**22, 12
 
 
 @torch.no_grad()
-def points(asked: Property, like: Tensor, graph: Graph | None = None) -> Tensor:
+def points(asked: Property, instances: Sequence[int], like: Tensor, graph: Graph | None = None) -> Tensor:
     """Return inputs ``(n, features)`` in the dtype and on the device of ``like``: centres, corners and others.
 
-    With the ``graph`` of the whole model there are some besides that take as many of its pieces as are found. All ranks
-    draw the same.
+    They are of the boxes of ``instances``, those that are about the model. With the ``graph`` of all of it there are
+    some besides that take as many of its pieces as are found. All ranks draw the same.
     """
-    step = max(1, asked.count // BOXES)
-    instances = list(range(0, asked.count, step))[:BOXES]
+    instances = instances[:: max(1, len(instances) // BOXES)][:BOXES]
     boxes = [asked.batch([instance], like).box for instance in instances]
     generator = torch.Generator().manual_seed(0)
     drawn = [within(each.lower, each.upper, EACH, generator) for each in boxes]

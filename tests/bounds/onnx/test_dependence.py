@@ -153,3 +153,10 @@ def test_at_a_jump_both_sides_are_right() -> None:
     check_at(lambda x: torch.floor(x - 1e-7), torch.tensor([[3.0]]), Runtime.of(parse(data)))
     with pytest.raises(UnsupportedModelError, match="differs"):
         check_at(lambda x: torch.floor(x - 1), torch.tensor([[3.0]]), Runtime.of(parse(data)))
+
+
+def test_an_output_that_its_node_is_not_bounded_with_is_named() -> None:
+    nodes = [node("LayerNormalization", ["x", "w"], "n"), node("Add", ["n", "mean"])]
+    nodes[0].output.append("mean")
+    with pytest.raises(UnsupportedModelError, match="'mean' is an output that its node is not bounded with"):
+        load(model(nodes, [1, 2], {"w": weights(2)}, opset=17))

@@ -16,7 +16,7 @@ from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
-from service.bounds.graph import Node, Ref
+from service.bounds.graph import FLOOR_OF_SIGNED, Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.methods import METHODS, BoundOptions
@@ -102,6 +102,7 @@ EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
     "aten.leaky_relu.default": (lambda z: z if z > 0 else z * mpmath.mpf(0.1), {"negative_slope": 0.1}),
     "aten.abs.default": (abs, {}),
     "aten.floor.default": (mpmath.floor, {}),
+    "floor of signed": (mpmath.floor, {}),
     "aten.tanh.default": (mpmath.tanh, {}),
     "aten.sigmoid.default": (lambda z: 1 / (1 + mpmath.exp(-z)), {}),
     "aten.silu.default": (lambda z: z / (1 + mpmath.exp(-z)), {}),
@@ -133,6 +134,7 @@ EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
     "inverse square": (lambda z: z**-2, {"exponent": -2}),
 }
 OVERLOADS = {
+    "floor of signed": FLOOR_OF_SIGNED,
     "tanh form": "aten.gelu.default",
     "selu": "aten.elu.default",
     "celu": "aten.elu.default",

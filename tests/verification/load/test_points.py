@@ -23,7 +23,7 @@ def asked() -> OneBox:
 
 def drawn(asked: OneBox, *, by_pieces: bool) -> Tensor:
     graph = capture(load(NEEDLE), (2,)) if by_pieces else None
-    return points(asked, torch.empty(0), graph)
+    return points(asked, [0], torch.empty(0), graph)
 
 
 def test_they_are_in_the_box_with_its_ends_and_other_corners(asked: OneBox) -> None:
