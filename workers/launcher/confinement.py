@@ -44,6 +44,18 @@ class JobLimits:
     file_gib: float = 1024.0
     processes: int = 16_384
 
+    @property
+    def memory(self) -> int:
+        """Return the bytes of private memory that a rank may have."""
+        return _host_memory() if self.memory_gib is None else int(self.memory_gib * _GIB)
+
+    @property
+    def shared_memory(self) -> int:
+        """Return the bytes of shared memory that a group may have, as files and as segments: what a rank may have of
+        its own, but no more than half of the host's.
+        """
+        return min(self.memory, _host_memory() // 2)
+
 
 @dataclass(frozen=True)
 class Confinement:
@@ -99,6 +111,8 @@ class Confinement:
         if in_user_namespace:
             namespaces.hide(covered, [*read, *write])
             held.add("broker")
+            if namespaces.own_shared_memory(self.limits.shared_memory):
+                held.add("memory")
             if self.own_network:
                 namespaces.isolate_network()
                 held.add("network")
@@ -149,10 +163,9 @@ def _limit(limits: JobLimits, *, count_processes: bool) -> None:
     in a namespace of the group's own: elsewhere all that the user runs on the host would count.
     """
     forbid_new_privileges()
-    memory = _host_memory() if limits.memory_gib is None else int(limits.memory_gib * _GIB)
     wanted = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_DATA: memory,
+        resource.RLIMIT_DATA: limits.memory,
         resource.RLIMIT_FSIZE: int(limits.file_gib * _GIB),
         resource.RLIMIT_NOFILE: _OPEN_FILES,
     }
