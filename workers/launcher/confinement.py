@@ -28,6 +28,8 @@ Mode = Literal["auto", "required", "none"]
 _GIB = 1 << 30
 _OPEN_FILES = 65_536
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/nix/store")
+_SOCKETS = (Path("/run"), Path("/var/run"))
+_OF_DRIVERS = (Path("/run/nvidia-persistenced"),)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "kfd", "infiniband", "gdrdrv")
 
 
@@ -96,7 +98,8 @@ class Confinement:
         covered = [Path(path) for path in self.covered]
         if in_user_namespace:
             namespaces.own_mounts()
-        with grants.held(map(Path, self.read), covered) as read, grants.held(map(Path, self.write), covered) as write:
+        readable = [*map(Path, self.read), *(_OF_DRIVERS if self.cuda else ())]
+        with grants.held(readable, covered) as read, grants.held(map(Path, self.write), covered) as write:
             held |= self._enforce(covered, read, write, in_user_namespace=in_user_namespace)
         expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
         if self.mode == "required" and (missing := expected - held):
@@ -109,7 +112,7 @@ class Confinement:
     ) -> set[str]:
         held: set[str] = set()
         if in_user_namespace:
-            namespaces.hide(covered, [*read, *write])
+            namespaces.hide([*covered, *_folders_of_sockets()], [*read, *write])
             held.add("broker")
             if namespaces.own_shared_memory(self.limits.shared_memory):
                 held.add("memory")
@@ -149,6 +152,16 @@ def _system_paths() -> Iterator[Path]:
         for entry in os.environ.get(name, "").split(os.pathsep):
             if Path(entry).is_absolute():
                 yield Path(entry)
+
+
+def _folders_of_sockets() -> Iterator[Path]:
+    """Yield where a host's other services have their sockets, which Landlock does not close; not a folder that
+    programs are in.
+    """
+    needed = [path.resolve() for path in _system_paths()]
+    for folder in _SOCKETS:
+        if folder.is_dir() and not any(path.is_relative_to(folder) for path in needed):
+            yield folder
 
 
 def _device_paths() -> Iterator[Path]:

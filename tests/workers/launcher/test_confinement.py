@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import errno
 import json
 import os
 import socket
@@ -151,13 +152,14 @@ def test_ranks_that_nothing_confines_are_limited_all_the_same(fleet: Fleet) -> N
     assert (found["broker"], found["port"]) == ("ok", "ok"), "they are there: only the confinement hides them"
 
 
-def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str]:
+def enforce(confined: Confinement, code: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python ``code`` in a process that has confined itself, without the service around it."""
     script = (
         "import json, sys\n"
         "from workers.launcher import namespaces\n"
         "from workers.launcher.confinement import Confinement\n"
         "inside = namespaces.enter_user_namespace()\n"
+        f"{before}"
         f"Confinement.from_json(json.loads({json.dumps(confined.to_json())!r})).enforce(in_user_namespace=inside)\n"
     )
     return subprocess.run(
@@ -276,6 +278,31 @@ print(os.path.exists({str(tmp_path / "data/broker/broker.sock")!r}))
     assert done.stdout.split()[0] == "-1", done.stderr
     assert done.stdout.split()[1] == "-1"
     assert done.stdout.split()[-1] == "False"
+
+
+@needs_namespaces
+def test_sockets_of_other_services_are_covered_but_for_those_that_are_granted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "granted").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as docker, socket.socket(socket.AF_UNIX) as granted:
+        for listening, path in ((docker, run / "docker.sock"), (granted, run / "granted" / "socket")):
+            listening.bind(str(path))
+            listening.listen()
+        code = f"""
+import socket
+for path in ({str(run / "docker.sock")!r}, {str(run / "granted/socket")!r}):
+    with socket.socket(socket.AF_UNIX) as client:
+        print(client.connect_ex(path))
+"""
+        cover = f"""
+from pathlib import Path
+from workers.launcher import confinement
+confinement._SOCKETS = (Path({str(run)!r}),)
+"""
+        confined = Confinement("auto", read=(str(run / "granted"),))
+        assert enforce(confined, code, before=cover).stdout.split() == [str(errno.ENOENT), "0"]
+        nowhere = cover.replace(str(run), str(tmp_path / "nowhere"))
+        assert enforce(confined, code, before=nowhere).stdout.split() == ["0", "0"], "only that cover hides it"
 
 
 SEGMENTS = """
