@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _MOST_BYTES = 1 << 20
 _METADATA_S = 3600.0
 """How long the provider's metadata and keys are used before they are asked for again."""
 _REFRESH_S = 10.0
-"""Keys are asked for again because of an unknown one no more often than this: anybody can name one."""
+"""Keys are asked for again because of an unknown one no more often than this."""
 
 
 class ProviderUnavailable(Exception):  # noqa: N818
@@ -78,6 +79,8 @@ class OpenIdProvider:
         self._party = party
         self._lock = threading.Lock()
         self._known: _ProviderKeys | None = None
+        self._refreshed = -math.inf
+        """When keys were last asked for because of an unknown one."""
         on_this_host = urlsplit(party.issuer).hostname in LOOPBACK
         self._schemes = ("https", "http") if on_this_host else ("https",)
         self._http = httpx2.Client(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=not on_this_host)
@@ -136,12 +139,13 @@ class OpenIdProvider:
 
     def _current(self, but_not: _ProviderKeys | None = None) -> _ProviderKeys:
         """Return the provider's metadata and keys, asked for again when they are old, or when they are those of
-        ``but_not`` and not very new.
+        ``but_not``: whoever comes right after the provider has changed its keys is no wrong one.
         """
         with self._lock:
             known, now = self._known, time.monotonic()
-            longest_s = _REFRESH_S if known is but_not else _METADATA_S
-            if known is None or now - known.at > longest_s:
+            refreshes = but_not is not None and known is but_not and now - self._refreshed > _REFRESH_S
+            if known is None or refreshes or now - known.at > _METADATA_S:
+                self._refreshed = now if refreshes else self._refreshed
                 known = self._known = self._fetched(now)
             return known
 

@@ -456,6 +456,7 @@ ISOLATION_PARTS = MappingProxyType(
         "files": "ranks open the files of their own job only (Landlock)",
         "network": "a job on one host has a network of its own (namespaces)",
         "broker": "ranks do not see the broker's socket (namespaces)",
+        "memory": "shared memory is a job's own, has a limit and ends with it (namespaces, Linux 6.10)",
     }
 )
 """The first always holds, the others where the host allows them."""

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.jobs.kinds.registry import KINDS
+from service.jobs.records import ISOLATION_PARTS
 from service.jobs.settings import Settings
 from service.jobs.store import FileWriter, HostReport, Store
 
@@ -185,7 +186,7 @@ def test_health_and_readiness_need_no_key(anonymous: TestClient) -> None:
     assert ready["status"] == "ready"
     assert 0 < ready["broker_s"] < 5
     assert ready["survives_power_loss"] is False, "the broker of these tests syncs every second"
-    assert (ready["hosts"], ready["isolation"]) == (0, {"limits": 0, "files": 0, "network": 0, "broker": 0})
+    assert (ready["hosts"], ready["isolation"]) == (0, dict.fromkeys(ISOLATION_PARTS, 0))
 
 
 def test_hosts_and_readiness_tell_what_keeps_ranks_apart(client: TestClient, store: Store) -> None:

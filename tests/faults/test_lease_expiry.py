@@ -11,9 +11,11 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
+import worker_fleet
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, all_gone, family, is_called, processes_of
 
@@ -25,6 +27,7 @@ from workers.linux import uptime
 from workers.supervisor import keeper
 
 LOYAL = "from workers.linux import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
+ON_A_HANGING_DISK = (sys.executable, str(Path(worker_fleet.__file__).with_name("hanging_disk_supervisor.py")))
 DAEMON = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '3600']); time.sleep(3600)"
 
 
@@ -51,7 +54,7 @@ def test_a_keeper_ends_everything_when_its_time_has_come() -> None:
     eventually(lambda: unread(writer) == 0)
     assert process.poll() is None
     os.write(writer, b"%f\n%f\n" % (uptime() + 3600, uptime() + 0.5))
-    assert process.wait(LIMIT_S) == 128 + signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGTERM, "so that nobody takes the command for what ended"
     assert all_gone(below)
     os.close(writer)
 
@@ -171,16 +174,12 @@ def test_work_that_was_done_when_its_lease_ended_is_a_success(fleet: Fleet) -> N
     assert supervisor.wait(LIMIT_S) == 0
 
 
-def freeze(data: DataLayout, ref: AttemptRef) -> str:
-    """Make whoever writes the output of rank 0 to the job's folder hang, until somebody reads what is in its place."""
-    log = data.job(ref.job_id).attempt(1) / "log.rank-0.jsonl"
-    log.parent.mkdir(parents=True)
-    os.mkfifo(log)
-    return str(log)
-
-
-def thaw(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def freeze(data: DataLayout, ref: AttemptRef) -> Path:
+    """Make whoever writes to the attempt's folder hang, until the file that is returned is gone."""
+    mark = data.job(ref.job_id).attempt(1) / "hangs"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    return mark
 
 
 @pytest.mark.slow
@@ -188,20 +187,19 @@ def thaw(path: str) -> int:
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["time to renew"])
 def test_a_job_whose_folder_hangs_keeps_its_lease_and_goes_on_afterwards(fleet: Fleet) -> None:
     ref = fleet.submit("counting")
-    log = freeze(fleet.data, ref)
-    supervisor = fleet.supervise(ref)
-    record = fleet.data.job(ref.job_id).attempt(1) / "events.rank-0.jsonl"
-    eventually(record.exists)
+    mark = freeze(fleet.data, ref)
+    supervisor = fleet.supervise(ref, command=ON_A_HANGING_DISK)
+    eventually(lambda: processes_of(ref))
     until = time.monotonic() + 1.25 * fleet.limits.lease_s
     while time.monotonic() < until:
         assert fleet.store.attempts.reap() == []
         time.sleep(0.2)
-    reader = thaw(log)
+    assert fleet.job(ref).state == "running"
+    mark.unlink()
     job = fleet.ended(ref)
     assert (job.state, job.attempt) == ("succeeded", 1)
     assert [event["step"] for event in fleet.events(ref, "metric")] == list(range(1, 201))
     assert supervisor.wait(LIMIT_S) == 0
-    os.close(reader)
 
 
 @pytest.mark.slow
@@ -209,12 +207,12 @@ def test_a_job_whose_folder_hangs_keeps_its_lease_and_goes_on_afterwards(fleet: 
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["ends"])
 def test_a_group_ends_itself_although_its_folder_and_the_broker_hang(outage: Fleet, mortal: MortalBroker) -> None:
     ref = outage.submit("endless")
-    log = freeze(outage.data, ref)
-    supervisor = outage.supervise(ref)
+    mark = freeze(outage.data, ref)
+    supervisor = outage.supervise(ref, command=ON_A_HANGING_DISK)
     eventually(lambda: processes_of(ref))
     ours = family(supervisor)
     with mortal.hanging():
         eventually(lambda: all_gone(ours))
         assert supervisor.poll() is None
-    os.close(thaw(log))
+    mark.unlink()
     supervisor.kill()

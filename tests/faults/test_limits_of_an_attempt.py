@@ -55,7 +55,9 @@ def test_ranks_that_hang_are_given_another_attempt_where_there_is_a_retry(fleet:
     ref = fleet.submit("deadlocked", 2, stall_s=3.0, retries=1)
     fleet.supervise(ref)
     eventually(lambda: fleet.job(ref).state == "queued")
-    assert "retry 1 of 1" in (fleet.job(ref).reason or "")
+    reason = fleet.job(ref).reason or ""
+    assert "retry 1 of 1" in reason
+    assert "stall_s" in reason
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ Mode = Literal["auto", "required", "none"]
 _GIB = 1 << 30
 _OPEN_FILES = 65_536
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/nix/store")
+_SOCKETS = (Path("/run"), Path("/var/run"))
+_OF_DRIVERS = (Path("/run/nvidia-persistenced"),)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "kfd", "infiniband", "gdrdrv")
 
 
@@ -43,6 +45,18 @@ class JobLimits:
     """The host's memory when absent."""
     file_gib: float = 1024.0
     processes: int = 16_384
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes of private memory that a rank may have."""
+        return _host_memory() if self.memory_gib is None else int(self.memory_gib * _GIB)
+
+    @property
+    def shared_memory(self) -> int:
+        """Return the bytes of shared memory that a group may have, as files and as segments: what a rank may have of
+        its own, but no more than half of the host's.
+        """
+        return min(self.memory, _host_memory() // 2)
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,8 @@ class Confinement:
         covered = [Path(path) for path in self.covered]
         if in_user_namespace:
             namespaces.own_mounts()
-        with grants.held(map(Path, self.read), covered) as read, grants.held(map(Path, self.write), covered) as write:
+        readable = [*map(Path, self.read), *(_OF_DRIVERS if self.cuda else ())]
+        with grants.held(readable, covered) as read, grants.held(map(Path, self.write), covered) as write:
             held |= self._enforce(covered, read, write, in_user_namespace=in_user_namespace)
         expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
         if self.mode == "required" and (missing := expected - held):
@@ -97,8 +112,10 @@ class Confinement:
     ) -> set[str]:
         held: set[str] = set()
         if in_user_namespace:
-            namespaces.hide(covered, [*read, *write])
+            namespaces.hide([*covered, *_folders_of_sockets()], [*read, *write])
             held.add("broker")
+            if namespaces.own_shared_memory(self.limits.shared_memory):
+                held.add("memory")
             if self.own_network:
                 namespaces.isolate_network()
                 held.add("network")
@@ -137,6 +154,16 @@ def _system_paths() -> Iterator[Path]:
                 yield Path(entry)
 
 
+def _folders_of_sockets() -> Iterator[Path]:
+    """Yield where a host's other services have their sockets, which Landlock does not close; not a folder that
+    programs are in.
+    """
+    needed = [path.resolve() for path in _system_paths()]
+    for folder in _SOCKETS:
+        if folder.is_dir() and not any(path.is_relative_to(folder) for path in needed):
+            yield folder
+
+
 def _device_paths() -> Iterator[Path]:
     """Yield the device files that ranks need: GPUs, random numbers, shared memory."""
     yield from (Path("/dev", name) for name in _DEVICES)
@@ -149,10 +176,9 @@ def _limit(limits: JobLimits, *, count_processes: bool) -> None:
     in a namespace of the group's own: elsewhere all that the user runs on the host would count.
     """
     forbid_new_privileges()
-    memory = _host_memory() if limits.memory_gib is None else int(limits.memory_gib * _GIB)
     wanted = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_DATA: memory,
+        resource.RLIMIT_DATA: limits.memory,
         resource.RLIMIT_FSIZE: int(limits.file_gib * _GIB),
         resource.RLIMIT_NOFILE: _OPEN_FILES,
     }

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from workers.launcher.grants import Grant
 
-_NEW_NETWORK, _NEW_USER, _NEW_MOUNTS = 0x40000000, 0x10000000, 0x00020000
+_NEW_NETWORK, _NEW_USER, _NEW_MOUNTS, _NEW_IPC = 0x40000000, 0x10000000, 0x00020000, 0x08000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
 _MOUNT_SETATTR, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 442, 0x8000, 1
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PR_CAPBSET_DROP = 24
 _CAPABILITY_VERSION = 0x20080522
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - covered, before anything is written there
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,6 +64,24 @@ def hide(covered: Iterable[Path], keep: Iterable[Grant]) -> None:
             _cover(path, [each for each in kept if each.path != path and each.path.is_relative_to(path)])
         elif path.exists():  # not below a folder that is covered already
             _mount("/dev/null", path, flags=_MS_BIND)
+
+
+def own_shared_memory(most_bytes: int) -> bool:
+    """Leave the host's shared memory: System V segments, semaphores, message queues and ``/dev/shm`` are empty from now
+    on, and gone with the last process here. Return whether each of segments and files may hold ``most_bytes`` and no
+    more: before Linux 6.10 segments have no limit. Needs the mount namespace that :func:`own_mounts` makes. Raises
+    :class:`OSError`.
+    """
+    _checked(_libc.unshare(_NEW_IPC), "an IPC namespace")
+    if _SHARED_MEMORY.is_dir():
+        options = f"mode=1777,size={most_bytes}"
+        _mount("tmpfs", _SHARED_MEMORY, kind="tmpfs", flags=_MS_NOSUID | _MS_NODEV, options=options)
+    pages = max(1, most_bytes // os.sysconf("SC_PAGE_SIZE"))
+    try:
+        Path("/proc/sys/kernel/shmall").write_text(str(pages))
+    except OSError:
+        return False
+    return True
 
 
 def protect_kernel_settings() -> None:

@@ -13,7 +13,7 @@ The kernel watches that time. It wakes the keeper, and kills it should it be sto
 that, dies with it. So the group ends although neither its supervisor nor its keeper runs.
 
 It exits last, with the command's exit code (128 + n when signal n ended it), so whoever waits for the keeper knows
-that no process is left. After SIGTERM it ends by that signal itself: the command was not at fault.
+that no process is left. After SIGTERM, or its time, it ends by that signal itself: the command was not at fault.
 """
 
 from __future__ import annotations

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
 import jwt
 import orjson
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from oidc_provider import CLIENT_ID, CLIENT_SECRET, LocalProvider, SigningKey, providing
 from pydantic import SecretStr, ValidationError
 
+from api.context import attach, context_of
 from api.main import create_app
 from api.security import FLOW_COOKIE, PAGE_HEADER, SESSION_COOKIE
+from api.sign_in.provider import OpenIdProvider, RelyingParty
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.settings import Settings
 from service.jobs.store import AuditFilter, Store
@@ -31,8 +34,12 @@ class Site:
     """A service, its provider, and a browser."""
 
     provider: LocalProvider
-    store: Store
+    app: FastAPI
     browser: TestClient
+
+    @property
+    def store(self) -> Store:
+        return context_of(self.app).store
 
     def begin(self) -> dict[str, str]:
         """Begin a sign-in and sign in at the provider; return what the browser comes back with."""
@@ -69,12 +76,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         )
         app = create_app(settings)
         with TestClient(app, raise_server_exceptions=False) as browser:
-            yield Site(provider, app.state.context.store, browser)
+            yield Site(provider, app, browser)
 
 
 @pytest.fixture
 def site(running: Site) -> Site:
-    """The service with an empty database, a truthful provider and a browser without cookies."""
+    """The service with an empty database, a truthful provider of which it knows nothing, and a browser without
+    cookies.
+    """
+    context = context_of(running.app)
+    party = RelyingParty(running.provider.issuer, CLIENT_ID, CLIENT_SECRET, context.settings.oidc_scopes)
+    attach(running.app, replace(context, provider=OpenIdProvider(party)))
     running.store.client.call("FLUSHALL")
     running.browser.cookies.clear()
     running.store.projects.create("vision")
@@ -265,6 +277,14 @@ def test_the_word_of_a_provider_that_refuses_is_passed_on(site: Site) -> None:
     answer = site.finish({"state": came_back["state"], "error": "access_denied"})
     refused(site, answer)
     assert "access_denied" in answer.json()["detail"]
+
+
+def test_whoever_comes_right_after_the_provider_changed_its_keys_is_let_in(site: Site) -> None:
+    assert site.sign_in().status_code == 200
+    fresh = SigningKey("fresh")
+    site.provider.token, site.provider.published = fresh.sign, [fresh]
+    answer = site.sign_in()
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_provider_may_change_its_keys(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import errno
 import json
 import os
 import socket
@@ -64,7 +66,7 @@ def test_ranks_read_and_write_the_files_of_their_own_job_only(fleet: Fleet, tmp_
             "a compiler": ("read", "/usr/bin/env"),
         },
     )
-    Path(f"/dev/shm/trivet-{os.getpid()}").unlink()
+    Path(f"/dev/shm/trivet-{os.getpid()}").unlink(missing_ok=True)
     allowed = {name for name, what in found.items() if what == "ok"}
     assert allowed == {"shared memory", "a compiler"}, found
     assert not (ROOT / "workers" / "planted.py").exists()
@@ -150,13 +152,14 @@ def test_ranks_that_nothing_confines_are_limited_all_the_same(fleet: Fleet) -> N
     assert (found["broker"], found["port"]) == ("ok", "ok"), "they are there: only the confinement hides them"
 
 
-def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str]:
+def enforce(confined: Confinement, code: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python ``code`` in a process that has confined itself, without the service around it."""
     script = (
         "import json, sys\n"
         "from workers.launcher import namespaces\n"
         "from workers.launcher.confinement import Confinement\n"
         "inside = namespaces.enter_user_namespace()\n"
+        f"{before}"
         f"Confinement.from_json(json.loads({json.dumps(confined.to_json())!r})).enforce(in_user_namespace=inside)\n"
     )
     return subprocess.run(
@@ -275,6 +278,71 @@ print(os.path.exists({str(tmp_path / "data/broker/broker.sock")!r}))
     assert done.stdout.split()[0] == "-1", done.stderr
     assert done.stdout.split()[1] == "-1"
     assert done.stdout.split()[-1] == "False"
+
+
+@needs_namespaces
+def test_sockets_of_other_services_are_covered_but_for_those_that_are_granted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "granted").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as docker, socket.socket(socket.AF_UNIX) as granted:
+        for listening, path in ((docker, run / "docker.sock"), (granted, run / "granted" / "socket")):
+            listening.bind(str(path))
+            listening.listen()
+        code = f"""
+import socket
+for path in ({str(run / "docker.sock")!r}, {str(run / "granted/socket")!r}):
+    with socket.socket(socket.AF_UNIX) as client:
+        print(client.connect_ex(path))
+"""
+        cover = f"""
+from pathlib import Path
+from workers.launcher import confinement
+confinement._SOCKETS = (Path({str(run)!r}),)
+"""
+        confined = Confinement("auto", read=(str(run / "granted"),))
+        assert enforce(confined, code, before=cover).stdout.split() == [str(errno.ENOENT), "0"]
+        nowhere = cover.replace(str(run), str(tmp_path / "nowhere"))
+        assert enforce(confined, code, before=nowhere).stdout.split() == ["0", "0"], "only that cover hides it"
+
+
+SEGMENTS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+def segment(key, size):
+    return libc.shmget(key, ctypes.c_size_t(size), 0o1600)
+"""
+
+
+@needs_namespaces
+def test_shared_memory_is_a_groups_own_and_limited() -> None:
+    """Neither files nor segments of the host are seen; what is left there is gone with the last process."""
+    libc = ctypes.CDLL(None)
+    key, mine = 0x54000000 + os.getpid() % 0xFFFFFF, Path(f"/dev/shm/trivet-test-{os.getpid()}")
+    segment = libc.shmget(key, 4096, 0o1600)
+    assert segment >= 0
+    try:
+        mine.write_text("hush")
+        confined = Confinement("auto", JobLimits(memory_gib=1 / 8))
+        code = f"""{SEGMENTS}
+print(libc.shmget({key}, 0, 0), os.listdir("/dev/shm"))
+print(segment({key + 1}, 64 << 20) >= 0, segment({key + 2}, 256 << 20) >= 0)
+with open("/dev/shm/left-{os.getpid()}", "wb", buffering=0) as file:
+    try:
+        print(sum(file.write(bytes(1 << 20)) for _ in range(256)))
+    except OSError as error:
+        print(error.strerror)
+"""
+        done = enforce(confined, code)
+        seen, limits, written = done.stdout.splitlines() or [done.stderr] * 3
+        assert seen == "-1 []"
+        assert limits.split() == ["True", str("memory" not in AVAILABLE)]
+        assert written == "No space left on device"
+        assert libc.shmget(key + 1, 0, 0) == -1
+        assert not Path(f"/dev/shm/left-{os.getpid()}").exists()
+    finally:
+        mine.unlink(missing_ok=True)
+        libc.shmctl(segment, 0, None)
 
 
 @needs_files
