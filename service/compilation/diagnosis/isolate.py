@@ -64,7 +64,8 @@ class ModuleSearch:
         random = self.case.rung.decomposes and self.reference.eager.random
         with empty_caches(), eager_random_numbers() if random else nullcontext():
             try:
-                seen = run(build_only(self.program, self.case.phase, self.case.rung, unit), self.plan.iterations)
+                program_run = build_only(self.program, self.case.phase, self.case.rung, unit)
+                seen = run(program_run, self.plan.iterations, self.reference.eager.starts)
             except Exception as error:
                 return describe(error)
         for each in compare_runs(seen, self.reference, self.plan.tolerance):

@@ -28,13 +28,18 @@ class ParitySettings:
     ``small_tensors``: up to so many elements, the permitted ratio is so much larger. ``noise_limit``, as a part of a
     tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
     tensors are judged at this part of their siblings' scale. ``same_computation``, as a part of its size: a float64
-    output further from eager's is another computation.
+    output further from eager's is another computation. ``drift``: a tensor of an iteration that goes on
+    from others may be off by so many times as far as eager has drifted from float64 by then, besides ``running_on``
+    times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said.
     """
 
     small_tensors: tuple[tuple[int, float], ...] = ((10, 5.0), (500, 4.0), (1000, 1.5))
     noise_limit: float = 0.05
     scale_floor: float = 0.01
     same_computation: float = 0.05
+    drift: float = 16.0
+    running_on: float = 10.0
+    drift_limit: float = 0.003
 
     def judged_scale(self, own: float, largest: float) -> float:
         """Return the scale that a tensor is judged at: its own, at least a part of its siblings'."""
@@ -56,7 +61,7 @@ class Comparison:
 
     ``excess`` is the distance over what is permitted: at most 1 passes. ``ratio`` is the distance from float64
     over eager's (``None`` without a float64 reference). ``noise``: how far two eager runs are apart, as a part of the
-    tensor's scale; ``is_noisy``: too far to tell.
+    tensor's scale; ``is_noisy``: too far to tell. ``stale_by``: the value is eager's of so many iterations before.
     """
 
     kind: str
@@ -68,6 +73,7 @@ class Comparison:
     note: str = ""
     noise: float = 0.0
     is_noisy: bool = False
+    stale_by: int = 0
 
     @property
     def passed(self) -> bool:
@@ -85,7 +91,7 @@ class Noise:
 @dataclass(frozen=True)
 class Oracle:
     """Holds what one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has
-    it.
+    it; ``drift``, of one that goes on from others, how far eager has come from float64, as a part of its size.
     """
 
     eager: Tensor
@@ -93,6 +99,7 @@ class Oracle:
     scale: float
     noise: Noise = Noise()
     settings: ParitySettings = SETTINGS
+    drift: float = 0.0
 
     @property
     def unit(self) -> float:
@@ -140,6 +147,21 @@ def scale_of(tensor: Tensor) -> float:
     """Return the root mean square of the finite elements; 0 for an empty tensor."""
     values = _chosen(tensor, torch.isfinite(tensor))
     return _rms(values) if values.numel() else 0.0
+
+
+def compare_running_on(
+    key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance
+) -> Comparison:
+    """Judge ``result`` of an iteration that goes on from others, by its distance over all elements."""
+    if problem := _mismatch(result, oracle.eager):
+        return Comparison(*key, iteration, math.inf, math.inf, None, problem)
+    finite = torch.isfinite(oracle.eager)
+    distance = (_chosen(result, finite) - _chosen(oracle.eager, finite)).abs()
+    if not distance.numel() or not oracle.scale:
+        return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
+    settings = oracle.settings
+    permitted = settings.running_on * tolerance.absolute + settings.drift * oracle.drift
+    return Comparison(*key, iteration, _rms(distance) / oracle.scale / permitted, float(distance.max()))
 
 
 def _chosen(tensor: Tensor, which: Tensor) -> Tensor:

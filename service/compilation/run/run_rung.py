@@ -190,7 +190,7 @@ class _RungRun:
                 compiled.append(self.records.end_iteration())
                 return seen
 
-            run = follow(program_run, self.plan.iterations, step)
+            run = follow(program_run, self.plan.iterations, step, self.reference.eager.starts)
         return run, cold_seconds(seconds, compiled)
 
 

@@ -17,6 +17,7 @@ from service.compilation.run.parity import (
     ParitySettings,
     comparable,
     compare,
+    compare_running_on,
     noise_of,
     scale_of,
 )
@@ -82,6 +83,15 @@ def test_a_tensor_of_pure_rounding_noise_is_judged_at_its_siblings_scale() -> No
     eager, result = torch.zeros(LARGE), torch.full((LARGE,), 1e-8)
     assert verdict(result, eager, truth, scale=ParitySettings().judged_scale(0.0, largest=0.1)).passed
     assert not verdict(result * 1e3, eager, truth, scale=ParitySettings().judged_scale(0.0, largest=0.1)).passed
+
+
+@pytest.mark.parametrize(("off", "drift", "passes"), [(1e-4, 0.0, True), (5e-2, 0.0, False), (5e-2, 5e-3, True)])
+def test_where_iterations_go_on_from_each_other_results_may_drift_as_eager_has(
+    off: float, drift: float, passes: bool
+) -> None:
+    eager, truth = sample(4)
+    found = compare_running_on(("output", "y"), 9, eager * (1 + off), Oracle(eager, truth, 1.0, drift=drift), TOLERANCE)
+    assert found.passed == passes
 
 
 def test_noise_of_eager_itself_is_tolerated() -> None:
