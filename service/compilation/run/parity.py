@@ -28,7 +28,8 @@ class ParitySettings:
     ``small_tensors``: up to so many elements, the permitted ratio is so much larger. ``noise_limit``, as a part of a
     tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
     tensors are judged at this part of their siblings' scale. ``same_computation``, as a part of its size: a float64
-    output further from eager's is another computation. ``drift``: a tensor of an iteration that goes on
+    output further from eager's is another computation. ``cancelled``: where eager is at least this part of its result
+    away from float64, no digit of that is right: its terms cancel. ``drift``: a tensor of an iteration that goes on
     from others may be off by so many times as far as eager has drifted from float64 by then, besides ``running_on``
     times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said.
     """
@@ -37,13 +38,16 @@ class ParitySettings:
     noise_limit: float = 0.05
     scale_floor: float = 0.01
     same_computation: float = 0.05
+    cancelled: float = 0.5
     drift: float = 16.0
     running_on: float = 10.0
     drift_limit: float = 0.003
 
-    def judged_scale(self, own: float, largest: float) -> float:
-        """Return the scale that a tensor is judged at: its own, at least a part of its siblings'."""
-        return max(own, self.scale_floor * largest)
+    def judged_scale(self, own: float, largest: float, terms: float = 0.0) -> float:
+        """Return the scale that a tensor is judged at: its own, at least a part of its siblings', or that of its
+        ``terms`` where they cancel, which is at most the siblings'.
+        """
+        return max(own, self.scale_floor * largest, min(largest, terms))
 
     def ratio(self, elements: int, ratio: float) -> float:
         """Return the permitted ratio for a tensor of so many elements, where large ones are permitted ``ratio``."""
@@ -147,6 +151,20 @@ def scale_of(tensor: Tensor) -> float:
     """Return the root mean square of the finite elements; 0 for an empty tensor."""
     values = _chosen(tensor, torch.isfinite(tensor))
     return _rms(values) if values.numel() else 0.0
+
+
+def terms_scale(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> float:
+    """Return the size of the terms whose sum ``eager`` is, where nothing is left of it but their rounding; else 0.
+
+    As the gradient of a bias before a normalisation: the true sum is zero, and what a float32 leaves of it is about one
+    unit in the last place of its terms, in whatever order they are added.
+    """
+    if truth is None or not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
+        return 0.0
+    rounding = scale_of(eager.double() - truth.double())
+    if rounding < settings.cancelled * scale_of(eager):
+        return 0.0
+    return rounding / torch.finfo(eager.dtype).eps
 
 
 def compare_running_on(

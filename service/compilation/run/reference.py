@@ -13,7 +13,7 @@ from torch import Tensor
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of
+from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of, terms_scale
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
@@ -143,7 +143,7 @@ class Reference:
             key: Oracle(
                 value,
                 truth.get(key),
-                SETTINGS.judged_scale(scales[key], largest[key[0]]),
+                SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
                 noise_of(value, again.get(key, NOTHING)),
             )
             for key, value in eager.items()
