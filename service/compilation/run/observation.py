@@ -73,7 +73,8 @@ class Observation:
     ``comparisons``: the worst of each kind, and the first that failed. ``compared``: how many were made, of tensors of
     the ``kinds`` that hold any finite number.
     ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
-    program used its compiled modules in the judged iterations.
+    program used its compiled modules in the judged iterations. ``own_limit``: a known limit of this rung alone that
+    explains all wrong results.
     """
 
     case: RungCase
@@ -89,3 +90,4 @@ class Observation:
     units: tuple[str, ...] = ()
     calls: Calls = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    own_limit: str = ""

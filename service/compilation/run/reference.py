@@ -17,6 +17,7 @@ from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_o
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
+from service.compilation.torch_internals.checkpoints import counted_checkpoints
 from service.compilation.torch_internals.memory import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
 from service.jobs.spec.compile import Phase
@@ -91,7 +92,7 @@ class Reference:
     """``truth`` is ``None`` where float64 does not compute the same thing (``truth_note`` says why).
 
     ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the modules that are to be
-    compiled.
+    compiled. ``recomputes``: it checkpoints activations.
     """
 
     eager: Run
@@ -101,6 +102,7 @@ class Reference:
     overwritten: tuple[str, ...]
     peak: Peak | None
     calls: Calls = field(default_factory=dict)
+    recomputes: bool = False
     _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -157,7 +159,8 @@ def run_reference(
     program raises. ``on_any`` makes of what is so here what is so on any rank, where ranks run together.
     """
     reset_peak(program.device)
-    eager, calls = _first(program, phase, iterations, on_any)
+    with counted_checkpoints() as checkpoints:
+        eager, calls = _first(program, phase, iterations, on_any)
     memory = peak(program.device)
     again = run(build(program, phase), iterations, eager.starts)
     redrawn = _redrawn(program, phase) if on_any(eager.random) else None
@@ -165,7 +168,7 @@ def run_reference(
     if truth is not None and redrawn is not None and not _draw_alike(eager, truth, redrawn):
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
-    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls)
+    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls, bool(checkpoints))
 
 
 def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, Calls]:

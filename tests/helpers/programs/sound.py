@@ -8,12 +8,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 from service.compilation.program import Parts, Step
 from service.parallel.boundary import StepBoundary
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 6, 3
+
+
+class Checkpointed(nn.Module):
+    """Blocks with dropout whose activations are computed again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.GELU(), nn.Dropout(0.3)) for _ in range(2)
+        )
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        scores: Tensor = self.last(x)
+        return scores
+
+
+class Dropping(Checkpointed):
+    """The same blocks without checkpoints."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        scores: Tensor = self.last(x)
+        return scores
 
 
 def bare() -> dict[str, nn.Module]:
@@ -23,6 +51,14 @@ def bare() -> dict[str, nn.Module]:
 def frozen_backbone() -> dict[str, nn.Module]:
     body = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.BatchNorm1d(FEATURES), nn.ReLU()).requires_grad_(False)
     return {"body": body.eval(), "net": nn.Linear(FEATURES, CLASSES)}
+
+
+def checkpointed() -> dict[str, nn.Module]:
+    return {"net": Checkpointed()}
+
+
+def dropping() -> dict[str, nn.Module]:
+    return {"net": Dropping()}
 
 
 @dataclass(frozen=True)
@@ -47,7 +83,7 @@ class SoundProgram:
             optimizer.zero_grad()
             scores = self._scores(parts, boundary)
             loss = scores.square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             yield Step({"loss": loss.detach()}, {"scores": scores.detach()})
 
