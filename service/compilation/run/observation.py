@@ -20,7 +20,8 @@ class TrainingOutcome:
     """Holds what became of the trainable parameters.
 
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
-    in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled
+    in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates, in eager
+    not only by rounding. ``compiled_backwards``: compiled
     backward nodes, per iteration.
     ``unsharded``: whole on every rank after the last step, although FSDP shards them.
     """

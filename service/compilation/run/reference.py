@@ -111,6 +111,18 @@ class Reference:
         every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
         return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
 
+    @property
+    def rounding_only(self) -> frozenset[str]:
+        """Return the parameters of whose gradients nothing is left but rounding: it is chance whether updates move
+        them.
+        """
+        found: dict[str, bool] = {}
+        for iteration in range(len(self.eager.records)):
+            for (kind, name), oracle in self.oracles(iteration).items():
+                if kind == "gradient":
+                    found[name] = found.get(name, True) and terms_scale(oracle.eager, oracle.truth) > 0
+        return frozenset(name for name, only in found.items() if only)
+
     def oracles(self, iteration: int) -> dict[Key, Oracle]:
         """Return how to judge each tensor of an iteration; every rung is judged by the same."""
         if iteration not in self._oracles:

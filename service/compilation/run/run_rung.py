@@ -146,7 +146,7 @@ class _RungRun:
             comparisons=worth_keeping(comparisons),
             compared=len(comparisons),
             kinds=kinds_of(comparisons),
-            training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
+            training=_training(run, self.reference) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
             units=tuple(program_run.units),
@@ -216,13 +216,14 @@ def _timed(program_run: ProgramRun, iteration: int) -> tuple[StepRecord, float]:
     return seen, time.perf_counter() - start
 
 
-def _training(run: Run, eager: Run) -> TrainingOutcome:
+def _training(run: Run, reference: Reference) -> TrainingOutcome:
+    eager = reference.eager
     return TrainingOutcome(
         trainable=len(run.parameters),
         unreached=_unreached(run, eager),
         unreached_eager=eager.missing,
         moved=run.moved,
-        moved_eager=eager.moved,
+        moved_eager=eager.moved - reference.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
     )

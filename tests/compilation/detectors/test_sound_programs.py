@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ladder_runs import Ascend
 from programs import sound
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from service.compilation.report.gate import highest_safe
-from service.compilation.rungs import RUNGS
+from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
 
 pytestmark = pytest.mark.usefixtures("_imports_set_aside")
@@ -45,3 +47,16 @@ def test_wrong_outputs_are_a_fault_also_with_checkpoints(ascend: Ascend) -> None
     wrong = replace(RUNGS["aot_eager"], backend=backends.wrong_outputs)
     *_, last = ascend(sound.SoundProgram(sound.checkpointed), [RUNGS["eager"], wrong])
     assert last.verdict == "fail_parity"
+
+
+def _without_rounding(value: Any) -> Any:
+    return value.where(value.abs() > 1e-6, 0.0) if isinstance(value, Tensor) else value
+
+
+def test_a_parameter_that_only_rounding_moves_need_not_move(ascend: Ascend) -> None:
+    exact = aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_without_rounding))
+    (result,) = ascend(sound.SoundProgram(sound.normalised), [Rung("exact", exact)])
+    assert (result.verdict, result.findings) == ("pass", ())
+    assert result.observation is not None
+    assert result.observation.training is not None
+    assert "0.bias" not in result.observation.training.moved
