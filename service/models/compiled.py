@@ -83,8 +83,10 @@ def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
     Its code is a copy: graphs of all modules that share code count towards the same limit of recompiling.
     """
 
+    call: Callable[..., Any] = unit._call_impl
+
     def framed(*arguments: Any, **named: Any) -> Any:
-        return unit._call_impl(*arguments, **named)
+        return call(*arguments, **named)
 
     framed.__code__ = framed.__code__.replace()
     return framed

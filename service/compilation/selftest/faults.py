@@ -46,12 +46,15 @@ class Storing(Scorer):
 class Keeping(Storing):
     """Keeps its hidden layer in an attribute, and the mean of that in a buffer."""
 
+    level: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("level", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:
         scores = super().forward(x)
+        assert self.hidden is not None
         self.level.copy_(self.hidden.mean(0))
         return scores
 
@@ -164,7 +167,7 @@ def repeating(shown: str) -> Callable[[FaultyLoop], Step]:
         loop.boundary.step_boundary()
         optimizer.zero_grad()
         features = torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype, requires_grad=True).square()
-        features.retain_grad()  # type: ignore[no-untyped-call]
+        features.retain_grad()
         scores = loop.score(features)
         scores.square().mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -182,7 +183,8 @@ def in_turns(state: State) -> Step:
     """Two parts are trained one after the other: the last gradients of the second are there until its turn, unread."""
     state.boundary.step_boundary()
     loss = torch.zeros(())
-    for part in (state.scorer.first, state.scorer.head):
+    parts: tuple[Any, ...] = (state.scorer.first, state.scorer.head)
+    for part in parts:
         part.zero_grad()
         loss = _loss(state.call(state.batch()))
         torch.autograd.backward(loss, inputs=list(part.parameters()))
