@@ -81,7 +81,7 @@ DEFECTS: tuple[Planted, ...] = (
     Planted(
         loops.watching_late,
         verdict="fail_lifetime",
-        words=("gradients are accumulated or used over replays", "watching_late", "first.weight"),
+        words=("gradients are accumulated or used over replays", "in call", "first.weight"),
         wrong=False,
     ),
     Planted(
