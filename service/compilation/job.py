@@ -102,7 +102,8 @@ def _proved(context: RunContext) -> tuple[Proof, ...]:
 
 def _to_explain(results: list[Result]) -> list[Result]:
     """Return the rungs that stopped the climb."""
-    return [result for result in results if result.observation is not None and result.verdict != "pass"]
+    stopped = (result for result in results if result.verdict not in {"pass", "not_applicable"})
+    return [result for result in stopped if result.observation is not None]
 
 
 def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: RunPlan) -> Iterator[Diagnosis]:

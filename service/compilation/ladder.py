@@ -13,6 +13,7 @@ from service.compilation.ranks.collective_attempt import GroupLostError, collect
 from service.compilation.ranks.group import any_rank, gather
 from service.compilation.ranks.local_trial import local_trial
 from service.compilation.run.observation import Observation, RungCase
+from service.compilation.run.parity import Comparison
 from service.compilation.run.reference import Reference, run_reference
 from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, run_rung
 from service.compilation.rungs import REHEARSAL, Rung
@@ -75,14 +76,30 @@ def _climb_phase(
             if case.rung.cuda_graphs and program.device.type != "cuda":
                 yield _not_applicable(case, look, program)
                 continue
-            result = _judged(look(case))
+            result = _limited(_judged(look(case)))
         except GroupLostError as error:
             lost = f"the ranks lost each other at {case.rung.name} of {case.phase}"
             result = Result(case, "fail_error", error.findings)
-        if result.verdict != "pass":
+        if result.verdict not in {"pass", "not_applicable"}:
             blocked = lost or f"{case.rung.name} did not pass ({result.verdict})"
         yield result
     return lost
+
+
+def _limited(result: Result) -> Result:
+    """Return the result as not applicable if all that is wrong comes of a limit of this rung alone, on every rank."""
+    limits = gather(result.observation.own_limit if result.observation else "")
+    if result.verdict != "fail_parity" or any(each.verdict != "fail_parity" for each in result.findings):
+        return result
+    found = gather(any(not each.passed for each in _comparisons(result)))
+    if not all(limit for limit, wrong in zip(limits, found, strict=True) if wrong):
+        return result
+    reason = next(limit for limit in limits if limit)
+    return replace(result, verdict="not_applicable", findings=(Finding("not_applicable", reason), *result.findings))
+
+
+def _comparisons(result: Result) -> tuple[Comparison, ...]:
+    return result.observation.comparisons if result.observation else ()
 
 
 def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], program: Program) -> Result:

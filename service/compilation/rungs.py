@@ -18,9 +18,8 @@ class Rung:
 
     ``backend`` and ``mode`` are what a job would give to ``torch.compile``. ``compiles_backward``: a training step
     must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches and the toolchain
-    matter. ``decomposes``: by Inductor's decompositions, which draw other random numbers than eager. ``cuda_graphs``:
-    it must capture and replay CUDA graphs; without a CUDA device the rung is not applicable. ``rehearses``: it stands
-    in for CUDA graphs on such a device.
+    matter. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA device the rung is not applicable.
+    ``rehearses``: it stands in for CUDA graphs on such a device.
     """
 
     name: str
@@ -30,14 +29,13 @@ class Rung:
     mode: str | None = None
     cuda_graphs: bool = False
     rehearses: bool = False
-    decomposes: bool = False
 
     @property
     def overwrites(self) -> bool:
         return self.cuda_graphs or self.rehearses
 
 
-def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False, decomposes: bool = False) -> Rung:
+def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False) -> Rung:
     compile_mode = COMPILE_MODES[name]
     return Rung(
         name,
@@ -46,14 +44,13 @@ def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = F
         generates_code,
         compile_mode.mode,
         compile_mode.cuda_graphs,
-        decomposes=decomposes or generates_code,
     )
 
 
 LADDER: tuple[Rung, ...] = (
     _rung("eager", compiles_backward=False),
     _rung("aot_eager"),
-    _rung("aot_eager_decomp_partition", decomposes=True),
+    _rung("aot_eager_decomp_partition"),
     _rung("inductor", generates_code=True),
     _rung("reduce-overhead", generates_code=True),
 )

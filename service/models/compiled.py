@@ -61,7 +61,35 @@ def apply_compile(
 def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
     """Compile this module as one, where it stands; under FSDP2 CUDA graphs must do with parameters that move."""
     moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", _REDUCE_OVERHEAD)
-    unit.compile(backend=copying_inductor if moving else backend, mode=mode)
+    backend = copying_inductor if moving else backend
+    if _is_skipped(unit):
+        unit._compiled_call_impl = torch.compile(_within_a_frame(unit), backend=backend, mode=mode)
+    else:
+        unit.compile(backend=backend, mode=mode)
+
+
+def _is_skipped(unit: nn.Module) -> bool:
+    """Return whether Dynamo finds no frame of this module's call that it would compile, as of a bare ``Sequential``: it
+    skips the files of ``torch.nn`` itself. Hooks of FSDP2 are to stay outside of graphs.
+    """
+    from torch._dynamo import trace_rules  # noqa: PLC0415 - takes a second, and only what compiles needs it
+
+    return trace_rules.check(unit.forward) and not isinstance(unit, FSDPModule)
+
+
+def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
+    """Return the module's call within a frame that Dynamo compiles, as ``torch.compile(module)`` has one.
+
+    Its code is a copy: graphs of all modules that share code count towards the same limit of recompiling.
+    """
+
+    call: Callable[..., Any] = unit._call_impl
+
+    def framed(*arguments: Any, **named: Any) -> Any:
+        return call(*arguments, **named)
+
+    framed.__code__ = framed.__code__.replace()
+    return framed
 
 
 def as_compiled(

@@ -14,7 +14,7 @@ def detect(observation: Observation) -> Iterator[Finding]:
     """Yield one finding per kind of tensor, for the first iteration in which it went wrong. Noise is one only without
     any.
     """
-    failed = [each for each in observation.comparisons if each.excess > 1 and not each.is_noisy]
+    failed = [each for each in observation.comparisons if not (each.passed or each.is_noisy)]
     for comparison in _first(failed):
         yield Finding("fail_parity", f"{_place(comparison)}: {_how(comparison)}")
     if not failed:
@@ -44,6 +44,12 @@ def _earlier(comparison: Comparison, other: Comparison | None) -> bool:
 
 
 def _how(comparison: Comparison) -> str:
+    if comparison.stale_by:
+        before = f"{comparison.iteration} − {comparison.stale_by}"
+        return (
+            f"is the value of iteration {comparison.iteration - comparison.stale_by} ({before}), off by "
+            f"{comparison.max_abs:.3g}: its memory was overwritten, or it was never written"
+        )
     if comparison.note:
         return comparison.note
     times = "" if comparison.ratio is None else f", {comparison.ratio:.3g} times as far from float64 as eager"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -16,9 +15,8 @@ from service.compilation.run.compare_runs import compare_runs
 from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build, build_only
 from service.compilation.run.reference import Reference, run
-from service.compilation.run.run_rung import RunPlan, describe
+from service.compilation.run.run_rung import RunPlan, describe, random_numbers
 from service.compilation.torch_internals.caches import empty_caches
-from service.compilation.torch_internals.switches import eager_random_numbers
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
@@ -61,10 +59,10 @@ class ModuleSearch:
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        random = self.case.rung.decomposes and self.reference.eager.random
-        with empty_caches(), eager_random_numbers() if random else nullcontext():
+        with empty_caches(), random_numbers(self.case.rung, self.reference):
             try:
-                seen = run(build_only(self.program, self.case.phase, self.case.rung, unit), self.plan.iterations)
+                program_run = build_only(self.program, self.case.phase, self.case.rung, unit)
+                seen = run(program_run, self.plan.iterations, self.reference.eager.starts)
             except Exception as error:
                 return describe(error)
         for each in compare_runs(seen, self.reference, self.plan.tolerance):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
@@ -182,6 +182,7 @@ class BoundaryMonitor:
             raise
         if read := [each for each in found if call.reads(each[0], result)]:
             self._read(read, caller(outside=FOREIGN), (call.arguments, call.named))
+        self._gradients.read(call, result)
         return result
 
     def _read(self, found: Sequence[tuple[Tensor, CallResult]], site: CallSite, ignored: Sequence[Any] = ()) -> None:
@@ -201,9 +202,9 @@ class BoundaryMonitor:
         waiting = graphs_wait(self._device) if self._device else None
         self._marks.append(Mark(self.iteration, caller(outside=FOREIGN), self._pending.origins(), waiting))
 
-    def stepping(self, *_: Any) -> None:
-        """Note that an optimizer is about to use gradients."""
-        self._gradients.confirm()
+    def stepping(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note that ``optimizer`` is about to use its gradients."""
+        self._gradients.use(each for group in optimizer.param_groups for each in group["params"])
 
     def usage(self) -> Usage:
         """Return everything seen, after the last step."""
@@ -287,6 +288,15 @@ class _Calls(threading.local):
             self.depth -= 1
 
 
+@dataclass(frozen=True)
+class _SuspectGradient:
+    """A gradient that has been written over. ``version``: how often it had been changed in place by then."""
+
+    outputs: LiveResults
+    stale: StaleGradient
+    version: int
+
+
 class _Gradients:
     """Gradients that backwards made anew, in the memory of CUDA graphs, and that are used on when it is reused.
 
@@ -299,7 +309,7 @@ class _Gradients:
         self.stale: dict[StaleGradient, None] = {}
         self.backward_ran = False
         self._known: dict[str, int | None] = {}
-        self._suspects: list[tuple[LiveResults, StaleGradient]] = []
+        self._suspects: list[_SuspectGradient] = []
 
     def begin(self, iteration: int, site: CallSite) -> None:
         """Replays begin: a gradient that is there was made before, and if it is new, by the graphs."""
@@ -313,20 +323,44 @@ class _Gradients:
         self.backward_ran = False
 
     def confirm(self) -> None:
-        """Count those suspects that are used: gradients that are still their parameter's when a backward runs, an
-        optimizer steps, or replays begin again. Until then they may yet be dropped.
+        """Count those suspects that a backward has added to since, or that were changed in place. What is dropped
+        unread is no mistake, however many backwards of other parameters it lives through.
         """
-        for outputs, stale in self._suspects:
-            gradient = self.trainable[stale.parameter].grad
-            alive = {output.storage.cdata for output in outputs.alive()}
-            if gradient is not None and _place(gradient) in {*alive, _INVALID}:
-                self.stale[stale] = None
-        self._suspects.clear()
+        self._suspects = [each for each in self._suspects if self._is_there(each)]
+        self._count(lambda suspect, gradient: gradient._version != suspect.version)
+
+    def use(self, parameters: Iterable[Tensor]) -> None:
+        """Count those suspects that are gradients of ``parameters``, with which an optimizer steps."""
+        self.confirm()
+        own = {id(each) for each in parameters}
+        self._count(lambda suspect, _: id(self.trainable[suspect.stale.parameter]) in own)
+
+    def read(self, call: FunctionCall, result: Any) -> None:
+        """Count those suspects whose numbers a call in eager code needs."""
+        if self._suspects:
+            given = {_place(each) for each in tensors_in((call.arguments, call.named)) if call.reads(each, result)}
+            self._count(lambda _, gradient: _place(gradient) in given)
+
+    def _count(self, is_used: Callable[[_SuspectGradient, Tensor], bool]) -> None:
+        left = []
+        for suspect in self._suspects:
+            gradient = self.trainable[suspect.stale.parameter].grad
+            if gradient is not None and self._is_there(suspect) and is_used(suspect, gradient):
+                self.stale[suspect.stale] = None
+            else:
+                left.append(suspect)
+        self._suspects = left
+
+    def _is_there(self, suspect: _SuspectGradient) -> bool:
+        """Return whether it is still its parameter's gradient."""
+        gradient = self.trainable[suspect.stale.parameter].grad
+        alive = {output.storage.cdata for output in suspect.outputs.alive()}
+        return gradient is not None and _place(gradient) in {*alive, _INVALID}
 
     def _suspect(self, gradient: Tensor, stale: StaleGradient) -> None:
         outputs = LiveResults()
         outputs.note(Origin(stale.parameter, stale.site, stale.iteration), [gradient])
-        self._suspects.append((outputs, stale))
+        self._suspects.append(_SuspectGradient(outputs, stale, gradient._version))
 
 
 def _place(gradient: Tensor) -> int:

@@ -43,10 +43,12 @@ def gate(
 
 
 def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
-    """Return the last rung of the unbroken row of passes from the foot of the ladder."""
+    """Return the last rung of the unbroken row of passes from the foot of the ladder; one that does not apply breaks
+    no row.
+    """
     best = None
     for result in results:
-        if result.case.phase == phase:
+        if result.case.phase == phase and result.verdict != "not_applicable":
             if result.verdict != "pass":
                 break
             best = result

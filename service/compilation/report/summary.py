@@ -52,8 +52,13 @@ def _climbed(results: Sequence[Result], told: str | None) -> str:
         reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
         before = f"{passed[-1]} passed, " if passed and passed[-1] not in {told, _FOOT} else ""
         return f"{before}{stopped.case.rung.name} {WORDS[stopped.verdict]} ({reason})"
-    apart = [result.case.rung.name for result in results if result.verdict == "not_applicable"]
-    rest = f"; {' and '.join(apart)} not applicable on this device" if apart else ""
+    apart = [result for result in results if result.verdict == "not_applicable"]
+    of_device = [result.case.rung.name for result in apart if result.observation is None]
+    of_itself = [
+        f"{each.case.rung.name} not applicable ({each.findings[0].message})" for each in apart if each.observation
+    ]
+    there = [f"{' and '.join(of_device)} not applicable on this device"] if of_device else []
+    rest = "".join(f"; {each}" for each in (*of_itself, *there))
     only = f"only {_FOOT}, which compiles nothing, was tried and passed"
     return (only if passed == [_FOOT] else f"all {len(passed)} rungs passed") + rest
 

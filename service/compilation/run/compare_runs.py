@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
-from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare
+from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare, compare_running_on
 from service.compilation.run.reference import Reference, Run
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
@@ -17,11 +18,45 @@ _KEPT_FAILURES = 5
 
 
 def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterator[Comparison]:
-    """Yield every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``."""
-    for iteration in range(len(run.records) + 1):
+    """Yield every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``, and
+    after them come the iterations that go on from each other.
+    """
+    for iteration in run.compared:
         results, oracles = run.tensors(iteration), reference.oracles(iteration)
+        if iteration > len(run.records):
+            yield from _compare_running_on(iteration, results, reference, tolerance)
+            continue
         for key in sorted(results.keys() | oracles.keys()):
-            yield from _compare_one(key, iteration, results.get(key), oracles.get(key), tolerance)
+            for comparison in _compare_one(key, iteration, results.get(key), oracles.get(key), tolerance):
+                yield _named(comparison, key, results.get(key), reference, tolerance)
+
+
+def _compare_running_on(
+    iteration: int, results: Mapping[Key, Tensor], reference: Reference, tolerance: Tolerance
+) -> Iterator[Comparison]:
+    """Compare, as far as float64 says how far they may drift, what both runs gave."""
+    drift, oracles = reference.drift(iteration), reference.oracles(iteration)
+    if drift is None:
+        return
+    for key in sorted(results.keys() & oracles.keys()):
+        if oracles[key].eager.is_floating_point():
+            oracle = replace(oracles[key], drift=drift)
+            comparison = compare_running_on(key, iteration, results[key], oracle, tolerance)
+            yield _named(comparison, key, results[key], reference, tolerance)
+
+
+def _named(
+    comparison: Comparison, key: Key, result: Tensor | None, reference: Reference, tolerance: Tolerance
+) -> Comparison:
+    """Return a failed comparison with the iteration before whose value the tensor has, if there is one."""
+    if comparison.passed or comparison.is_noisy or result is None:
+        return comparison
+    first = 0 if comparison.iteration < len(reference.eager.records) else len(reference.eager.records) + 1
+    for earlier in range(comparison.iteration - 1, first - 1, -1):
+        oracle = reference.oracles(earlier).get(key)
+        if oracle is not None and compare(key, earlier, result, oracle, tolerance).passed:
+            return replace(comparison, stale_by=comparison.iteration - earlier)
+    return comparison
 
 
 def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:

@@ -20,7 +20,8 @@ class TrainingOutcome:
     """Holds what became of the trainable parameters.
 
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
-    in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled
+    in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates, in eager
+    not only by rounding. ``compiled_backwards``: compiled
     backward nodes, per iteration.
     ``unsharded``: whole on every rank after the last step, although FSDP shards them.
     """
@@ -73,7 +74,8 @@ class Observation:
     ``comparisons``: the worst of each kind, and the first that failed. ``compared``: how many were made, of tensors of
     the ``kinds`` that hold any finite number.
     ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
-    program used its compiled modules in the judged iterations.
+    program used its compiled modules in the judged iterations. ``own_limit``: a known limit of this rung alone that
+    explains all wrong results.
     """
 
     case: RungCase
@@ -89,3 +91,4 @@ class Observation:
     units: tuple[str, ...] = ()
     calls: Calls = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    own_limit: str = ""

@@ -28,17 +28,26 @@ class ParitySettings:
     ``small_tensors``: up to so many elements, the permitted ratio is so much larger. ``noise_limit``, as a part of a
     tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
     tensors are judged at this part of their siblings' scale. ``same_computation``, as a part of its size: a float64
-    output further from eager's is another computation.
+    output further from eager's is another computation. ``cancelled``: where eager is at least this part of its result
+    away from float64, no digit of that is right: its terms cancel. ``drift``: a tensor of an iteration that goes on
+    from others may be off by so many times as far as eager has drifted from float64 by then, besides ``running_on``
+    times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said.
     """
 
     small_tensors: tuple[tuple[int, float], ...] = ((10, 5.0), (500, 4.0), (1000, 1.5))
     noise_limit: float = 0.05
     scale_floor: float = 0.01
     same_computation: float = 0.05
+    cancelled: float = 0.5
+    drift: float = 16.0
+    running_on: float = 10.0
+    drift_limit: float = 0.003
 
-    def judged_scale(self, own: float, largest: float) -> float:
-        """Return the scale that a tensor is judged at: its own, at least a part of its siblings'."""
-        return max(own, self.scale_floor * largest)
+    def judged_scale(self, own: float, largest: float, terms: float = 0.0) -> float:
+        """Return the scale that a tensor is judged at: its own, at least a part of its siblings', or that of its
+        ``terms`` where they cancel, which is at most the siblings'.
+        """
+        return max(own, self.scale_floor * largest, min(largest, terms))
 
     def ratio(self, elements: int, ratio: float) -> float:
         """Return the permitted ratio for a tensor of so many elements, where large ones are permitted ``ratio``."""
@@ -56,7 +65,7 @@ class Comparison:
 
     ``excess`` is the distance over what is permitted: at most 1 passes. ``ratio`` is the distance from float64
     over eager's (``None`` without a float64 reference). ``noise``: how far two eager runs are apart, as a part of the
-    tensor's scale; ``is_noisy``: too far to tell.
+    tensor's scale; ``is_noisy``: too far to tell. ``stale_by``: the value is eager's of so many iterations before.
     """
 
     kind: str
@@ -68,6 +77,7 @@ class Comparison:
     note: str = ""
     noise: float = 0.0
     is_noisy: bool = False
+    stale_by: int = 0
 
     @property
     def passed(self) -> bool:
@@ -85,7 +95,7 @@ class Noise:
 @dataclass(frozen=True)
 class Oracle:
     """Holds what one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has
-    it.
+    it; ``drift``, of one that goes on from others, how far eager has come from float64, as a part of its size.
     """
 
     eager: Tensor
@@ -93,6 +103,7 @@ class Oracle:
     scale: float
     noise: Noise = Noise()
     settings: ParitySettings = SETTINGS
+    drift: float = 0.0
 
     @property
     def unit(self) -> float:
@@ -140,6 +151,35 @@ def scale_of(tensor: Tensor) -> float:
     """Return the root mean square of the finite elements; 0 for an empty tensor."""
     values = _chosen(tensor, torch.isfinite(tensor))
     return _rms(values) if values.numel() else 0.0
+
+
+def terms_scale(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> float:
+    """Return the size of the terms whose sum ``eager`` is, where nothing is left of it but their rounding; else 0.
+
+    As the gradient of a bias before a normalisation: the true sum is zero, and what a float32 leaves of it is about one
+    unit in the last place of its terms, in whatever order they are added.
+    """
+    if truth is None or not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
+        return 0.0
+    rounding = scale_of(eager.double() - truth.double())
+    if rounding < settings.cancelled * scale_of(eager):
+        return 0.0
+    return rounding / torch.finfo(eager.dtype).eps
+
+
+def compare_running_on(
+    key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance
+) -> Comparison:
+    """Judge ``result`` of an iteration that goes on from others, by its distance over all elements."""
+    if problem := _mismatch(result, oracle.eager):
+        return Comparison(*key, iteration, math.inf, math.inf, None, problem)
+    finite = torch.isfinite(oracle.eager)
+    distance = (_chosen(result, finite) - _chosen(oracle.eager, finite)).abs()
+    if not distance.numel() or not oracle.scale:
+        return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
+    settings = oracle.settings
+    permitted = settings.running_on * tolerance.absolute + settings.drift * oracle.drift
+    return Comparison(*key, iteration, _rms(distance) / oracle.scale / permitted, float(distance.max()))
 
 
 def _chosen(tensor: Tensor, which: Tensor) -> Tensor:

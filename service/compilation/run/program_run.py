@@ -40,7 +40,8 @@ class StepRecord:
 @dataclass(frozen=True)
 class ProgramRun:
     """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``units`` are
-    the modules that were compiled.
+    the modules that were compiled; ``members`` are all parameters and buffers, each once, as they were before the first
+    step.
     """
 
     program: Program
@@ -50,6 +51,7 @@ class ProgramRun:
     steps: Iterator[Step]
     trainable: Mapping[str, Tensor]
     units: Mapping[str, nn.Module]
+    members: tuple[Tensor, ...]
 
     def restarted(self) -> ProgramRun:
         """Return the same parts, from their first step on."""
@@ -100,9 +102,9 @@ def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> Program
 
 def _program_run(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> ProgramRun:
     boundary = StepBoundary(parts.modules, kept=parts.kept)
-    return ProgramRun(
-        program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), units
-    )
+    held = {id(each): each for part in parts.modules.values() for each in (*part.parameters(), *part.buffers())}
+    steps = _steps(program, phase, parts, boundary)
+    return ProgramRun(program, phase, parts, boundary, steps, _trainable(parts), units, tuple(held.values()))
 
 
 def units_of(parts: Parts) -> dict[str, nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,11 @@ from torch import Tensor
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of
+from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of, terms_scale
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
+from service.compilation.torch_internals.checkpoints import counted_checkpoints
 from service.compilation.torch_internals.memory import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
 from service.jobs.spec.compile import Phase
@@ -25,6 +27,10 @@ _OTHER = 2**31 - 1
 """A seed that no iteration has."""
 ROUNDING = 1e-5
 """The distance, as a part of their size, at which results are the same but for rounding."""
+FREE = " (running on)"
+"""Follows the kind of a tensor of an iteration that goes on from the one before."""
+_HOST_SHARE = 0.25
+"""The part of the host's free memory that states of the uncompiled run may take."""
 _TRAJECTORY = "trajectory"
 """The kind of what is made of losses of iterations that go on from each other."""
 
@@ -33,8 +39,9 @@ _TRAJECTORY = "trajectory"
 class Run:
     """Iterations of one program run, with its trainable parameters and buffers before and after them.
 
-    ``end``: where they were left by the free iterations that followed, whose losses are in ``trajectory``.
-    ``random``: random numbers were drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
+    ``end``: where they were left by the free iterations that followed, whose losses are in ``trajectory``, and what
+    else these gave in ``free``. ``starts``: what states iterations began with, in turn. ``random``: random numbers were
+    drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
     """
 
     records: tuple[StepRecord, ...]
@@ -42,12 +49,24 @@ class Run:
     after: dict[Key, Tensor]
     end: dict[Key, Tensor]
     trajectory: dict[Key, Tensor]
+    free: tuple[dict[Key, Tensor], ...] = ()
+    starts: tuple[Snapshot, ...] = field(default=(), repr=False)
     random: bool = False
     unsharded: frozenset[str] = frozenset()
 
     def tensors(self, iteration: int) -> dict[Key, Tensor]:
-        """Return what the iteration gave; as one more, at the end, come parameters and buffers, and the trajectory."""
-        return self.records[iteration].tensors if iteration < len(self.records) else self.after | self.trajectory
+        """Return what the iteration gave; as one more come parameters and buffers, and the trajectory; at the end what
+        free iterations gave.
+        """
+        if iteration < len(self.records):
+            return self.records[iteration].tensors
+        beyond = iteration - len(self.records)
+        return self.free[beyond - 1] if beyond else self.after | self.trajectory
+
+    @property
+    def compared(self) -> range:
+        """The iterations that :meth:`tensors` knows."""
+        return range(len(self.records) + 1 + len(self.free))
 
     @property
     def missing(self) -> frozenset[str]:
@@ -73,7 +92,7 @@ class Reference:
     """``truth`` is ``None`` where float64 does not compute the same thing (``truth_note`` says why).
 
     ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the modules that are to be
-    compiled.
+    compiled. ``recomputes``: it checkpoints activations.
     """
 
     eager: Run
@@ -83,6 +102,7 @@ class Reference:
     overwritten: tuple[str, ...]
     peak: Peak | None
     calls: Calls = field(default_factory=dict)
+    recomputes: bool = False
     _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -91,11 +111,42 @@ class Reference:
         every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
         return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
 
+    @property
+    def rounding_only(self) -> frozenset[str]:
+        """Return the parameters of whose gradients nothing is left but rounding: it is chance whether updates move
+        them.
+        """
+        found: dict[str, bool] = {}
+        for iteration in range(len(self.eager.records)):
+            for (kind, name), oracle in self.oracles(iteration).items():
+                if kind == "gradient":
+                    found[name] = found.get(name, True) and terms_scale(oracle.eager, oracle.truth) > 0
+        return frozenset(name for name, only in found.items() if only)
+
     def oracles(self, iteration: int) -> dict[Key, Oracle]:
         """Return how to judge each tensor of an iteration; every rung is judged by the same."""
         if iteration not in self._oracles:
             self._oracles[iteration] = self._judging(iteration)
         return self._oracles[iteration]
+
+    def drift(self, iteration: int) -> float | None:
+        """Return how far eager has come from float64 by this free iteration, as a part of a tensor's size at most;
+        ``None`` where nobody knows, or where it is too far to tell an error from it.
+        """
+        first = len(self.eager.records) + 1
+        if self.truth is None or iteration < first:
+            return None
+        furthest = max((self._apart(index) for index in range(first, iteration + 1)), default=0.0)
+        return furthest if furthest <= SETTINGS.drift_limit else None
+
+    def _apart(self, iteration: int) -> float:
+        """Return how far eager and float64, or two eager runs, are apart in an iteration."""
+        pairs = [each for each in self.oracles(iteration).values() if each.eager.is_floating_point() and each.scale]
+        known = [each for each in pairs if each.truth is not None and each.truth.shape == each.eager.shape]
+        apart = (
+            scale_of(each.eager.double() - each.truth.double()) / each.scale for each in known if each.truth is not None
+        )
+        return max((*apart, *(each.noise.rms / each.scale for each in pairs)), default=0.0)
 
     def _judging(self, iteration: int) -> dict[Key, Oracle]:
         eager, again = self.eager.tensors(iteration), self.again.tensors(iteration)
@@ -106,7 +157,7 @@ class Reference:
             key: Oracle(
                 value,
                 truth.get(key),
-                SETTINGS.judged_scale(scales[key], largest[key[0]]),
+                SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
                 noise_of(value, again.get(key, NOTHING)),
             )
             for key, value in eager.items()
@@ -120,25 +171,33 @@ def run_reference(
     program raises. ``on_any`` makes of what is so here what is so on any rank, where ranks run together.
     """
     reset_peak(program.device)
-    eager, calls = _first(program, phase, iterations)
+    with counted_checkpoints() as checkpoints:
+        eager, calls = _first(program, phase, iterations, on_any)
     memory = peak(program.device)
-    again = run(build(program, phase), iterations)
+    again = run(build(program, phase), iterations, eager.starts)
     redrawn = _redrawn(program, phase) if on_any(eager.random) else None
     truth, note = _truth(program, phase, iterations, eager)
     if truth is not None and redrawn is not None and not _draw_alike(eager, truth, redrawn):
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
-    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls)
+    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls, bool(checkpoints))
 
 
-def _first(program: Program, phase: Phase, iterations: int) -> tuple[Run, Calls]:
+def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, Calls]:
     program_run = build(program, phase)
     with counted_calls(units_of(program_run.parts)) as calls:
-        return run(program_run, iterations), calls
+        return run(program_run, iterations, most=_most_starts(program_run, iterations, on_any)), calls
 
 
-def run(program_run: ProgramRun, iterations: int) -> Run:
-    """Run and record ``iterations``, each with a seed of its own."""
+def _most_starts(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> int:
+    """Return how many states are kept: one for each iteration, or two, in turns, where the host has not the memory."""
+    with_optimizers = 3 * Snapshot.of(program_run).size  # most keep two moments of each parameter
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2 if on_any(iterations * with_optimizers > _HOST_SHARE * available) else iterations
+
+
+def run(program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), most: int | None = None) -> Run:
+    """Run and record ``iterations``, each with a seed of its own; the rest as :func:`follow` has it."""
     draws: list[bool] = []
 
     def step(iteration: int) -> StepRecord:
@@ -148,30 +207,62 @@ def run(program_run: ProgramRun, iterations: int) -> Run:
         draws.append(not torch.equal(fresh, _generator(program_run.program.device)))
         return seen
 
-    return replace(follow(program_run, iterations, step), random=any(draws))
+    return replace(follow(program_run, iterations, step, starts, most), random=any(draws))
 
 
-def follow(program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord]) -> Run:
+def follow(
+    program_run: ProgramRun,
+    iterations: int,
+    step: Callable[[int], StepRecord],
+    starts: Sequence[Snapshot] = (),
+    most: int | None = None,
+) -> Run:
     """Let ``step`` run and record each iteration, by its number.
 
-    In training every one of ``iterations`` begins with the state of the first, so that no difference is magnified by
-    what comes after it: there all tensors are compared. As many more then go on from each other, as a job's do; their
-    losses show where it leads. Inference changes no state, and runs once.
+    In training every one of ``iterations`` begins with a state of the uncompiled run, so that no difference is
+    magnified by what comes after it, and with another than the one before: what is left over from that is then another
+    number, also where a batch repeats. Without ``starts`` the run is that one, and keeps ``most`` of its states (as
+    many as there are iterations unless given), which later iterations take in turn. As many more then go on from each
+    other, as a job's do.
     """
-    before = state_of(program_run)
     if program_run.phase == "inference":
-        records = [step(iteration) for iteration in range(iterations)]
-        after = state_of(program_run)
-        return Run(tuple(records), before, after, after, {}, unsharded=program_run.unsharded)
-    beginning = Snapshot.of(program_run)
-    records = []
+        return _follow_inference(program_run, iterations, step, starts)
+    before = state_of(program_run)
+    known, records = list(starts), []
     for iteration in range(iterations):
-        beginning.restore()
+        if not starts and iteration < (most or iterations):
+            known.append(Snapshot.of(program_run))
+        else:
+            known[iteration % len(known)].restore(program_run)
         records.append(step(iteration))
     after = state_of(program_run)
-    beginning.restore()
+    known[0].restore(program_run)
     free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
-    return Run(tuple(records), before, after, state_of(program_run), _trajectory(free), unsharded=program_run.unsharded)
+    return Run(
+        tuple(records),
+        before,
+        after,
+        state_of(program_run),
+        _trajectory(free),
+        free=tuple({(kind + FREE, name): value for (kind, name), value in each.items()} for each in free),
+        starts=tuple(known),
+        unsharded=program_run.unsharded,
+    )
+
+
+def _follow_inference(
+    program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord], starts: Sequence[Snapshot]
+) -> Run:
+    """Let ``step`` run each iteration once: none changes parameters. With the same ones, and a batch that repeats, what
+    is left over from the iteration before would have the right value, so they are varied a little.
+    """
+    before, records = state_of(program_run), []
+    beginning = starts[0] if starts else Snapshot.of(program_run)
+    for iteration in range(iterations):
+        beginning.vary(program_run, iteration)
+        records.append(step(iteration))
+    after = state_of(program_run)
+    return Run(tuple(records), before, after, after, {}, starts=(beginning,), unsharded=program_run.unsharded)
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
@@ -191,7 +282,7 @@ def seed(iteration: int) -> None:
 def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run | None, str]:
     """Return the float64 run, or why there is none that eager could be measured by."""
     try:
-        truth = run(build(program, phase, dtype=torch.float64), iterations)
+        truth = run(build(program, phase, dtype=torch.float64), iterations, eager.starts)
     except Exception as error:  # whatever a program refuses it with
         raise_host_fault(error)
         what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)

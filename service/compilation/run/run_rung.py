@@ -18,6 +18,7 @@ from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
+from service.compilation.run.limits import own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.reference import Reference, Run, follow, seed
@@ -67,7 +68,7 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
     itself, and a crash of the compiler, which ends the job.
     """
-    with empty_caches(), _random_numbers(case.rung, reference), recorder(case.rung, program.device) as records:
+    with empty_caches(), random_numbers(case.rung, reference), recorder(case.rung, program.device) as records:
         look = _RungRun(program, case, reference, plan, records)
         try:
             return look.observation()
@@ -145,12 +146,13 @@ class _RungRun:
             comparisons=worth_keeping(comparisons),
             compared=len(comparisons),
             kinds=kinds_of(comparisons),
-            training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
+            training=_training(run, self.reference) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
             units=tuple(program_run.units),
             calls=self.reference.calls,
             usage=self._usage,
+            own_limit=own_limit(self.case.rung, self.reference, comparisons),
         )
 
     def failure(self, error: str) -> Observation:
@@ -190,7 +192,7 @@ class _RungRun:
                 compiled.append(self.records.end_iteration())
                 return seen
 
-            run = follow(program_run, self.plan.iterations, step)
+            run = follow(program_run, self.plan.iterations, step, self.reference.eager.starts)
         return run, cold_seconds(seconds, compiled)
 
 
@@ -214,13 +216,14 @@ def _timed(program_run: ProgramRun, iteration: int) -> tuple[StepRecord, float]:
     return seen, time.perf_counter() - start
 
 
-def _training(run: Run, eager: Run) -> TrainingOutcome:
+def _training(run: Run, reference: Reference) -> TrainingOutcome:
+    eager = reference.eager
     return TrainingOutcome(
         trainable=len(run.parameters),
         unreached=_unreached(run, eager),
         unreached_eager=eager.missing,
         moved=run.moved,
-        moved_eager=eager.moved,
+        moved_eager=eager.moved - reference.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
     )
@@ -234,12 +237,12 @@ def _unreached(run: Run, eager: Run) -> frozenset[str]:
     return run.missing.union(*lost)
 
 
-def _random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:
+def random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:
     return eager_random_numbers() if _draws_like_eager(rung, reference) else nullcontext()
 
 
 def _draws_like_eager(rung: Rung, reference: Reference) -> bool:
-    return rung.decomposes and reference.eager.random
+    return rung.compiles_backward and reference.eager.random
 
 
 def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:

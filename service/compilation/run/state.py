@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
 
 from service.compilation.run.program_run import ProgramRun, named_in
 from service.compilation.run.sampling import Key, kept, local_part
+from service.parallel.containers import tensors_in
+
+_VARIED = 4
 
 
 def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
@@ -29,31 +31,53 @@ def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters, buffers and optimizers as they were.
+    """Parameters, buffers and optimizers as they were, in the order in which every build of a program has them.
 
-    Values are on the CPU, where they add nothing to peak memory; pinned, as they go back before every iteration.
+    On the host, where they add nothing to peak memory.
     """
 
-    values: tuple[tuple[Tensor, Tensor], ...]
-    optimizers: tuple[tuple[Optimizer, dict[str, Any]], ...]
+    values: tuple[Tensor, ...]
+    optimizers: tuple[dict[str, Any], ...]
 
     @staticmethod
     def of(program_run: ProgramRun) -> Snapshot:
-        modules = program_run.parts.modules.values()
-        members = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
         return Snapshot(
-            tuple((each, _on_host(local_part(each))) for each in members.values()),
-            tuple((each, deepcopy(each.state_dict())) for each in program_run.parts.optimizers),
+            tuple(local_part(each).to("cpu", copy=True) for each in program_run.members),
+            tuple(_on_host(each.state_dict()) for each in program_run.parts.optimizers),
         )
 
-    def restore(self) -> None:
-        """Restore in place: compiled code knows tensors by where they are."""
+    @property
+    def size(self) -> int:
+        """Return the bytes of parameters, buffers and what optimizers keep."""
+        return sum(each.nbytes for each in (*self.values, *tensors_in(self.optimizers)))
+
+    def restore(self, program_run: ProgramRun) -> None:
+        """Restore into any build of the program, in place: compiled code knows tensors by where they are. A build in
+        another precision takes the same numbers.
+        """
         with torch.no_grad():
-            for value, before in self.values:
-                local_part(value).copy_(before, non_blocking=True)
-        for optimizer, held in self.optimizers:
+            for member, before in zip(program_run.members, self.values, strict=True):
+                local_part(member).copy_(before)
+        for optimizer, held in zip(program_run.parts.optimizers, self.optimizers, strict=True):
             optimizer.load_state_dict(deepcopy(held))
 
+    def vary(self, program_run: ProgramRun, iteration: int) -> None:
+        """Set the parameters to what they were, times a number near 1 that is another in each of ``_VARIED``
+        iterations. Buffers stay as they are.
+        """
+        factor = 1 + (iteration % _VARIED) / 256
+        with torch.no_grad():
+            for member, before in zip(program_run.members, self.values, strict=True):
+                if isinstance(member, nn.Parameter) and member.is_floating_point():
+                    local_part(member).copy_(before * factor)
 
-def _on_host(value: Tensor) -> Tensor:
-    return torch.empty_like(value, device="cpu", pin_memory=value.is_cuda).copy_(value)
+
+def _on_host(state: Any) -> Any:
+    """Return a copy of what an optimizer keeps, with its tensors on the host."""
+    if isinstance(state, Tensor):
+        return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
+    if isinstance(state, dict):
+        return {key: _on_host(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_on_host(value) for value in state)
+    return deepcopy(state)

@@ -29,11 +29,25 @@ def _altered(change: Callable[[Any], Any]) -> Callable[..., Any]:
     return compiler
 
 
+def _delayed(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Return a compiler whose code gives the results of the call before, as stale memory does."""
+    last: list[list[Any]] = []
+
+    def run(*values: Any) -> list[Any]:
+        results = [each.clone() if isinstance(each, Tensor) else each for each in graph(*values)]
+        last.append(results)
+        return list(last.pop(0) if len(last) > 1 else results)
+
+    return _boxed(run)
+
+
 def _five_percent_off(value: Any) -> Any:
     return value * 1.05 if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 wrong_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_altered(_five_percent_off))
+stale_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_delayed)
+stale_outputs = aot_autograd(fw_compiler=_delayed, bw_compiler=_as_is)
 wrong_outputs = aot_autograd(fw_compiler=_altered(_five_percent_off), bw_compiler=_as_is)
 
 

@@ -43,6 +43,22 @@ class Storing(Scorer):
         return super().forward(x)
 
 
+class Keeping(Storing):
+    """Keeps its hidden layer in an attribute, and the mean of that in a buffer."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        assert self.hidden is not None
+        self.level.copy_(self.hidden.mean(0))
+        return scores
+
+
 class Disabled(Scorer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -142,6 +158,31 @@ def changes_late(loop: FaultyLoop) -> Step:
     return sound(loop)
 
 
+def repeating(shown: str) -> Callable[[FaultyLoop], Step]:
+    """Return a step that trains on the same batch again and again, and shows one of the things that are left of it."""
+
+    def step(loop: FaultyLoop) -> Step:
+        scorer: Any = loop.parts.modules["scorer"]
+        (optimizer,) = loop.parts.optimizers
+        loop.boundary.step_boundary()
+        optimizer.zero_grad()
+        features = torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype, requires_grad=True).square()
+        features.retain_grad()
+        scores = loop.score(features)
+        scores.square().mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        left = {"scores": scores, "hidden": scorer.hidden, "level": scorer.level, "retained": features.grad}
+        return Step(outputs={name: value.detach().clone() for name, value in left.items() if name == shown})
+
+    return step
+
+
+def scores_again(loop: FaultyLoop) -> Step:
+    """Score the same batch again and again."""
+    loop.boundary.step_boundary()
+    return Step(outputs={"scores": loop.score(torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype)).clone()})
+
+
 def never_alike(loop: FaultyLoop) -> Step:
     """Return 2 % more than the time before, whoever runs it."""
     loop.boundary.step_boundary()
@@ -216,6 +257,32 @@ FAULTS: tuple[Fault, ...] = (
         "gradient",
         FaultyProgram(),
         Rung("x", backends.wrong_gradients),
+    ),
+    *(
+        Fault(
+            f"a stale {what}, where a batch repeats",
+            "parity",
+            "fail_parity",
+            f"{named}iteration 1: is the value of iteration 0",
+            FaultyProgram(repeating(shown), Keeping),
+            Rung("x", backend),
+        )
+        for what, shown, named, backend in (
+            ("output", "scores", "output scores, ", backends.stale_outputs),
+            ("module attribute", "hidden", "output hidden, ", backends.stale_outputs),
+            ("buffer", "level", "output level, ", backends.stale_outputs),
+            ("gradient", "", "", backends.stale_gradients),
+            ("retained gradient", "retained", "output retained, ", backends.stale_gradients),
+        )
+    ),
+    Fault(
+        "a stale output of inference, where a batch repeats",
+        "parity",
+        "fail_parity",
+        "output scores, iteration 1: is the value of iteration 0",
+        FaultyProgram(scores_again),
+        Rung("x", backends.stale_outputs),
+        "inference",
     ),
     Fault(
         "eager runs that never agree",

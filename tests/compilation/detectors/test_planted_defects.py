@@ -167,12 +167,12 @@ def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend:
     torch._dynamo.reset()
 
 
-def test_code_that_never_sees_an_update_leaves_the_trajectory(ascend: Ascend) -> None:
-    """From one state every iteration is right, and so are its gradients."""
+def test_code_that_never_sees_an_update_fails_from_the_second_state_on(ascend: Ascend) -> None:
+    """The batch repeats: what is computed from the first state is then the value of the iteration before."""
     (result,) = ascend(clean.PERCEPTRON, rungs=[Rung("planted", _keeps_parameters, compiles_backward=False)])
     assert result.verdict == "fail_parity"
-    (finding,) = result.findings
-    assert finding.message.startswith("trajectory loss, iteration 4: off by")
+    assert "loss loss, iteration 1: is the value of iteration 0 (1 − 1), off by" in messages(result)
+    assert any(finding.message.startswith("trajectory loss, iteration 4: off by") for finding in result.findings)
 
 
 def _keeps_parameters(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
@@ -217,11 +217,6 @@ def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Ascend) -> No
     assert "no graph was captured" in messages(first)
     assert "Disabled.forward is marked torch.compiler.disable" in messages(first)
     assert "eager did not pass (vacuous)" in messages(second)
-
-
-def test_a_bare_container_captures_nothing(ascend: Ascend) -> None:
-    (result,) = ascend(empty.SEQUENTIAL, rungs=LADDER[:1])
-    assert result.verdict == "vacuous"
 
 
 def test_training_without_a_compiled_backward_is_vacuous(ascend: Ascend) -> None:
@@ -341,7 +336,7 @@ def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Ascend) -
     assert verdicts(results) == ["pass"] * 4 + ["not_applicable"]
     assert seen(results[3]).case.rung == INDUCTOR
     noted = [any("fallback_random" in note for note in seen(result).notes) for result in results[:4]]
-    assert noted == [False, False, True, True]
+    assert noted == [False, True, True, True]
     assert seen(results[3]).compared > 0
 
 

@@ -35,8 +35,18 @@ def row(rung: int, verdict: Verdict, price: Cost | None = None, message: str = "
 def test_the_gate_is_the_last_of_an_unbroken_row_of_passes(verdicts: list[Verdict]) -> None:
     results = [row(index, verdict) for index, verdict in enumerate(verdicts)]
     best = highest_safe(results, "train")
-    passes = next((index for index, verdict in enumerate(verdicts) if verdict != "pass"), len(verdicts))
-    assert (best.case.rung if best else None) == (LADDER[passes - 1] if passes else None)
+    applicable = [(LADDER[index], verdict) for index, verdict in enumerate(verdicts) if verdict != "not_applicable"]
+    passes = next((index for index, (_, verdict) in enumerate(applicable) if verdict != "pass"), len(applicable))
+    assert (best.case.rung if best else None) == (applicable[passes - 1][0] if passes else None)
+
+
+def test_a_rung_that_does_not_apply_breaks_no_row_of_passes_and_is_told_with_its_reason() -> None:
+    results = [row(0, "not_applicable", message="draws other numbers"), row(1, "pass", cost(2, 1, True))]
+    assert highest_safe(results, "train") is results[1]
+    opened = gate(results, ["train"], FINGERPRINT, None)
+    assert opened["train"] == "aot_eager"
+    assert "all 1 rungs passed; eager not applicable (draws other numbers)" in " ".join(summary(results, opened))
+    assert highest_safe([results[0], row(1, "fail_parity"), row(2, "pass")], "train") is None
 
 
 @given(st.lists(st.sampled_from(SEVERITY)))

@@ -17,8 +17,10 @@ from service.compilation.run.parity import (
     ParitySettings,
     comparable,
     compare,
+    compare_running_on,
     noise_of,
     scale_of,
+    terms_scale,
 )
 from service.compilation.run.sampling import KEPT, WHOLE, kept, signed_sums
 from service.jobs.spec.compile import Tolerance
@@ -82,6 +84,38 @@ def test_a_tensor_of_pure_rounding_noise_is_judged_at_its_siblings_scale() -> No
     eager, result = torch.zeros(LARGE), torch.full((LARGE,), 1e-8)
     assert verdict(result, eager, truth, scale=ParitySettings().judged_scale(0.0, largest=0.1)).passed
     assert not verdict(result * 1e3, eager, truth, scale=ParitySettings().judged_scale(0.0, largest=0.1)).passed
+
+
+def cancelling(seed: int, terms: float, wrong: float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What float32 leaves of sums of terms of that size which cancel: in another order, in eager, and in truth."""
+    truth = torch.zeros(8, dtype=torch.float64)
+    drawn = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)) * terms * torch.finfo(torch.float32).eps
+    return drawn[0] * 30 + wrong * terms, drawn[1], truth
+
+
+@given(seed=st.integers(0, 10_000), exponent=st.integers(-6, 0))
+def test_the_scale_of_a_tensor_whose_terms_cancel_is_that_of_its_terms(seed: int, exponent: int) -> None:
+    terms = 10.0**exponent
+    for wrong, passes in ((0.0, True), (0.01, False)):
+        result, eager, truth = cancelling(seed, terms, wrong)
+        scale = ParitySettings().judged_scale(scale_of(eager), 0.3 * terms, terms_scale(eager, truth))
+        assert verdict(result, eager, truth, scale=scale).passed == passes
+
+
+def test_a_tensor_with_any_right_digit_is_judged_at_its_own_scale() -> None:
+    eager, truth = sample(3)
+    assert terms_scale(eager, truth) == 0.0
+    assert terms_scale(eager, None) == 0.0
+    assert terms_scale(torch.arange(4), torch.arange(4)) == 0.0
+
+
+@pytest.mark.parametrize(("off", "drift", "passes"), [(1e-4, 0.0, True), (5e-2, 0.0, False), (5e-2, 5e-3, True)])
+def test_where_iterations_go_on_from_each_other_results_may_drift_as_eager_has(
+    off: float, drift: float, passes: bool
+) -> None:
+    eager, truth = sample(4)
+    found = compare_running_on(("output", "y"), 9, eager * (1 + off), Oracle(eager, truth, 1.0, drift=drift), TOLERANCE)
+    assert found.passed == passes
 
 
 def test_noise_of_eager_itself_is_tolerated() -> None:

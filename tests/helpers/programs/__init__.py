@@ -18,7 +18,7 @@ compiled autograd under FSDP2 that trains nothing   ``sharded.blocks``, its auto
 a ``Sequential`` under FSDP2 that compiles nothing  ``sharded.sequential``                      ``vacuous``
 a block under FSDP2 called past what is compiled    ``sharded.scoring``                         ``vacuous``
 a module called past what is compiled               ``callings.by_method``                      ``vacuous``
-a forward, or a container, that is not compiled     ``empty.DISABLED``, ``empty.SEQUENTIAL``    ``vacuous``
+a forward that is not compiled                      ``empty.DISABLED``                          ``vacuous``
 a shape that changes in every step                  ``loops.growing``                           ``unstable``
 one that no graph covers                            ``restless.SHAPE_STORM``                    ``vacuous``
 a change after warm-up                              ``restless.LATE_CHANGE``                    ``unstable``

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from programs.parts import CLASSES, FEATURES, Perceptron, program
+from programs.parts import Perceptron, program
 
 
 class Disabled(Perceptron):
@@ -27,12 +27,6 @@ class NoSlope(Perceptron):
         return outputs + (outputs.sum() - outputs.sum()).abs().sqrt()
 
 
-def sequential() -> nn.Module:
-    """Compiled in place, a bare ``nn.Sequential`` is skipped by Dynamo as a part of PyTorch."""
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
 NOT_A_NUMBER = program(NotANumber)
 NO_SLOPE = program(NoSlope)
 DISABLED = program(Disabled)
-SEQUENTIAL = program(sequential)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -178,6 +179,18 @@ def late_to_drop(state: State) -> Step:
     return _update(state, loss)
 
 
+def in_turns(state: State) -> Step:
+    """Two parts are trained one after the other: the last gradients of the second are there until its turn, unread."""
+    state.boundary.step_boundary()
+    loss = torch.zeros(())
+    parts: tuple[Any, ...] = (state.scorer.first, state.scorer.head)
+    for part in parts:
+        part.zero_grad()
+        loss = _loss(state.call(state.batch()))
+        torch.autograd.backward(loss, inputs=list(part.parameters()))
+    return _update(state, loss)
+
+
 def remembering(state: State) -> Step:
     """Scores of earlier steps are used again: right if the boundary has copied them."""
     state.boundary.step_boundary()
@@ -240,6 +253,17 @@ def stepping_late(state: State) -> Step:
     with torch.no_grad():
         seen = state.scorer(state.batch(1)).mean().clone()
     return Step({**_update(state, loss).losses, "seen": seen})
+
+
+def watching_late(state: State) -> Step:
+    """The size of the last step's gradients is read when the next step's results have been written over them."""
+    state.boundary.step_boundary()
+    loss = _loss(state.call(state.batch()))
+    gradients = [each.grad for each in state.scorer.parameters() if each.grad is not None]
+    size = torch.stack([each.norm() for each in gradients]).sum() if gradients else torch.zeros(()).to(state.device)
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    return Step({**_update(state, loss).losses, "size": size})
 
 
 def marking_each_forward(state: State) -> Step:

@@ -44,6 +44,7 @@ CLEAN: tuple[Planted, ...] = (
     Planted(loops.in_place_gradients),
     Planted(loops.telemetry),
     Planted(loops.late_to_drop),
+    Planted(loops.in_turns),
     Planted(loops.compiling_its_own),
     Planted(loops.remembering, "inference", kept=("scorer",)),
 )
@@ -75,6 +76,12 @@ DEFECTS: tuple[Planted, ...] = (
         loops.stepping_late,
         verdict="fail_lifetime",
         words=("gradients are accumulated or used over replays", "stepping_late", "first.weight"),
+        wrong=False,
+    ),
+    Planted(
+        loops.watching_late,
+        verdict="fail_lifetime",
+        words=("gradients are accumulated or used over replays", "in call", "first.weight"),
         wrong=False,
     ),
     Planted(

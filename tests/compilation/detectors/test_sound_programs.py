@@ -1,0 +1,62 @@
+"""Ways of writing a program that are right raise no alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ladder_runs import Ascend
+from programs import sound
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+
+from service.compilation.report.gate import highest_safe
+from service.compilation.rungs import RUNGS, Rung
+from service.compilation.selftest import backends
+
+pytestmark = pytest.mark.usefixtures("_imports_set_aside")
+BELOW_CODE = [RUNGS["eager"], RUNGS["aot_eager"]]
+
+
+@pytest.mark.parametrize(("modules", "graphs"), [(sound.bare, 1), (sound.frozen_backbone, 2)])
+def test_modules_of_torch_itself_are_compiled(
+    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], graphs: int
+) -> None:
+    results = ascend(sound.SoundProgram(modules), BELOW_CODE, phases=("train", "inference"))
+    assert [(result.verdict, result.findings) for result in results] == [("pass", ())] * 4
+    assert [result.observation.evidence.graphs for result in results if result.observation] == [graphs] * 4
+
+
+def test_a_rung_that_alone_draws_other_numbers_does_not_apply_and_the_ladder_goes_on(ascend: Ascend) -> None:
+    first, second = ascend(sound.SoundProgram(sound.checkpointed), BELOW_CODE)
+    assert first.verdict == "not_applicable"
+    assert first.findings[0].message.startswith("Dynamo's backend eager computes a checkpointed block again with other")
+    assert (second.verdict, second.findings) == ("pass", ())
+    assert highest_safe([first, second], "train") is second
+
+
+def test_wrong_gradients_of_a_program_that_draws_but_checkpoints_nothing_are_a_fault(ascend: Ascend) -> None:
+    wrong = replace(RUNGS["eager"], backend=backends.wrong_gradients)
+    (first,) = ascend(sound.SoundProgram(sound.dropping), [wrong])
+    assert first.verdict == "fail_parity"
+
+
+def test_wrong_outputs_are_a_fault_also_with_checkpoints(ascend: Ascend) -> None:
+    wrong = replace(RUNGS["aot_eager"], backend=backends.wrong_outputs)
+    *_, last = ascend(sound.SoundProgram(sound.checkpointed), [RUNGS["eager"], wrong])
+    assert last.verdict == "fail_parity"
+
+
+def _without_rounding(value: Any) -> Any:
+    return value.where(value.abs() > 1e-6, 0.0) if isinstance(value, Tensor) else value
+
+
+def test_a_parameter_that_only_rounding_moves_need_not_move(ascend: Ascend) -> None:
+    exact = aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_without_rounding))
+    (result,) = ascend(sound.SoundProgram(sound.normalised), [Rung("exact", exact)])
+    assert (result.verdict, result.findings) == ("pass", ())
+    assert result.observation is not None
+    assert result.observation.training is not None
+    assert "0.bias" not in result.observation.training.moved
