@@ -14,9 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from service.formats.archive import Unpacking, UploadError
 from service.formats.onnx_dependence import DRAWING, Dependence, Numbered, dependence, graphs_in
+from service.formats.onnx_functions import FunctionError, inlined
+from service.formats.onnx_outputs import scores_only, without_maps
 from service.formats.protobuf import has_more_fields
 
-OPSETS = range(8, 22)
+OPSETS = range(8, 25)
 FLOATS: Mapping[int, type[np.floating[Any]]] = {
     TensorProto.FLOAT: np.float32,
     TensorProto.DOUBLE: np.float64,
@@ -28,13 +30,14 @@ _NUMBERS = (
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 )  # fmt: skip
 _OPERATORS = """
-Abs Add Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh CumSum
-DepthToSpace Div Dropout Einsum Elu Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
-GlobalAveragePool GlobalMaxPool GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN
-LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg PRelu Pad Pow Reciprocal
-ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
-Relu Reshape Resize ReverseSequence Round Selu Shrink Sigmoid Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth
-Split Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze Upsample Where
+Abs Add Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh
+CumSum DepthToSpace Div Dropout Einsum Elu Erf Exp Expand Flatten Floor GRU Gather GatherElements GatherND Gelu
+Gemm GlobalAveragePool GlobalMaxPool GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN
+LSTM LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg PRelu Pad Pow RNN
+Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+ReduceSumSquare Relu Reshape Resize ReverseSequence Round ScatterElements ScatterND Selu Shrink Sigmoid Sin Sinh
+Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze
+Upsample Where
 """
 OPERATORS = frozenset(_OPERATORS.split())
 """Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
@@ -103,7 +106,12 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
     for where, node, attribute in _attributes(model):
         _check_numbers(where, node, attribute)
     _check_repeatable(model)
+    try:
+        model = without_maps(inlined(model))
+    except FunctionError as error:
+        raise OnnxError(str(error)) from error
     batch_of_one(graph_input(model))
+    model = scores_only(model, _dependence(model), _supported(model))
     for output in model.graph.output:
         _lengths(output)
     return model
@@ -184,7 +192,10 @@ def _parts(sparse: Iterable[onnx.SparseTensorProto]) -> list[TensorProto]:
 def _check_tensor(where: str, tensor: TensorProto) -> None:
     """Check that it has as many numbers, here and in no other file, as its type and its shape say."""
     if tensor.data_location == TensorProto.EXTERNAL:
-        raise OnnxError(f"{where} is kept in another file; expected one file")
+        raise OnnxError(
+            f"{where} is kept in another file; expected one file, as torch.onnx.export(…, external_data=False) or "
+            "onnx.save_model(onnx.load(path), new_path) writes it"
+        )
     if tensor.data_type not in _BITS:
         raise OnnxError(f"{where} is of type {_type_name(tensor.data_type)}; expected one of numbers")
     shape = list(tensor.dims)
@@ -265,11 +276,11 @@ def outline_of(content: bytes) -> Outline:
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
     inputs = prod(batch_of_one(graph_input(model)))
-    branches = constant_conditions(model)
+    supported = _supported(model)
     unsupported = tuple(
         f"ONNX {operator_of(node)} (node {name_of(node, index)!r})" + (f", as {INNER}" if any(graphs_in(node)) else "")
         for index, node in working_nodes(model)
-        if operator_of(node) not in OPERATORS and index not in branches
+        if index not in supported
     )
     return Outline(inputs, sum(known) if len(known) == len(outputs) else None, unsupported)
 
@@ -289,6 +300,12 @@ def constant_conditions(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
         for index, node in enumerate(model.graph.node)
         if operator_of(node) == "If" and node.input[0] not in values
     }
+
+
+def _supported(model: onnx.ModelProto) -> set[int]:
+    """Return the numbers of the nodes that can be bounded, or that a branch takes the place of."""
+    known = {index for index, node in enumerate(model.graph.node) if operator_of(node) in OPERATORS}
+    return known | constant_conditions(model).keys()
 
 
 def _dependence(model: onnx.ModelProto) -> Dependence:

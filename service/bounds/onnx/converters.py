@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.bounds.onnx import arranging, entrywise, matrices, norms, pools, reductions, windows
+from service.bounds.onnx import arranging, entrywise, matrices, norms, pools, recurrent, reductions, scattering, windows
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.onnx import Converter
 from service.formats import onnx as files
@@ -25,7 +25,7 @@ def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
     return converters
 
 
-_FAMILIES = (arranging, entrywise, matrices, norms, pools, reductions, windows)
+_FAMILIES = (arranging, entrywise, matrices, norms, pools, recurrent, reductions, scattering, windows)
 CONVERTERS: Mapping[str, Converter] = declared(
     {
         name: converter

@@ -64,7 +64,7 @@ class OnnxModel(nn.Module):
         known = {self._description.input: Value(first, x.reshape(-1, *first))}
         for call in self._description.calls:
             values = [self._value(name, known) if name else ABSENT for name in call.inputs]
-            found = _converted(call, values, shapes[call.outputs[0]])
+            found = _converted(call, values, shapes.get(call.outputs[0], ()))
             for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
                 known[name] = Value(shapes.get(name, ()), tensor)
         results = [known[name].float.reshape(-1, prod(shapes[name])) for name in self._description.outputs]

@@ -29,10 +29,17 @@ def instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.instance_norm(x, weight=scale, bias=bias, eps=eps).reshape(-1, *shape)
 
 
-def layer_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    over = shape[call.attributes.get("axis", -1) % len(shape) :]
+def layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+    """Normalise over the last dimensions. The mean and the inverse deviation are given too where they have names."""
+    first = call.attributes.get("axis", -1) % len(shape)
+    over, x, eps = shape[first:], values[0].float, float(call.attributes.get("epsilon", 1e-5))
     weight, bias = ([value.float.expand(over) for value in values[1:3]] + [None, None])[:2]
-    return functional.layer_norm(values[0].float, over, weight, bias, float(call.attributes.get("epsilon", 1e-5)))
+    found = [functional.layer_norm(x, over, weight, bias, eps)]
+    if any(call.outputs[1:]):
+        along = list(range(first + 1, len(shape) + 1))
+        mean = x.mean(along, keepdim=True)
+        found += [mean, torch.rsqrt((x - mean).square().mean(along, keepdim=True) + eps)]
+    return found
 
 
 def group_norm(call: Call, values: Values, shape: Shape) -> Tensor:

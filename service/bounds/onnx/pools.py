@@ -40,7 +40,8 @@ def max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
         raise call.refuse("it gives indices too; one output is supported")
     kernel, strides = listed(call, "kernel_shape", rank), listed(call, "strides", rank)
     before, after = pads_of(call, values[0].shape[2:], kernel, listed(call, "dilations", rank))
-    if rank in LARGEST and before == after and _is_plain(call, rank):
+    narrow = all(2 * width <= size for width, size in zip(before, kernel, strict=True))  # as torch wants them
+    if rank in LARGEST and before == after and narrow and _is_plain(call, rank):
         return LARGEST[rank](x, kernel, strides, before).reshape(-1, *shape)
     return _largest_of_windows(x, _windows(call, values[0].shape[2:], shape[2:])).reshape(-1, *shape)
 

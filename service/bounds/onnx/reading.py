@@ -31,6 +31,8 @@ from service.formats.onnx import (
     working_nodes,
 )
 
+_LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
+"""Operators whose first output may be left out, as exporters do where only the last state is used."""
 _NUMERIC = "biufV"
 """Kinds of numpy's types; V are the floating-point types that it does not have itself."""
 
@@ -116,7 +118,7 @@ def describe(model: onnx.ModelProto) -> Description:
     for call in calls:
         if any(isinstance(each, onnx.GraphProto) for each in call.attributes.values()):
             raise call.refuse(files.INNER)
-        if not call.outputs[0]:
+        if not call.outputs[0] and call.operator not in _LATER_OUTPUTS_ALONE:
             raise call.refuse("its first output has no name")
     depends = {given.name, *(name for call in calls for name in call.outputs)}
     outputs = tuple(output.name for output in model.graph.output)
@@ -163,6 +165,8 @@ def _attribute(call: Call, entry: onnx.AttributeProto) -> Any:
         value = helper.get_attribute_value(entry)
         if isinstance(value, bytes):
             return value.decode()
+        if entry.type == onnx.AttributeProto.STRINGS:
+            return [each.decode() for each in value]
         return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
     except (TypeError, ValueError, KeyError) as error:
         raise call.refuse(f"attribute {entry.name!r} cannot be read: {first_line(error)}") from error

@@ -37,11 +37,16 @@ class Halfspace:
 
 @dataclass(frozen=True)
 class Disjunct:
-    """One disjunct of a query: a counterexample has its input in the box and its output in all of the halfspaces."""
+    """One disjunct of a query: a counterexample has its input in the box and its output in all of the halfspaces.
+
+    The lower ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
+    """
 
     lower: tuple[Number, ...]
     upper: tuple[Number, ...]
     halfspaces: tuple[Halfspace, ...]
+    open_lower: frozenset[int] = frozenset()
+    open_upper: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -112,16 +112,17 @@ def total(parts: Sequence[Expression]) -> Expression:
 
 @dataclass(frozen=True)
 class LinearConstraint:
-    """``Σ terms + constant ≤ 0``, no factor of which is 0; ``token`` is where it came from."""
+    """``Σ terms + constant ≤ 0``, ``< 0`` where it is ``strict``; no factor is 0. ``token`` is where it came from."""
 
     terms: tuple[tuple[str, int, Fraction], ...]
     constant: Fraction
     token: Token
+    strict: bool = False
 
     @classmethod
-    def of(cls, expression: Expression, token: Token) -> LinearConstraint:
+    def of(cls, expression: Expression, token: Token, strict: bool = False) -> LinearConstraint:
         terms = tuple((name, index, factor) for (name, index), factor in expression.terms.items() if factor)
-        return cls(terms, expression.constant, token)
+        return cls(terms, expression.constant, token, strict)
 
 
 def number(token: Token) -> Fraction:

@@ -58,7 +58,7 @@ def read_text(content: IO[bytes], name: str, unpacking: Unpacking, most: int = L
     if len(data) > most:
         raise VnnlibError(f"{name} goes past {LARGEST} bytes of text, the most that one upload may hold")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise VnnlibError(
             f"{name} is not text (byte {error.start}: {error.reason}); expected VNN-LIB as UTF-8 text, compressed by "

@@ -67,7 +67,7 @@ class Box(Strict):
 
 
 class FromOnnx(Strict):
-    """A network in an uploaded ONNX file, opset 8 to 21; inputs and outputs are flattened."""
+    """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened."""
 
     onnx: FileId
 

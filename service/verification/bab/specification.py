@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from math import inf, isfinite
+from math import inf, isfinite, nextafter
 
 import torch
 from torch import Tensor
@@ -139,13 +139,18 @@ class Specification:
 
 def specifications(query: Query, device: torch.device) -> list[Specification]:
     """Return one specification for each different box of the query."""
-    boxes: dict[tuple[int, int], list[Disjunct]] = {}
+    # By identity first: disjuncts that share a box of many inputs are not compared number by number.
+    shared: dict[tuple[int, ...], list[Disjunct]] = {}
     for disjunct in query.disjuncts:
-        boxes.setdefault((id(disjunct.lower), id(disjunct.upper)), []).append(disjunct)
-    grouped: dict[tuple[tuple[Number, ...], tuple[Number, ...]], list[Disjunct]] = {}
-    for disjuncts in boxes.values():
-        grouped.setdefault((disjuncts[0].lower, disjuncts[0].upper), []).extend(disjuncts)
+        shared.setdefault(tuple(map(id, _box_of(disjunct))), []).append(disjunct)
+    grouped: dict[tuple[object, ...], list[Disjunct]] = {}
+    for disjuncts in shared.values():
+        grouped.setdefault(_box_of(disjuncts[0]), []).extend(disjuncts)
     return [_specification(tuple(each), query.outputs, query.ball).on(device) for each in grouped.values()]
+
+
+def _box_of(disjunct: Disjunct) -> tuple[object, ...]:
+    return disjunct.lower, disjunct.upper, disjunct.open_lower, disjunct.open_upper
 
 
 def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball | None) -> Specification:
@@ -158,11 +163,16 @@ def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball |
         above = rounded_up(threshold)
         if not isfinite(above):
             continue  # every output of finite size satisfies it
-        thresholds[row] = above
+        # Of float64 bounds, those that are above the number below are those that are not below the threshold.
+        thresholds[row] = nextafter(above, -inf) if halfspace.strict else above
         for output, factor in coefficients:
             nearest = float(factor)
             rows[row, output], residues[row, output] = nearest, rounded_up(abs(factor - Fraction(nearest)))
-    ends = [_ends(low, high) for low, high in zip(disjuncts[0].lower, disjuncts[0].upper, strict=True)]
+    box = disjuncts[0]
+    ends = [
+        _ends(low, high, index in box.open_lower, index in box.open_upper)
+        for index, (low, high) in enumerate(zip(box.lower, box.upper, strict=True))
+    ]
     lower, upper, first, last, missed = torch.tensor(ends, dtype=torch.float64).T.contiguous()
     middle = lower / 2 + upper / 2 if ball is None else torch.tensor(ball.middle, dtype=torch.float64)
     number = torch.tensor([index for index, _ in flat])
@@ -185,13 +195,19 @@ def _scaled(halfspace: Halfspace) -> tuple[list[tuple[int, Fraction]], Fraction]
     return factors, threshold
 
 
-def _ends(low: Number, high: Number) -> tuple[float, float, float, float, float]:
-    """Return ends around an input's interval, the first and the last number in it, and how far they are from it."""
+def _ends(low: Number, high: Number, after: bool, before: bool) -> tuple[float, float, float, float, float]:
+    """Return ends around an input's interval, the first and the last number in it, and how far they are from it.
+
+    The interval begins after ``low``, or ends before ``high``, where these are said not to be in it.
+    """
     below, first, last, above = rounded_down(low), rounded_up(low), rounded_down(high), rounded_up(high)
+    first = nextafter(first, inf) if after and Fraction(first) == low else first
+    last = nextafter(last, -inf) if before and Fraction(last) == high else last
     if first <= last:
         return below, above, first, last, 0.0
     nearest = min((below, above), key=lambda end: abs(Fraction(end) - Fraction(low)))
-    return below, above, nearest, nearest, rounded_up(_distance(Fraction(nearest), low, high))
+    missed = Fraction(high) - Fraction(low) if after or before else _distance(Fraction(nearest), low, high)
+    return below, above, nearest, nearest, rounded_up(missed)
 
 
 def _distance(point: Fraction, low: Number, high: Number) -> Fraction:

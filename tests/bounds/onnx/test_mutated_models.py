@@ -183,12 +183,12 @@ def test_numbers_in_another_file_are_refused_wherever_they_are(
     tmp_path: Path, made: Callable[[], bytes], where: str
 ) -> None:
     """Else a rank would read that file of its own machine into the bounds."""
-    words = f"{where} is kept in another file; expected one file"
+    words = f"{where} is kept in another file; expected one file, as torch.onnx.export("
     file = tmp_path / "model.onnx"
     file.write_bytes(made())
     with pytest.raises(OnnxError) as refused:
         outline(file)
-    assert str(refused.value) == words
+    assert str(refused.value).startswith(words)
     with pytest.raises(UnsupportedModelError) as later:
         load(made())
-    assert str(later.value) == words
+    assert str(later.value).startswith(words)

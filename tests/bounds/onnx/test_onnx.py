@@ -200,6 +200,26 @@ MODELS: dict[str, bytes] = {
                               {"c": numbers(0.5, -3).astype(ml_dtypes.bfloat16)}),
     "half weights": model([node("Cast", ["c"], "f", to=TensorProto.FLOAT), node("Mul", ["x", "f"])], [1, 2],
                           {"c": np.array([0.5, -3], dtype=np.float16)}),
+    "MaxPool, pads as wide as the kernel allows": model(
+        [node("MaxPool", ["x"], kernel_shape=[3, 3], pads=[2, 2, 2, 2])], IMAGE),
+    "LayerNormalization with all outputs": model(
+        [node("LayerNormalization", ["x", "s"], ["y", "m", "d"])], IMAGE, {"s": weights(6)},
+        outputs=("y", "m", "d")),
+    "RNN": model([node("RNN", ["x", "w", "r"], activations=["Relu"], hidden_size=2)], [4, 1, 3],
+                 {"w": weights(1, 2, 3), "r": weights(1, 2, 2)}),
+    "LSTM": model([node("LSTM", ["x", "w", "r", "b"], ["", "y", "c"], hidden_size=2)], [4, 1, 3],
+                  {"w": weights(1, 8, 3), "r": weights(1, 8, 2), "b": weights(1, 16)}, outputs=("y", "c")),
+    "LSTM, both ways, from a state": model(
+        [node("LSTM", ["x", "w", "r", "", "", "h", "c"], hidden_size=2, direction="bidirectional")], [3, 1, 3],
+        {"w": weights(2, 8, 3), "r": weights(2, 8, 2), "h": weights(2, 1, 2), "c": weights(2, 1, 2)}),
+    "GRU": model([node("GRU", ["x", "w", "r", "b"], ["y", "h"], hidden_size=2, linear_before_reset=1,
+                       direction="reverse")], [3, 1, 3],
+                 {"w": weights(1, 6, 3), "r": weights(1, 6, 2), "b": weights(1, 12)}, outputs=("y", "h")),
+    "ScatterElements": model([node("ScatterElements", ["x", "i", "u"], axis=1)], [2, 4],
+                             {"i": np.array([[0, -1], [2, 1]]), "u": weights(2, 2)}),
+    "ScatterElements, sums": model([node("ScatterElements", ["c", "i", "x"], axis=0, reduction="add")], [3, 2],
+                                   {"c": weights(4, 2), "i": np.array([[0, 3], [0, 1], [0, 3]])}, opset=16),
+    "ScatterND": model([node("ScatterND", ["x", "i", "u"])], [3, 2], {"i": np.array([[2], [0]]), "u": weights(2, 2)}),
     "two outputs": model([node("Neg", ["x"]), node("Exp", ["x"], "z")], [1, 4], outputs=("z", "y")),
     "double precision": model([node("Mul", ["x", "c"])], [1, 4], {"c": np.float64(1) / 3}, kind=TensorProto.DOUBLE),
     "half precision": model([node("Mul", ["x", "c"])], [1, 4], {"c": np.float16(0.25)}, kind=TensorProto.FLOAT16),
@@ -226,6 +246,7 @@ def test_every_converter_is_covered() -> None:
 SOUND = ["Shrink", "Tan", "Einsum of two", "Pad, reflect", "Tile", "Trilu", "Resize, linear", "Resize, cubic", "LRN"]
 SOUND += ["AveragePool, ceil_mode", "AveragePool, dilations", "MaxPool, uneven", "ReduceLogSum", "ReduceProd"]
 SOUND += ["ConvTranspose to a shape", "GroupNormalization, opset 21", "Split", "GatherND", "Upsample", "half weights"]
+SOUND += ["LSTM", "GRU", "ScatterElements, sums", "LayerNormalization with all outputs"]
 
 
 @pytest.mark.parametrize("name", slow_but_for(SOUND, "Shrink", "Pad, reflect", "LRN", "ReduceLogSum", "GatherND"))
@@ -276,7 +297,7 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
         (b"no model", "not an ONNX model"),
         (b"", "not an ONNX model"),
         (model([node("Sign", ["x"])], IMAGE), r"no rule for ONNX Sign \(node 'sign_y'\)"),
-        (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 21"),
+        (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 24"),
         (model([node("Relu", ["x"])], ["batch", "any", 3]), "only its first length may be open"),
         (model([node("Relu", ["x"])], [3], kind=TensorProto.INT32), "input 'x' is INT32"),
         (model([node("Relu", ["c"])], IMAGE, {"c": B}), "output 'y' does not depend on the input"),

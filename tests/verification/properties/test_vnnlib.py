@@ -64,11 +64,58 @@ def test_sums_and_products() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("(assert (>= 1 Y_0 Y_1))", "(assert (<= Y_1 Y_0)) (assert (<= Y_0 1))"),
+        ("(assert (= Y_0 1 Y_1))", "(assert (<= Y_0 1)) (assert (>= Y_0 1)) (assert (<= 1 Y_1)) (assert (<= Y_1 1))"),
+        ("(assert (not (<= Y_0 1)))", "(assert (> Y_0 1))"),
+        ("(assert (not (= Y_0 1)))", "(assert (or (< Y_0 1) (< 1 Y_0)))"),
+        ("(assert (not (and (< Y_0 1) (>= Y_1 2))))", "(assert (or (<= 1 Y_0) (< Y_1 2)))"),
+        ("(assert (not (or (< Y_0 1) (not (<= Y_1 2)))))", "(assert (<= 1 Y_0)) (assert (<= Y_1 2))"),
+        ("(assert (=> (<= Y_0 1) (< Y_1 2) (> Y_1 3)))", "(assert (or (< 1 Y_0) (<= 2 Y_1) (< 3 Y_1)))"),
+        ("(assert (not (=> (<= Y_0 1) (< Y_1 2))))", "(assert (<= Y_0 1)) (assert (>= Y_1 2))"),
+        ("(assert (<= Y_0 (/ Y_1 -2 2)))", "(assert (<= Y_0 (* -0.25 Y_1)))"),
+        ("(set-logic QF_LRA) (assert (<= Y_0 1)) (check-sat) (get-model) (exit)", "(assert (<= Y_0 1))"),
+    ],
+)
+def test_formulas_are_those_of_smt_lib(text: str, same: str) -> None:
+    assert query(text) == query(same)
+
+
+def test_a_strict_comparison_leaves_out_its_end() -> None:
+    (case,) = query("(assert (< Y_0 1)) (assert (> X_0 -1.5)) (assert (< X_1 0.5)) (assert (<= X_1 0.25))").disjuncts
+    assert case.halfspaces == (Halfspace(((0, 1.0),), 1.0, strict=True),)
+    assert (case.open_lower, case.open_upper) == ({0}, set())
+    assert query("(assert (> X_0 1))").disjuncts == ()
+    assert query("(assert (< 1 1))").disjuncts == ()
+    (only,) = specifications(query("(assert (> X_0 -1.5)) (assert (<= Y_0 1))"), torch.device("cpu"))
+    assert float(only.first[0]) == nextafter(-1.5, inf)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("(assert (<= Y_0 0))", Verdict.FALSIFIED),
+        ("(assert (< Y_0 0))", Verdict.UNKNOWN),  # 0 is its least
+        ("(assert (> X_0 0)) (assert (<= Y_0 0))", Verdict.UNKNOWN),  # as near as any number, and never there
+    ],
+)
+def test_an_end_that_is_left_out_is_no_counterexample(text: str, verdict: Verdict) -> None:
+    subject = ModelUnderVerification.of(model([node("Relu", ["x"])], [1, 1]), torch.float64)
+    declared = "(declare-const X_0 Real) (declare-const Y_0 Real) (assert (<= 0 X_0 1))"
+    assert decide(subject, parse(f"{declared} {text}"), CROWN, 0.5).verdict is verdict
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("(assert (<= Y_0 Z))", "line 7: got 'Z', expected a number, X_i or Y_i"),
         ("\n(assert (<= Y_2 0))", "line 8: got 'Y_2', expected a variable that is declared"),
-        ("(assert (< Y_0 0))", "line 7: got '<', expected and, or, <= or >="),
+        ("(assert (distinct Y_0 0))", "line 7: got 'distinct', expected and, or, not, => or one of <= < >= > ="),
+        ("(assert (not (<= Y_0 0) (<= Y_1 0)))", "line 7: got 'not', expected one formula, not 2,"),
+        ("(assert (=> (<= Y_0 0)))", "line 7: got '=>', expected two formulas, not 1,"),
+        ("(assert (<= (/ 1 Y_0) 0))", "line 7: got '/', expected a quotient by numbers other than 0"),
+        ("(assert (<= (/ Y_0 0) 0))", "line 7: got '/', expected a quotient by numbers other than 0"),
         ("(assert (<= Y_0 0)", "line 7: got '(' that nothing closes"),
         ("(assert (<= Y_0 0)))", "line 7: got ')'"),
         ("(assert (<= (+ X_0 X_1) 0))", "line 7: got '<=', expected inputs one at a time"),
@@ -76,7 +123,7 @@ def test_sums_and_products() -> None:
         ("(assert (<= (* Y_0 Y_1) 0))", "line 7: got '*', expected a product with at most one variable"),
         ("(assert (<= Y_0))", "expected two sides, not 1"),
         ("(assert (()))", "line 7: got 'assert', expected (and …)"),
-        ("(check-sat)", "line 7: got 'check-sat', expected declare-const, declare-fun or assert"),
+        ("(push 1)", "line 7: got 'push', expected declare-const, declare-fun or assert"),
         ("(declare-const Z Real)", "line 7: got 'Z', expected a name X_i or Y_i"),
         ("(declare-const Y_2 Int)", "line 7: got 'Int', expected Real"),
         ("(declare-const Y_2)", "line 7: got 'Y_2', expected Real"),

@@ -1,0 +1,147 @@
+"""Converters of recurrent layers: the cell, as often as the sequence is long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
+
+State = tuple[Tensor, ...]
+"""Hidden values ``(…, batch, hidden)``, and those of the cell of an LSTM."""
+_DEFAULTS: Mapping[str, Sequence[str]] = {
+    "LSTM": ("sigmoid", "tanh", "tanh"),
+    "GRU": ("sigmoid", "tanh"),
+    "RNN": ("tanh",),
+}
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _Weights:
+    """Of one direction: ``(gates · hidden, inputs)``, ``(gates · hidden, hidden)`` and both biases or none."""
+
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None
+    hidden_bias: Tensor | None
+    activations: Sequence[Callable[[Tensor], Tensor]]
+
+
+def lstm(weights: _Weights, x: Tensor, state: State) -> State:
+    gate, cell_gate, output = weights.activations
+    h, c = state
+    sums = functional.linear(x, weights.input, weights.input_bias) + functional.linear(
+        h, weights.hidden, weights.hidden_bias
+    )
+    i, o, f, new = sums.chunk(4, dim=-1)
+    c = gate(f) * c + gate(i) * cell_gate(new)
+    return gate(o) * output(c), c
+
+
+def rnn(weights: _Weights, x: Tensor, state: State) -> State:
+    (activation,) = weights.activations
+    sums = functional.linear(x, weights.input, weights.input_bias)
+    return (activation(sums + functional.linear(state[0], weights.hidden, weights.hidden_bias)),)
+
+
+def gru(weights: _Weights, x: Tensor, state: State) -> State:
+    """Reset the hidden values after their matrix, as torch does."""
+    gate, activation = weights.activations
+    given = functional.linear(x, weights.input, weights.input_bias).chunk(3, dim=-1)
+    kept = functional.linear(state[0], weights.hidden, weights.hidden_bias).chunk(3, dim=-1)
+    update, reset = gate(given[0] + kept[0]), gate(given[1] + kept[1])
+    new = activation(given[2] + reset * kept[2])
+    return (new + update * (state[0] - new),)
+
+
+def _converter(cell: Callable[[_Weights, Tensor, State], State], states: int) -> Converter:
+    def converted(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+        _check(call, values)
+        batch_first = bool(call.attributes.get("layout", 0))
+        x = values[0].float.reshape(-1, *values[0].shape)
+        x = x.transpose(1, 2) if batch_first else x
+        found = []
+        for index in range(len(values[1].float)):
+            weights = _weights(call, values, index)
+            backwards = _directions(call)[index] == "reverse"
+            state = tuple(
+                _start(optional(values, 5 + place), index, x, weights, batch_first) for place in range(states)
+            )
+            found.append(_unrolled(cell, weights, x, state, backwards))
+        every = torch.stack([torch.stack(steps, dim=1) for steps, _ in found], dim=2)  # (n, steps, dirs, batch, hidden)
+        last = [torch.stack([state[place] for _, state in found], dim=1) for place in range(states)]
+        if batch_first:
+            every, last = every.permute(0, 3, 1, 2, 4), [each.transpose(1, 2) for each in last]
+        return [every, *last]
+
+    return converted
+
+
+def _unrolled(
+    cell: Callable[[_Weights, Tensor, State], State], weights: _Weights, x: Tensor, state: State, backwards: bool
+) -> tuple[list[Tensor], State]:
+    """Return the hidden values after each step, in the order of the sequence, and the last state."""
+    steps: list[Tensor] = []
+    for place in range(x.shape[1])[:: -1 if backwards else 1]:
+        state = cell(weights, x[:, place], state)
+        steps.append(state[0])
+    return steps[:: -1 if backwards else 1], state
+
+
+def _start(given: Value | None, index: int, x: Tensor, weights: _Weights, batch_first: bool) -> Tensor:
+    """Return the state of a direction before its first step, 0 where it is not given."""
+    if given is None:
+        return torch.zeros(x.shape[2], weights.hidden.shape[1], dtype=x.dtype, device=x.device)
+    state = given.float.reshape(-1, *given.shape)
+    return state[:, :, index] if batch_first else state[:, index]
+
+
+def _weights(call: Call, values: Values, index: int) -> _Weights:
+    bias = optional(values, 3)
+    own, recurrent = (None, None) if bias is None else bias.float[index].tensor_split(2)
+    names = [name.lower() for name in call.attributes.get("activations", ())]
+    each = len(_DEFAULTS[call.operator])
+    chosen = names[index * each : (index + 1) * each] or _DEFAULTS[call.operator]
+    activations = [_ACTIVATIONS[name] for name in chosen]
+    return _Weights(values[1].float[index], values[2].float[index], own, recurrent, activations)
+
+
+def _directions(call: Call) -> Sequence[str]:
+    direction = str(call.attributes.get("direction", "forward"))
+    return ("forward", "reverse") if direction == "bidirectional" else (direction,)
+
+
+def _check(call: Call, values: Values) -> None:
+    if not all(value.constant for value in values[1:4] if value.present):
+        raise call.refuse("its weights depend on the input")
+    if optional(values, 4) is not None and set(values[4].integers) != {_length(call, values)}:
+        raise call.refuse("sequences of different lengths; expected all to be as long as the input")
+    if optional(values, 7) is not None:
+        raise call.refuse("peepholes are not supported")
+    if "clip" in call.attributes or call.attributes.get("input_forget", 0):
+        raise call.refuse("clip and input_forget are not supported")
+    if call.operator == "GRU" and not call.attributes.get("linear_before_reset", 0):
+        raise call.refuse("only linear_before_reset 1 is supported, as torch exports it")
+    unknown = {name.lower() for name in call.attributes.get("activations", ())} - _ACTIVATIONS.keys()
+    if unknown:
+        raise call.refuse(f"activations {sorted(unknown)}; expected {', '.join(sorted(_ACTIVATIONS))}")
+
+
+def _length(call: Call, values: Values) -> int:
+    return values[0].shape[1 if call.attributes.get("layout", 0) else 0]
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "GRU": _converter(gru, 1),
+    "LSTM": _converter(lstm, 2),
+    "RNN": _converter(rnn, 1),
+}
