@@ -130,9 +130,10 @@ class Network:
 
     @cached_property
     def ranges(self) -> Mapping[str, Range]:
-        """Return the ranges that values have by nature, where their entries are all on this rank."""
-        if self.tp_group.axis.size > 1:
-            return {}
+        """Return the ranges that values have by nature.
+
+        A sum over entries that other ranks have is followed by its collective, and is no part of what has a range.
+        """
         return ranges_of(self.graph)
 
     def operator_of(self, node: Node) -> NonlinearOperator:

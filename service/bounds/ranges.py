@@ -59,9 +59,12 @@ class OfScores(Range):
 
     def _ends(self, known: Mapping[str, Interval]) -> tuple[Interval, list[int]] | None:
         scores = known.get(self.scores)
-        if scores is None or not bool((scores.lower.isfinite() & scores.upper.isfinite()).all()):
-            return None
-        return scores, [axis + 1 for axis in self.axes]
+        return None if scores is None else (scores, [axis + 1 for axis in self.axes])
+
+    @staticmethod
+    def _unless_undefined(lower: Tensor, upper: Tensor, found: Interval) -> Interval:
+        """Return these ends, and those ``found`` where infinite scores leave none: without asking the host."""
+        return Interval(torch.where(lower.isnan(), found.lower, lower), torch.where(upper.isnan(), found.upper, upper))
 
     @staticmethod
     def _met(own: Interval, found: Interval, scores: Interval, axes: list[int], keepdim: bool) -> Interval:
@@ -87,7 +90,8 @@ class LogSumExp(OfScores):
         exact = scores.map(lambda end: torch.logsumexp(end, axes, keepdim=self.keepdim))
         # Of an exponential for each score, their sum, its logarithm and what was taken off before.
         slack = torch.finfo(exact.lower.dtype).eps * (24 + count)
-        own = Interval(exact.lower - slack * (1 + exact.lower.abs()), exact.upper + slack * (1 + exact.upper.abs()))
+        lower, upper = exact.lower - slack * (1 + exact.lower.abs()), exact.upper + slack * (1 + exact.upper.abs())
+        own = self._unless_undefined(lower, upper, found)
         return self._met(own, found, scores, axes, self.keepdim)
 
 
@@ -106,7 +110,7 @@ class Softmax(OfScores):
         weighted = scores if self.weights is None else self._weighted(scores, self.weights.to(scores.lower))
         lower, _ = self._shares(weighted.lower, weighted.upper, axes)
         _, upper = self._shares(weighted.upper, weighted.lower, axes)
-        own = Interval(torch.where(lower.isnan(), found.lower, lower), torch.where(upper.isnan(), found.upper, upper))
+        own = self._unless_undefined(lower, upper, found)
         return self._met(own, found, scores, axes, keepdim=True)
 
     @staticmethod

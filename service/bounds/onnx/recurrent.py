@@ -27,7 +27,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """Of one direction: ``(gates · hidden, inputs)``, ``(gates · hidden, hidden)`` and both biases or none."""
+    """Holds those of one direction: ``(gates · hidden, inputs)``, ``(gates · hidden, hidden)``, both biases or none."""
 
     input: Tensor
     hidden: Tensor

@@ -97,10 +97,12 @@ def test_a_function_without_a_value_at_zero_is_not_padded() -> None:
 
 
 def activations() -> dict[str, Callable[[Tensor], Tensor]]:
-    """A function for every operator with an elementwise rule of one input, by the operator's name."""
+    """A function for every operator of torch with an elementwise rule of one input, by the operator's name."""
     aten = torch.ops.aten
     plain = {
-        name: getattr(aten, name.split(".")[1]) for name, rule in OPERATORS.items() if isinstance(rule, Activation)
+        name: getattr(aten, name.split(".")[1])
+        for name, rule in OPERATORS.items()
+        if isinstance(rule, Activation) and name.startswith("aten.")
     }
     return {
         **{name: lambda x, of=of: of(x) for name, of in plain.items()},

@@ -111,7 +111,7 @@ def test_an_end_that_is_left_out_is_no_counterexample(text: str, verdict: Verdic
     [
         ("(assert (<= Y_0 Z))", "line 7: got 'Z', expected a number, X_i or Y_i"),
         ("\n(assert (<= Y_2 0))", "line 8: got 'Y_2', expected a variable that is declared"),
-        ("(assert (distinct Y_0 0))", "line 7: got 'distinct', expected and, or, not, => or one of <= < >= > ="),
+        ("(assert (xor Y_0 0))", "line 7: got 'xor', expected and, or, not, => or one of <= < >= > ="),
         ("(assert (not (<= Y_0 0) (<= Y_1 0)))", "line 7: got 'not', expected one formula, not 2,"),
         ("(assert (=> (<= Y_0 0)))", "line 7: got '=>', expected two formulas, not 1,"),
         ("(assert (<= (/ 1 Y_0) 0))", "line 7: got '/', expected a quotient by numbers other than 0"),
