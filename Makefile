@@ -26,11 +26,9 @@ test: style browser
 test-all: style browser
 	$(MAKE) --no-print-directory --jobs=2 types tests
 
-# What some thousand processes import is compiled once and not by each of them, what pytest makes of test files as well:
-# that is left in __pycache__ by a collection, which writes it whatever the environment says.
+# What some thousand processes import is compiled once and not by each of them.
 tests: $(STAMP)
 	$(BIN)/python -m compileall -q service workers api trivet tests
-	-@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python tests/run.py $(SELECTED)
 
 check: style types

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pathlib import Path
 # each of them, with an import of PyTorch, at the first kernel of every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+import lanes
 import pytest
 import redis as redis_py
 from hypothesis import settings
@@ -22,12 +24,26 @@ from service.jobs.layout import DataLayout, JobPaths
 
 __all__ = ["broker", "data", "fresh_torchrun", "redis", "torchrun"]
 
-# How long an example takes says nothing where other processes have the cores.
-settings.register_profile("trivet", deadline=None)
-settings.load_profile("trivet")
-
 
 LIMIT_OF_SLOW_TESTS_S = 900.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say which command runs, for properties; let C++ be compiled once for all processes of the session."""
+    lanes.leaves_slow_out = config.option.markexpr == "not slow"
+    # How long an example takes says nothing where other processes have the cores.
+    settings.register_profile("trivet", deadline=None, max_examples=lanes.examples(40, 100))
+    settings.load_profile("trivet")
+    compiler = shutil.which("g++")
+    if compiler is None or "CXX" in os.environ:
+        return
+    scratch = tempfile.TemporaryDirectory(prefix="trivet-compiled-")
+    config.add_cleanup(scratch.cleanup)
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    wrapper = Path(__file__).parent / "compilers" / "g++"
+    for name, value in (("CXX", str(wrapper)), ("CXX_CACHED", compiler), ("CXX_CACHE", scratch.name)):
+        patch.setenv(name, value)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,23 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LIMIT_OF_SLOW_TESTS_S))
     items.sort(key=lambda item: item.get_closest_marker("distributed") is None)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every process of the session compiles C++ through ``compilers/g++``, which builds the same thing once."""
-    compiler = shutil.which("g++")
-    if compiler is None or "CXX" in os.environ:
-        yield
-        return
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
-    folder.mkdir(exist_ok=True)
-    wrapper = Path(__file__).parent / "compilers" / "g++"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("CXX", wrapper), ("CXX_CACHED", compiler), ("CXX_CACHE", folder)):
-            patch.setenv(name, str(value))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Run tests in several processes at once, then once more, alone, what failed; what passes then is named as flaky.
 
-    python tests/run.py [arguments of pytest]
+    python tests/run.py [--processes N] [arguments of pytest]
 
 A test that fails twice fails the run. One that fails beside others and passes alone does not: the last lines name it,
 since it is a defect, of the test or of the code, that somebody has to find.
@@ -8,15 +8,26 @@ since it is a defect, of the test or of the code, that somebody has to find.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+# What is imported starts no thread, where it has a choice, so that it can be forked.
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+sys.dont_write_bytecode = False  # what pytest makes of test files is kept for the next run
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "helpers")]
+
+from forking import ForkedTests  # noqa: E402 - found by what is above
+from launching import NVIDIA  # noqa: E402
+
 MOST_REPEATED = 20  # more failures than these are no accident: the change is at fault
-PROCESSES = min(max((os.cpu_count() or 1) + 2, 4), 16)  # tests wait for servers and ranks part of their time
+PROCESSES = min((os.cpu_count() or 1) + 1, 16)  # tests wait for servers and ranks part of their time
 
 
 class Failures:
@@ -34,21 +45,28 @@ class Failures:
             self.ids[report.nodeid] = None
 
 
-def run_at_once(arguments: Sequence[str]) -> tuple[int, list[str]]:
+def run_at_once(processes: int, arguments: Sequence[str]) -> tuple[int, list[str]]:
     """Run the tests that pytest's arguments select; return its exit code and what failed."""
     failures = Failures()
-    together = ["--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "20"]
-    code = pytest.main([*together, *arguments], plugins=[failures])
+    together = ["--durations", "20", *arguments]
+    if NVIDIA.exists():  # imports start threads there, and a process that has some cannot be forked
+        together += ["--numprocesses", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
+        return int(pytest.main(together, plugins=[failures])), list(failures.ids)
+    with tempfile.TemporaryDirectory(prefix="trivet-tests-") as scratch:
+        code = pytest.main(together, plugins=[failures, ForkedTests(processes, Path(scratch))])
     return int(code), list(failures.ids)
 
 
 def passes_alone(test: str) -> bool:
     print(f"\nonce more, alone: {test}", flush=True)
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", test], check=False).returncode == 0
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", test], check=False).returncode == 0
 
 
 def main(arguments: Sequence[str]) -> int:
-    code, failed = run_at_once(arguments)
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--processes", type=int, default=PROCESSES)
+    options, others = parser.parse_known_args(arguments)
+    code, failed = run_at_once(options.processes, others)
     if code != pytest.ExitCode.TESTS_FAILED or not failed:
         return code
     if len(failed) > MOST_REPEATED:

@@ -13,6 +13,8 @@ import pytest
 
 def test_sound(): pass
 
+def test_skipped(): pytest.skip("for this reason")
+
 def test_only_beside_others():
     seen = Path(__file__).with_name("seen")
     first = not seen.exists()
@@ -35,13 +37,14 @@ BROKEN = "\ndef test_always(): assert False\n"
 def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_these.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis -p no:hypothesispytest\n")
-    command = [sys.executable, str(RUN), "--numprocesses", "2"]
+    command = [sys.executable, str(RUN), "--processes", "2", "-ra"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_what_passes_alone_is_named_as_flaky_and_does_not_fail_the_run(tmp_path: Path) -> None:
     ended = run(tmp_path, TESTS)
     assert ended.returncode == 0, ended.stdout
+    assert "SKIPPED [1] test_these.py:7: for this reason" in ended.stdout
     assert ended.stdout.splitlines()[-3:] == [
         "0 failed twice, 2 flaky (failed beside others, passed alone)",
         "FLAKY test_these.py::test_only_beside_others",
@@ -53,6 +56,35 @@ def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     ended = run(tmp_path, TESTS + BROKEN)
     assert ended.returncode == 1
     assert "FAILED TWICE test_these.py::test_always" in ended.stdout
+
+
+def test_a_test_that_ends_its_process_has_failed_and_the_others_of_its_file_are_run(tmp_path: Path) -> None:
+    ended = run(tmp_path, "import os\ndef test_ends(): os._exit(3)\ndef test_sound(): pass\n")
+    assert ended.returncode == 1
+    assert "1 failed, 1 passed" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "FAILED TWICE test_these.py::test_ends"
+
+
+def test_what_the_session_needs_is_made_once_by_each_process_and_taken_down(tmp_path: Path) -> None:
+    fixtures = """
+import os, pytest
+@pytest.fixture(scope="session")
+def kept():
+    yield os.getpid()
+    print(os.getpid(), file=open("taken down", "a"))
+"""
+    (tmp_path / "conftest.py").write_text(fixtures)
+    text = """
+import os
+def test_one(kept): print(kept, file=open("made", "a"))
+def test_two(kept): assert kept == os.getpid()
+"""
+    for number in range(8):
+        (tmp_path / f"test_{number}.py").write_text(text)
+    assert "18 passed" in run(tmp_path, text).stdout
+    made, taken_down = ((tmp_path / name).read_text().split() for name in ("made", "taken down"))
+    assert len(made) == 9
+    assert sorted(set(made)) == sorted(taken_down)
 
 
 def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lanes import first_fast
+from lanes import examples, first_fast
 
 PROMISED = {
     "/v1/jobs": {"post", "get"},
@@ -161,7 +161,7 @@ _values = _words | st.integers(-5, 10**20).map(str) | st.sampled_from(["", "0-0"
 
 
 @settings(
-    max_examples=120,
+    max_examples=examples(50, 120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -212,6 +212,7 @@ def test_the_api_and_the_client_start_without_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_application_is_built_without_torch() -> None:
     code = (
         "import sys; from api.main import create_app; from service.jobs.settings import Settings; "

@@ -11,6 +11,7 @@ from api_world import TRAIN, VERIFY, Keys, Worker, bearer, submit
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 
 LONE = "\ud800"
 SPECS: list[dict[str, Any]] = [
@@ -112,7 +113,7 @@ def _changed(value: Any, data: st.DataObject) -> Any:
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(60, 150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -18,6 +18,7 @@ import httpx2
 import pytest
 import redis as redis_py
 from api_world import TRAIN, bearer
+from lanes import first_fast
 from waiting import eventually
 
 from api import __main__ as api
@@ -72,7 +73,7 @@ def test_the_first_start_writes_the_admin_key_for_its_owner_only(
         assert key_file.read_text().strip() == secret
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", first_fast(1, [signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_ends_open_streams_and_the_process_at_once(
     redis: redis_py.Redis, broker: str, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -105,6 +106,7 @@ def refusal(
     return refusal
 
 
+@pytest.mark.slow
 def test_a_broker_that_keeps_nothing_on_disk_is_warned_of(tmp_path: Path) -> None:
     with EmbeddedBroker.start(tmp_path / "broker") as server:
         with redis_py.Redis.from_url(server.url) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from nets import Residual, mlp, output_bounds, prepared, redraw
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ def ball_points(ball: Ball, count: int, generator: torch.Generator) -> Tensor:
     return ball.middle + direction / direction.norm(dim=2, keepdim=True) * share * ball.distance
 
 
-@settings(max_examples=3, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(3, 5), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     seed=st.integers(0, 2**20),
     eps=st.floats(1e-3, 3),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import examples, first_fast
 from nets import mlp, output_bounds, prepared, samples
 from torch import Tensor, nn
 
@@ -63,7 +64,7 @@ def alone(name: str) -> tuple[nn.Module, Network]:
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(2, 8), deadline=None)
 @given(seed=st.integers(0, 10**6), radius=st.sampled_from([0.0, 1e-3, 0.1, 1.0]))
 def test_members_chosen_at_random_are_sound(name: str, seed: int, radius: float) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -90,7 +91,7 @@ def _member(families: Families, name: str, rows: int, generator: torch.Generator
     return family.member(tuple(each.clamp(0, 1) for each in drawn))
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.LeakyReLU(0.2), nn.GELU()], ids=repr)
+@pytest.mark.parametrize("activation", first_fast(2, [nn.ReLU(), nn.Tanh(), nn.LeakyReLU(0.2), nn.GELU()]), ids=repr)
 def test_ascent_tightens_and_stays_sound(activation: nn.Module) -> None:
     generator = torch.Generator().manual_seed(3)
     module = mlp([5, 12, 12, 4], activation, seed=2).double()

@@ -8,6 +8,7 @@ from itertools import product
 import mpmath
 import pytest
 import torch
+from lanes import first_fast
 from nets import output_bounds, prepared, samples
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,7 +53,7 @@ def box(eps: float, dtype: torch.dtype) -> Interval:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("eps", [0.1, 3.0, 10.0, 500.0])
+@pytest.mark.parametrize("eps", first_fast(2, [0.1, 3.0, 10.0, 500.0]))
 def test_every_method_keeps_to_them_in_float32(method: str, eps: float) -> None:
     given = box(eps, torch.float32)
     found = output_bounds(network(torch.float32), given, method)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from scipy.special import erfc
 from torch import Tensor
 from torch.nn import functional
@@ -135,7 +136,7 @@ ends_between = st.tuples(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("operator", FUNCTIONS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5, 40), deadline=None)
 @given(ends=st.lists(ends_between, min_size=1, max_size=24))
 def test_random_intervals(operator: str, dtype: torch.dtype, ends: list[tuple[float, float]]) -> None:
     check(operator, ends, dtype)
@@ -148,7 +149,7 @@ positive_ends = st.tuples(st.floats(1e-3, 20), st.one_of(st.just(0.0), st.floats
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("operator", PARTIAL)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5, 10), deadline=None)
 @given(ends=st.lists(positive_ends, min_size=1, max_size=24))
 def test_random_intervals_of_positive_numbers(
     operator: str, dtype: torch.dtype, ends: list[tuple[float, float]]
@@ -185,7 +186,7 @@ places = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])), 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(4, 10), deadline=None)
 @given(ends=st.lists(ends_between, min_size=1, max_size=12), places=places)
 def test_every_member_of_a_family_is_sound(
     name: str, dtype: torch.dtype, ends: list[tuple[float, float]], places: list[float]
@@ -194,7 +195,7 @@ def test_every_member_of_a_family_is_sound(
 
 
 @pytest.mark.parametrize("name", PARTIAL)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(4, 10), deadline=None)
 @given(ends=st.lists(positive_ends, min_size=1, max_size=12), places=places)
 def test_every_member_is_sound_on_positive_numbers(
     name: str, ends: list[tuple[float, float]], places: list[float]

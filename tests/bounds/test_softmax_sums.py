@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from nets import redraw
 from torch import Tensor, nn
 
@@ -71,7 +72,7 @@ def boxed(seed: int, inputs: int, radius: float) -> tuple[Interval, Tensor]:
 
 
 @given(st.integers(0, 10**6), st.sampled_from([-1, 1]), st.sampled_from([0.01, 0.2, 1.0]))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(3, 5), deadline=None)
 @pytest.mark.parametrize("method", ["crown", "alpha-crown"])
 def test_bounds_that_know_of_parts_hold(method: str, seed: int, axis: int, radius: float) -> None:
     module, network = attention(axis)

@@ -24,6 +24,7 @@ def test_a_visitor_reads_every_operation_from_this_origin_alone(visitor: Page, s
     expect(visitor.get_by_role("navigation", name="Main")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_an_operation_is_tried_by_who_is_signed_in(page: Page) -> None:
     page.goto("/docs")
     expect(page.get_by_role("link", name="API", exact=True)).to_have_attribute("aria-current", "page")

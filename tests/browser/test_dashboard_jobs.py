@@ -37,6 +37,7 @@ def submit_sweep(fleet: Fleet, name: str, values: int) -> str:
     return job.id
 
 
+@pytest.mark.slow
 def test_of_three_hundred_jobs_the_running_one_is_first(page: Page, fleet: Fleet) -> None:
     running = fleet.run(train_spec("the running one"))
     running.metric(42, of=100, loss=0.5)
@@ -62,6 +63,7 @@ def test_of_three_hundred_jobs_the_running_one_is_first(page: Page, fleet: Fleet
     expect(names).to_have_text(["the running one"])
 
 
+@pytest.mark.slow
 def test_a_line_says_how_it_went(page: Page, fleet: Fleet) -> None:
     fleet.run(verify_spec("certified")).succeed(
         {"verdicts": {"verified": 28, "falsified": 3, "unknown": 1, "timeout": 0}, "instances": 32}
@@ -114,6 +116,7 @@ def test_filters_are_in_the_address_and_return_with_it(page: Page, fleet: Fleet)
     expect(names).to_have_count(4)
 
 
+@pytest.mark.slow
 def test_a_filter_that_is_refused_says_why(page: Page, fleet: Fleet, complaints: Complaints) -> None:
     complaints.expected = ("422",)
     fleet.submit(train_spec())
@@ -123,6 +126,7 @@ def test_a_filter_that_is_refused_says_why(page: Page, fleet: Fleet, complaints:
     expect(page.locator("#rows tr")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_line_until_it_is_unfolded(page: Page, fleet: Fleet) -> None:
     submit_sweep(fleet, "seeds", 3)
     page.goto("/")
@@ -140,6 +144,7 @@ def test_a_sweep_is_one_line_until_it_is_unfolded(page: Page, fleet: Fleet) -> N
     expect(names).to_have_count(4)
 
 
+@pytest.mark.slow
 def test_an_action_on_many_names_the_one_that_refused(page: Page, fleet: Fleet, complaints: Complaints) -> None:
     complaints.expected = ("409",)
     needed, plain = fleet.run(train_spec("needed")), fleet.run(train_spec("plain"))

@@ -80,6 +80,7 @@ def test_a_logarithmic_axis_and_hidden_series_change_the_picture(page: Page, fle
     assert len(pictures) == 3
 
 
+@pytest.mark.slow
 def test_the_log_is_followed_paused_and_filtered(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec(parallel={"dp_shard": 2}))
     for index in range(60):
@@ -287,6 +288,7 @@ def check_permissions(page: Page) -> None:
     expect(page.locator(".permission .rungs li").nth(1)).to_have_attribute("data-tone", "failed")
 
 
+@pytest.mark.slow
 def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     page.goto(f"/jobs/{attempt.job_id}")
@@ -299,6 +301,7 @@ def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> Non
     assert download.value.path().read_bytes() == b'{"step": 10}'
 
 
+@pytest.mark.slow
 def test_cancel_asks_first_and_retry_brings_back(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec("doomed"))
     page.goto(f"/jobs/{attempt.job_id}")
@@ -346,6 +349,7 @@ def test_a_queued_job_is_cancelled_from_the_list(page: Page, fleet: Fleet) -> No
     expect(row.locator(".state")).to_have_text("cancelled")
 
 
+@pytest.mark.slow
 def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     page.goto(f"/jobs/{attempt.job_id}")
@@ -357,6 +361,7 @@ def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet
     expect(failure.get_by_role("link")).to_have_attribute("href", f"/v1/jobs/{attempt.job_id}/artifacts/traceback.txt")
 
 
+@pytest.mark.slow
 def test_the_page_comes_back_after_the_service_did(
     page: Page, fleet: Fleet, service: Service, complaints: Complaints
 ) -> None:

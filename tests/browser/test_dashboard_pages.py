@@ -109,6 +109,7 @@ def test_after_signing_in_nobody_is_sent_to_another_site(visitor: Page, key: str
     expect(visitor.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_revoked_key_leads_back_to_the_sign_in_page(page: Page, service: Service, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     shown(page, "/")
@@ -117,6 +118,7 @@ def test_a_revoked_key_leads_back_to_the_sign_in_page(page: Page, service: Servi
     expect(page).to_have_url(re.compile(r"/login\?next=%2F$"))
 
 
+@pytest.mark.slow
 def test_pages_say_when_there_is_nothing(page: Page, complaints: Complaints) -> None:
     complaints.expected = ("404",)
     shown(page, "/")
@@ -191,6 +193,7 @@ def test_hosts_show_who_holds_what_and_can_be_drained(page: Page, fleet: Fleet) 
     expect(card.locator(".state")).to_have_text("alive")
 
 
+@pytest.mark.slow
 def test_a_host_that_starts_nothing_is_marked_with_the_reason_until_it_is_resumed(
     page: Page, fleet: Fleet, redis: Redis
 ) -> None:
@@ -222,6 +225,7 @@ def test_devices_of_a_lost_attempt_are_held_until_its_host_confirms(page: Page, 
     expect(card.locator(".device[data-free='true']")).to_have_count(4)
 
 
+@pytest.mark.slow
 def test_dependencies_are_links(page: Page, fleet: Fleet) -> None:
     first = fleet.run(train_spec("the model"))
     second = fleet.submit(verify_spec(model={"job": first.job_id}))
@@ -242,6 +246,7 @@ def test_all_text_has_enough_contrast(page: Page, addresses: dict[str, str], sch
         assert worst >= 4.5, f"{path} in {scheme}: {worst:.2f} at {text}"
 
 
+@pytest.mark.slow
 def test_the_theme_can_be_switched_and_stays(page: Page) -> None:
     shown(page, "/")
     before = page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor")
@@ -315,6 +320,7 @@ def test_a_name_neither_acts_on_the_page_nor_rearranges_it(page: Page, fleet: Fl
         assert not {"\u202e", "\x1b"} & set(page.title() + page.locator("body").inner_text())
 
 
+@pytest.mark.slow
 def test_what_another_port_of_the_host_gets_to_see_admits_nobody(
     page: Page, service: Service, complaints: Complaints
 ) -> None:

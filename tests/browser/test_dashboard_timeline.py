@@ -137,6 +137,7 @@ def test_without_a_pipeline_there_is_a_timeline_but_no_schedule(page: Page, flee
     expect(page.locator("#plan")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_hundreds_of_spans_on_four_ranks_are_painted(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec(parallel={"dp_shard": 4}))
     attempt.emit(*step_spans(1, ranks=4, micro=150))

@@ -130,6 +130,7 @@ def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: Brows
     assert json.loads(page.evaluate("navigator.clipboard.readText()")) == values
 
 
+@pytest.mark.slow
 def test_a_margin_above_zero_does_not_say_that_its_instance_is_verified(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec(method="beta-crown"))
     attempt.bound(0, 1e-7, "unknown", decided_by=None, reason="the bounds do not decide it")

@@ -97,6 +97,7 @@ def test_a_person_comes_in_through_the_provider_and_goes_where_they_wanted(perso
     service.store.keys.revoke(key.id)
 
 
+@pytest.mark.slow
 def test_whoever_has_no_role_here_is_told(person: Page, service: Service, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     person.goto("/login")
@@ -107,6 +108,7 @@ def test_whoever_has_no_role_here_is_told(person: Page, service: Service, compla
     assert service.store.keys.list() == []
 
 
+@pytest.mark.slow
 def test_whoever_says_no_at_the_provider_may_try_again(person: Page, service: Service, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     person.goto("/login?next=%2F%2Fevil.example")

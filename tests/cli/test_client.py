@@ -119,6 +119,7 @@ def test_following_over_a_restarted_service_goes_on(
     client.close()
 
 
+@pytest.mark.slow
 def test_a_service_that_said_goodbye_may_stay_away_for_a_while(
     cli_settings: Settings, secret: str, store: Store, worker: Worker
 ) -> None:

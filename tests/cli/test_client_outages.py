@@ -12,6 +12,7 @@ import pytest
 from cli_world import TRAIN, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import slow_but_for
 
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -131,7 +132,7 @@ def restarted(cli_settings: Settings, secret: str, store: Store) -> Iterator[tup
             starter.join()
 
 
-@pytest.mark.parametrize("call", ["submit", "jobs", "upload", "cancel", "keys"])
+@pytest.mark.parametrize("call", slow_but_for(["submit", "jobs", "upload", "cancel", "keys"], "submit", "upload"))
 def test_calls_outlast_a_restart(
     restarted: tuple[Client, Callable[[], Any]], store: Store, tmp_path: Path, call: str
 ) -> None:

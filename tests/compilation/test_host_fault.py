@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import first_fast
 from torch import fx
 from torch._inductor.compile_worker.subproc_pool import SubprocException
 from torch._inductor.exc import CppCompileError
@@ -47,7 +48,7 @@ HOST = {
 }
 
 
-@pytest.mark.parametrize("error", HOST.values(), ids=HOST)
+@pytest.mark.parametrize("error", first_fast(3, HOST.values()), ids=HOST)
 def test_a_fault_of_the_host_within_a_compiler_is_no_verdict(error: Callable[[], Exception]) -> None:
     with pytest.raises(HostFaultError, match=type(error()).__name__):
         list(climb(FaultyProgram(), [failing(error)], ["train"], PLAN))

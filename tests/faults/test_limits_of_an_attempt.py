@@ -122,6 +122,7 @@ def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(
     assert processes_of(ref) == []
 
 
+@pytest.mark.slow
 def test_a_cancel_does_not_wait_for_what_nobody_could_read(fleet: Fleet) -> None:
     """Half a TiB of nothing, as an artifact and as an event: the ranks have ended when the cancel comes."""
     ref = fleet.submit("hoarding")
@@ -133,6 +134,7 @@ def test_a_cancel_does_not_wait_for_what_nobody_could_read(fleet: Fleet) -> None
     assert fleet.printed(ref, "not all that the ranks reported and announced was taken")
 
 
+@pytest.mark.slow
 def test_pipes_in_the_place_of_files_hold_nothing_up(fleet: Fleet) -> None:
     """The rank's result takes the place of one; the other is no artifact."""
     ref = fleet.submit("piping")

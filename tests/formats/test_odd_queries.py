@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from uploaded_queries import MODEL, PAIRED, PAIRS, SECOND, network, problems, query, zipped
 
 from service.formats.vnnlib import VnnlibError, bundle, parse, sources
@@ -49,7 +50,7 @@ def refusal(text: str) -> str:
     return ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(data=st.data())
 def test_a_damaged_query_is_read_or_refused_with_its_line(data: st.DataObject) -> None:
     tokens = TEXT.replace("(", " ( ").replace(")", " ) ").split(" ")
@@ -63,14 +64,14 @@ def test_a_damaged_query_is_read_or_refused_with_its_line(data: st.DataObject) -
     assert len(said) < 300
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(st.text(max_size=200) | st.text("()XY_0 <=>+-*aorndset\n;1e", max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
     said = refusal(text)
     assert not said or said.startswith("line ")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.one_of(st.text(max_size=80), st.text('a.onnx,q"\r\n5\x00', max_size=60)))
 def test_any_list_of_instances_is_read_or_refused(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "bundle.zip"

@@ -1,4 +1,4 @@
-"""Which parameters of a test the fast command takes."""
+"""Which parameters of a test, and how many examples of a property, the fast command takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+leaves_slow_out = False
+"""Whether this run is the fast command; conftest.py says so before any test is imported."""
+
+
+def examples(fast: int, every: int) -> int:
+    """Return how many examples of a property are tried: by the fast command, and by all others."""
+    return fast if leaves_slow_out else every
 
 
 def slow_but_for(every: Iterable[Any], *fast: Any) -> list[Any]:

@@ -13,9 +13,9 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 import pytest
@@ -99,54 +99,34 @@ def _start_fresh(ranks: int, call: list[str], timeout_s: float, output: Path) ->
 class RankServer:
     """A process that forks groups, with the environment and working folder that a launch of now would have."""
 
-    process: subprocess.Popen[str]
+    process: psutil.Process
+    orders: TextIO
+    answers: TextIO
     environment: dict[str, str]
     folder: str
     log: Path
 
-    @classmethod
-    def begin(cls, log: Path) -> RankServer:
-        environment = _environment()
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, str(RANK_SERVER)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                start_new_session=True,
-            )
-        server = cls(process, environment, str(Path.cwd()), log)
-        try:
-            server.answer(LIMIT_SECONDS)
-        except BaseException:
-            server.end()
-            raise
-        return server
-
     def is_as_now(self) -> bool:
-        return self.process.poll() is None and (self.environment, self.folder) == (_environment(), str(Path.cwd()))
+        runs = self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+        return runs and (self.environment, self.folder) == (_environment(), str(Path.cwd()))
 
     def answer(self, timeout_s: float) -> int:
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        ready, _, _ = select.select([self.answers], [], [], timeout_s)
         if not ready:
             raise TimeoutError
-        line = self.process.stdout.readline()
+        line = self.answers.readline()
         if not line:
             raise GroupFailureError("the server of ranks ended", self.log.read_text(errors="replace"))
         return int(line)
 
     def run(self, ranks: int, call: list[str], timeout_s: float, output: Path) -> int:
         """The exit status of a group. A group that outlives its time is killed; what else ends this ends the server."""
-        assert self.process.stdin is not None
         order = json.dumps({"ranks": ranks, "call": call, "output": str(output)})
         try:
-            print(order, file=self.process.stdin, flush=True)
+            print(order, file=self.orders, flush=True)
             return self.answer(timeout_s)
         except TimeoutError:
-            _kill(psutil.Process(self.process.pid).children(recursive=True))
+            _kill(self.process.children(recursive=True))
             self.answer(LIMIT_SECONDS)
             raise
         except BaseException:
@@ -154,7 +134,54 @@ class RankServer:
             raise
 
     def end(self) -> None:
-        _kill_with_descendants(self.process)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _kill([self.process, *self.process.children(recursive=True)])
+            self.process.wait()
+
+
+@dataclass(frozen=True)
+class StartingServers:
+    """A process that imports what ranks need and is then forked into servers, each for a process that runs tests."""
+
+    process: subprocess.Popen[bytes]
+    ends: list[tuple[int, int]]
+    """Of each server: where it takes orders, and where it answers."""
+    environment: dict[str, str]
+    folder: str
+    log: Path
+
+    @classmethod
+    def start(cls, count: int, log: Path) -> StartingServers:
+        ours, theirs = [], []
+        for _ in range(count):
+            (order_read, order_write), (answer_read, answer_write) = os.pipe(), os.pipe()
+            ours.append((order_write, answer_read))
+            theirs += [order_read, answer_write]
+        environment = _environment()
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(RANK_SERVER), *map(str, theirs)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=theirs,
+                start_new_session=True,
+            )
+        for end in theirs:
+            os.close(end)
+        return cls(process, ours, environment, str(Path.cwd()), log)
+
+    def server(self, number: int) -> RankServer:
+        """One of the servers, once it is ready."""
+        write, read = self.ends[number]
+        main = psutil.Process(self.process.pid)
+        unready = RankServer(main, os.fdopen(write, "w"), os.fdopen(read), self.environment, self.folder, self.log)
+        try:
+            return replace(unready, process=psutil.Process(unready.answer(LIMIT_SECONDS)))
+        except BaseException:
+            unready.end()
+            raise
 
 
 def _kill_with_descendants(process: subprocess.Popen[Any]) -> None:
@@ -179,14 +206,26 @@ class RankServers:
     current: RankServer | None = None
 
     def run(self, ranks: int, call: list[str], timeout_s: float, output: Path) -> int:
+        if self.current is None and _inherited is not None:
+            starting, number = _inherited
+            self.current = starting.server(number)
         if self.current is None or not self.current.is_as_now():
             self.end()
-            self.current = RankServer.begin(self.folder / "server.txt")
+            self.current = StartingServers.start(1, self.folder / "server.txt").server(0)
         return self.current.run(ranks, call, timeout_s, output)
 
     def end(self) -> None:
         if self.current is not None:
             self.current.end()
+
+
+_inherited: tuple[StartingServers, int] | None = None
+
+
+def inherit(starting: StartingServers, number: int) -> None:
+    """Let ranks of this process be forked by a server that its parent started."""
+    global _inherited  # noqa: PLW0603 - what a forked process begins with
+    _inherited = starting, number
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
 """Groups of ranks that are forked from a process which has imported what they need.
 
-Standard output says 0 once it is ready. Then one JSON line on standard input, ``{"ranks": 2, "output": file for what
-they write, "call": [arguments of rank_main.main]}``, starts one group, whose exit status is written when all its ranks
-have ended. Ranks find the variables of torchrun, whose store is kept by a process of their group, and join it by
-themselves. The first that fails ends the others, as under torchrun. Ranks have the environment that the server was
-started in, and the hash seed of strings in common.
+``rank_server.py ORDERS ANSWERS …`` becomes a server for each two open files that are given by their numbers. A server
+answers its process id once it is ready. Then one JSON line of orders, ``{"ranks": 2, "output": file for what they
+write, "call": [arguments of rank_main.main]}``, starts one group, whose exit status is answered when all its ranks have
+ended. Ranks find the variables of torchrun, whose store is kept by a process of their group, and join it by themselves.
+The first that fails ends the others, as under torchrun. Ranks have the environment that the server was started in, and
+the hash seed of strings in common.
 """
 
 from __future__ import annotations
@@ -55,10 +56,8 @@ class Order:
     call: tuple[str, ...]
 
 
-def serve() -> None:
+def main(*files: str) -> None:
     die_with_parent()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     os.environ.setdefault(*ARROW_ALLOCATOR)  # which would have a thread
     for name in BEFOREHAND:
         importlib.import_module(name)
@@ -66,14 +65,30 @@ def serve() -> None:
     if len(threads) > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"a process of the threads {threads} cannot be forked safely; imports should start none")
     gc.freeze()
-    print(0, file=answers, flush=True)
-    for line in sys.stdin:
-        order = Order(**json.loads(line))
-        launcher = os.fork()
-        if not launcher:
-            _as_child(lambda order=order: launch(order))
-        _, status = os.waitpid(launcher, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    ends = [int(file) for file in files]
+    for orders, answers in zip(ends[::2], ends[1::2], strict=True):
+        if not os.fork():
+            for end in set(ends) - {orders, answers}:
+                os.close(end)
+            _as_child(lambda orders=orders, answers=answers: serve(orders, answers))
+    for end in ends:
+        os.close(end)
+    for _ in ends[::2]:
+        os.wait()
+
+
+def serve(orders: int, answers: int) -> int:
+    die_with_parent()
+    with os.fdopen(orders) as lines, os.fdopen(answers, "w") as out:
+        print(os.getpid(), file=out, flush=True)
+        for line in lines:
+            order = Order(**json.loads(line))
+            launcher = os.fork()
+            if not launcher:
+                _as_child(lambda order=order: launch(order))
+            _, status = os.waitpid(launcher, 0)
+            print(os.waitstatus_to_exitcode(status), file=out, flush=True)
+    return 0
 
 
 def launch(order: Order) -> int:
@@ -172,4 +187,4 @@ def _as_child(run: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    main(*sys.argv[1:])

@@ -17,11 +17,9 @@ from service.jobs.reporting import connect
 from workers.event_protocol import Greeting
 from workers.supervisor.admission import Admission, is_descendant
 
-ME = os.getpid()
 
-
-def check(admission: Admission, rank: int = 2, pid: int = ME, secret: str = "s3cret") -> None:
-    admission.check(Greeting(rank, "control", secret), pid)
+def check(admission: Admission, rank: int = 2, pid: int | None = None, secret: str = "s3cret") -> None:
+    admission.check(Greeting(rank, "control", secret), pid or os.getpid())
 
 
 def test_a_process_speaks_for_one_rank_of_its_own_host() -> None:
@@ -33,7 +31,7 @@ def test_a_process_speaks_for_one_rank_of_its_own_host() -> None:
     with pytest.raises(MalformedEvent, match="does not know the secret"):
         check(admission, rank=3, secret="s3cre")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as peer:
-        with pytest.raises(MalformedEvent, match=f"that rank is process {ME}"):
+        with pytest.raises(MalformedEvent, match=f"that rank is process {os.getpid()}"):
             check(admission, pid=peer.pid)
         check(admission, rank=3, pid=peer.pid)
         peer.communicate()
@@ -41,12 +39,12 @@ def test_a_process_speaks_for_one_rank_of_its_own_host() -> None:
 
 def test_a_process_of_another_group_is_refused() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        assert is_descendant(other.pid, ME)
-        assert not is_descendant(ME, other.pid)
+        assert is_descendant(other.pid, os.getpid())
+        assert not is_descendant(os.getpid(), other.pid)
         with pytest.raises(MalformedEvent, match="not started by this group's supervisor"):
             check(Admission("s3cret", range(2, 4), other.pid))
         other.communicate()
-    assert is_descendant(other.pid, ME), "of one that has ended nothing is known, and its secret was right"
+    assert is_descendant(other.pid, os.getpid()), "of one that has ended nothing is known, and its secret was right"
 
 
 @pytest.mark.distributed

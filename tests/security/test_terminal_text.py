@@ -19,6 +19,7 @@ import typer.main
 from hostile_service import Hostile, hostile_service
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -180,7 +181,7 @@ def test_every_command_gets_to_say_what_the_service_says(service: Hostile, folde
 
 @EVERY_VARIANT
 @given(text=TEXTS, refusal=st.sampled_from([None, None, 401, 409, 422, 500]))
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(3, 10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_command_lets_text_act_or_fails_over_it(
     service: Hostile, folder: Path, words: list[str], text: str, refusal: int | None
 ) -> None:

@@ -206,6 +206,7 @@ def test_two_processes_send_each_delivery_once(
     assert sorted(told_by(body)[1] for _, body in receiver.taken) == sorted(jobs)
 
 
+@pytest.mark.slow
 def test_a_webhook_that_fails_for_days_is_disabled(
     admin: httpx2.Client, service: Service, receiver: Receiver, redis: redis_py.Redis
 ) -> None:
@@ -242,23 +243,25 @@ def test_a_webhook_is_its_projects_alone(admin: httpx2.Client, service: Service,
         assert bob.get("/v1/webhooks").status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("fields", "path"),
-    [
-        ({"url": "ftp://example.org/"}, "url"),
-        ({"url": "https:///path"}, "url"),
-        ({"url": "https://user:secret@example.org/"}, "url"),
-        ({"url": "https://example.org:99999/"}, "url"),
-        ({"url": "https://example.org/", "kinds": ["nothing"]}, "kinds.0"),
-        ({"url": "https://example.org/", "states": ["done"]}, "states.0"),
-    ],
-)
-def test_a_webhook_that_cannot_work_is_refused(admin: httpx2.Client, fields: dict[str, Any], path: str) -> None:
-    answer = admin.post("/v1/webhooks", json=fields)
-    assert answer.status_code == 422
-    assert [error["path"] for error in answer.json()["errors"]] == [path]
+UNABLE: list[tuple[dict[str, Any], str]] = [
+    ({"url": "ftp://example.org/"}, "url"),
+    ({"url": "https:///path"}, "url"),
+    ({"url": "https://user:secret@example.org/"}, "url"),
+    ({"url": "https://example.org:99999/"}, "url"),
+    ({"url": "https://example.org/", "kinds": ["nothing"]}, "kinds.0"),
+    ({"url": "https://example.org/", "states": ["done"]}, "states.0"),
+]
+"""Webhooks, and what is wrong with each."""
 
 
+def test_a_webhook_that_cannot_work_is_refused(admin: httpx2.Client) -> None:
+    for fields, path in UNABLE:
+        answer = admin.post("/v1/webhooks", json=fields)
+        assert answer.status_code == 422, fields
+        assert [error["path"] for error in answer.json()["errors"]] == [path]
+
+
+@pytest.mark.slow
 def test_the_document_describes_what_receivers_get(admin: httpx2.Client, service: Service) -> None:
     document = service_document(admin)
     told = document["webhooks"]["job"]["post"]

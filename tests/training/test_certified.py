@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import first_fast, slow_but_for
 from safetensors.torch import load_file
 from torch import Tensor
 from training_runs import JOB, MLP, train
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_finite_differences(family: str, bound: Any) -> N
         ({"lower": 0.1, "upper": 0.9}, 2.0, r"objective\.upper: an input is 2, outside of lower=0\.1, upper=0\.9"),
     ],
 )
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", first_fast(1, [True, False]))
 def test_an_input_outside_of_the_given_limits_is_refused(
     limits: dict[str, float], value: float, said: str, training: bool
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lanes import first_fast
 from launching import Torchrun
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
@@ -164,7 +165,9 @@ def compiled(**phases: bool) -> dict[str, Any]:
     return {**MLP, "steps": 3, "compile": {**phases, "gate": GATE}}
 
 
-@pytest.mark.parametrize("phases", [{"train": True}, {"inference": True}, {"train": True, "inference": True}])
+@pytest.mark.parametrize(
+    "phases", first_fast(1, [{"train": True}, {"inference": True}, {"train": True, "inference": True}])
+)
 def test_an_open_gate_compiles_what_was_asked_for(tmp_path: Path, phases: dict[str, bool]) -> None:
     open_gate(tmp_path, "aot_eager", "aot_eager")
     eager = train(tmp_path / "eager", {**MLP, "steps": 3})

@@ -24,6 +24,7 @@ CASES = {
 """Tokens, and fields of the configuration."""
 
 
+@pytest.mark.slow
 def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:
     """Layers share their rotary tables, which a tracer must not leave behind as tensors of its own."""
     config = TransformerConfig(vocab_size=16, dim=8, layers=2, ffn_dim=12, max_sequence=8)

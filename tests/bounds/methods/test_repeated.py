@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import examples, slow_but_for
 from limited_memory import Claims
 from nets import Residual, box_around, mlp, prepared, redraw
 from operator_groups import GROUPS, made
@@ -121,7 +121,7 @@ def test_what_is_replayed_is_what_would_run(
     assert any(record._layers.tape is not None for record in records)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2, 6), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.0, 0.01, 0.1, 1.0])), min_size=3, max_size=8))
 @torch.no_grad()
 def test_any_boxes_in_any_order(asked: list[tuple[int, float]]) -> None:

@@ -249,7 +249,7 @@ SOUND += ["ConvTranspose to a shape", "GroupNormalization, opset 21", "Split", "
 SOUND += ["LSTM", "GRU", "ScatterElements, sums", "LayerNormalization with all outputs"]
 
 
-@pytest.mark.parametrize("name", slow_but_for(SOUND, "Shrink", "Pad, reflect", "LRN", "ReduceLogSum", "GatherND"))
+@pytest.mark.parametrize("name", slow_but_for(SOUND, "Shrink", "LRN", "GatherND"))
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 0.05, 0.4]))
 def test_bounds_hold_what_is_computed_in_float64(name: str, seed: int, radius: float) -> None:

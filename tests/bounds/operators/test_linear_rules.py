@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from nets import box_around, output_bounds, prepared, redraw, samples
 from operator_groups import blame
 from torch import Tensor, nn
@@ -99,7 +100,7 @@ def linear_network() -> tuple[Linears, Network]:
     return module, prepared(module, 6)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(3, 10), deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-6, 0.3, 1e3]))
 def test_backward_bounds_are_exact(linear_network: tuple[Linears, Network], seed: int, radius: float) -> None:
     module, network = linear_network

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from nets import output_bounds, prepared, samples
 from operator_groups import GROUPS, Operator, blame, made
 
@@ -18,7 +19,7 @@ PLAIN = ("ibp", "crown-ibp", "crown")
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(2, 12), deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-3, 0.1, 0.5, 3.0]))
 def test_no_input_leaves_the_bounds(group: str, seed: int, radius: float) -> None:
     module, network = made(group)

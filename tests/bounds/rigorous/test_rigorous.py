@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from nets import box_around, mlp, output_bounds, prepared, samples, tokens, transformer
 from operator_groups import blame, made
 from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
@@ -35,7 +36,7 @@ from service.models.embedded import AfterEmbedding, embedded
 mpmath.mp.dps = 60
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(2, 25), deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-12, 1e-3, 0.3]))
 def test_no_rational_value_leaves_the_bounds(seed: int, radius: float) -> None:
     net, _, network = cancelling(seed % 4)
@@ -185,7 +186,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(2, 12), deadline=None)
 @given(pair=pairs, change=st.tuples(st.sampled_from([0.0, 1e-3, -0.4, 2.0]), st.sampled_from([0.0, 1e-3, -0.4, 2.0])))
 def test_lines_and_ranges_hold_to_many_digits(
     name: str, pair: tuple[float, float], change: tuple[float, float]

@@ -35,7 +35,7 @@ def rehearsed(ascend: Ascend, planted: Planted) -> Result:
     return result
 
 
-@pytest.mark.parametrize("planted", CLEAN, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", first_fast(3, CLEAN), ids=lambda planted: planted.name)
 def test_loops_without_a_mistake_raise_no_alarm(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)
     (finding,) = result.findings
@@ -44,7 +44,7 @@ def test_loops_without_a_mistake_raise_no_alarm(ascend: Ascend, planted: Planted
     assert result.rehearsal.compared > STEPS
 
 
-@pytest.mark.parametrize("planted", DEFECTS, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", first_fast(4, DEFECTS), ids=lambda planted: planted.name)
 def test_a_mistake_is_found_and_named(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)
     found = [finding for finding in result.findings if finding.verdict == planted.verdict]
@@ -59,7 +59,7 @@ def test_results_that_are_copied_raise_no_alarm(ascend: Ascend, name: str) -> No
     assert [finding.verdict for finding in result.findings] == ["not_applicable"], result.findings
 
 
-@pytest.mark.parametrize("name", first_fast(4, keeping.ALIASES))
+@pytest.mark.parametrize("name", first_fast(2, keeping.ALIASES))
 def test_results_that_only_look_copied_are_found(ascend: Ascend, name: str) -> None:
     result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.ALIASES[name]), "inference"))
     messages = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
@@ -77,7 +77,7 @@ def _nothing_set_aside() -> Iterator[None]:
         gc.freeze()
 
 
-@pytest.mark.parametrize("planted", storing.DEFECTS, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", first_fast(2, storing.DEFECTS), ids=lambda planted: planted.name)
 def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_it(
     ascend: Ascend, planted: Planted
 ) -> None:

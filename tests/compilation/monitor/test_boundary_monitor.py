@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from torch import Tensor, nn
 
 from service.compilation.monitor.boundary_monitor import monitored
@@ -137,7 +138,9 @@ def differ(results: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(operations=st.lists(st.sampled_from(OPERATIONS), min_size=2, max_size=14))
 def test_silence_means_right_results(replayed: Replayed, operations: list[str]) -> None:

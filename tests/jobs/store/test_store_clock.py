@@ -9,6 +9,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from store_builders import train
 
 from service.jobs.layout import DataLayout
@@ -143,7 +144,7 @@ def test_a_host_is_dead_by_the_time_of_day_when_nobody_calls_the_store(
     assert not store.hosts.list()[0].alive
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20, 50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.tuples(st.floats(0, 5), st.sampled_from([0.0, 0.0, 60.0, -60.0, -0.1])), max_size=30))
 def test_the_clock_never_goes_back_and_is_never_ahead(
     redis: redis_py.Redis, time_of_day: TimeOfDay, steps: list[tuple[float, float]]

@@ -9,6 +9,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from store_builders import DONE, LIMITS, submit_for
 
 from service.jobs.layout import DataLayout
@@ -161,7 +162,7 @@ uses = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=rows, used=uses, room=st.integers(1, 40))
 def test_placement_follows_the_model(
     fair: Store, redis: redis_py.Redis, wanted: list[Any], used: dict[str, float], room: int

@@ -11,6 +11,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 
 from service.jobs.records import ApiKey, Conflict, NotFound, Rejected
 from service.jobs.store import ApiKeys, Credential, Store
@@ -149,7 +150,7 @@ def test_a_key_has_one_successor_however_many_ask(store: Store) -> None:
     assert len(store.keys.list()) == 2
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.just(0.0) | st.floats(600, 30 * DAY_S), st.none() | st.floats(0.01, 400)), min_size=1, max_size=6

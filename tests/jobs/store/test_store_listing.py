@@ -12,6 +12,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from store_builders import train, verify
 
 from service.jobs.records import Job, Rejected
@@ -84,7 +85,7 @@ def test_pages_are_stable_while_jobs_arrive(store: Store, submit: Callable[..., 
     assert third.next_cursor is None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(owners=st.lists(st.sampled_from("ab"), max_size=12), limit=st.integers(1, 5), owner=st.sampled_from(["a", None]))
 def test_walking_the_pages_finds_each_match_once(
     store: Store, redis: redis_py.Redis, owners: list[str], limit: int, owner: str | None
@@ -190,7 +191,7 @@ def test_a_cursor_of_another_list_is_refused(store: Store, cursor: str) -> None:
         store.listing.active(JobFilter(), 5, cursor, specs=False, queue=store.queue)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jobs=st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=10),
     filters=st.builds(JobFilter, owner=st.sampled_from(["a", None]), q=st.sampled_from([None, "TRAIN", "nothing"])),

@@ -14,7 +14,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import examples, slow_but_for
 from placement_reference import Room, Waiting
 from store_builders import LIMITS, Submit, train
 
@@ -276,7 +276,7 @@ jobs = st.lists(
 fleets = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.integers(0, 4), st.integers(0, 30))), max_size=5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=jobs, fleet=fleets, data=st.data())
 def test_placement_equals_the_obvious_one(
     store: Store, redis: redis_py.Redis, wanted: list[Any], fleet: list[tuple[int, int]], data: st.DataObject

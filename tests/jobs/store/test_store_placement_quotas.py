@@ -9,6 +9,7 @@ import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from store_builders import DONE, LIMITS, submit_for
 
 from service.jobs.layout import DataLayout
@@ -178,7 +179,7 @@ quotas = st.dictionaries(st.sampled_from(["default", "vision", "speech"]), st.in
 _Row = tuple[str, str, int, int, int]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=rows, most=quotas, room=st.integers(1, 20), ends=st.integers(0, 14))
 def test_placement_follows_the_model(
     limited: Store, redis: redis_py.Redis, *, wanted: list[Any], most: dict[str, int], room: int, ends: int

@@ -7,6 +7,7 @@ from fractions import Fraction
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import examples
 from torch import nn
 
 from service.bounds.network import prepare
@@ -45,7 +46,7 @@ def test_what_is_moved_into_a_ball_is_in_it_exactly(
         assert sum(squares) <= Fraction(10**exponent) ** 2
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(3, 10), deadline=None)
 @given(seed=st.integers(0, 10**6), distance=st.floats(0.01, 10.0))
 def test_the_least_value_over_a_ball_is_approached(seed: int, distance: float) -> None:
     """Of a linear function, whose least value is known: far from any corner of the box around the ball."""

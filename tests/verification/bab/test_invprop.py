@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import examples, slow_but_for
 from nets import mlp
 from search_problems import (
     NETS,
@@ -78,7 +78,7 @@ def hidden_values(subject: ModelUnderVerification, x: Tensor) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("name", slow_but_for(sorted(NETS), "gate"))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2, 3), deadline=None)
 @given(seed=st.integers(0, 3), share=st.floats(0.01, 0.5), radius=st.floats(0.1, 1.0), both=st.booleans())
 def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: float, radius: float, both: bool) -> None:
     """Of each disjunct for itself, whatever is taken for the margin that the whole box lacks."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import first_fast, slow_but_for
+from lanes import examples, first_fast, slow_but_for
 from nets import mlp, redraw
 from search_problems import (
     NETS,
@@ -54,7 +54,7 @@ from service.verification.verdict import Verdict
 
 
 @pytest.mark.parametrize("name", first_fast(2, sorted(NETS)))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(2, 10), deadline=None)
 @given(seed=st.integers(0, 10_000), depth=st.integers(1, 3), optimised=st.booleans())
 def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     name: str, seed: int, depth: int, optimised: bool

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import examples, slow_but_for
 from search_problems import model_from
 from torch import Tensor, nn
 
@@ -116,7 +116,7 @@ def test_small_networks_are_decided_next_to_their_exact_minimum(seed: int, above
     assert above < 0 or violates(model_from(module, 2), asked, found)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2, 8), deadline=None)
 @given(seed=st.integers(0, 10**6), threshold=st.floats(-1.0, 0.5), joint=st.booleans(), smooth=st.booleans())
 def test_verdicts_agree_with_a_grid(seed: int, threshold: float, joint: bool, smooth: bool) -> None:
     module = Mixed(seed).double() if smooth else dense(seed, 2, 6, 6, 2)
@@ -132,7 +132,7 @@ def test_verdicts_agree_with_a_grid(seed: int, threshold: float, joint: bool, sm
     assert found.verdict is Verdict.VERIFIED or violates(under, asked, found)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2, 12), deadline=None)
 @given(seed=st.integers(0, 10**6), shares=st.lists(st.sampled_from([0.01, 0.1, 0.4]), min_size=1, max_size=3))
 def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[float]) -> None:
     """That of disjuncts that were settled first, and of parts that were cut off, too."""
@@ -164,7 +164,7 @@ def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
     assert 0 <= verified.bound == told[-1].bound <= 0.5
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2, 8), deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
 def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:
     module = Mixed(seed).double() if seed % 2 else dense(seed, 2, 6, 6, 2)
@@ -185,7 +185,7 @@ def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:
             assert bool((below <= values + 1e-9).all())
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2, 8), deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
 def test_affine_forms_hold_every_value(seed: int, scale: float) -> None:
     module = Mixed(seed).double() if seed % 2 else dense(seed, 2, 6, 6, 2)

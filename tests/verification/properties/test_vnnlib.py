@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import examples, slow_but_for
 from onnx_models import dense, model, node
 
 from service.bounds.methods import CROWN, IBP
@@ -208,7 +208,7 @@ def extremes(subject: ModelUnderVerification) -> tuple[float, float]:
     return float(difference.min()), float(difference.max())
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(3, 10), deadline=None)
 @given(share=st.sampled_from([-0.2, -0.02, -0.01, 0.005, 0.02, 0.3]), above=st.booleans())
 def test_small_networks_are_always_decided(network: ModelUnderVerification, share: float, above: bool) -> None:
     least, most = extremes(network)

@@ -59,6 +59,7 @@ def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytes
     assert result["folder"] == str(fleet.data.job(ref.job_id).work(1))
 
 
+@pytest.mark.slow
 def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     ref = fleet.submit("raising", ranks=2)
     supervisor = fleet.supervise(ref)
@@ -138,6 +139,7 @@ def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
     assert all_gone(started)
 
 
+@pytest.mark.slow
 def test_cancel_before_the_claim_leaves_nothing_to_do(fleet: Fleet) -> None:
     ref = fleet.submit("endless")
     fleet.store.jobs.cancel(ref.job_id)

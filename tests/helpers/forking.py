@@ -1,0 +1,187 @@
+"""A plugin of pytest: tests are collected once, then run by several processes that are forked from the one that did.
+
+Each takes a file of tests after the other, so a fixture of a module is made once; those of the session are made by each
+process. What a process says about its tests is reported by the first one, as if it had run them. A test that ends its
+process has failed, and another process takes up the rest of the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import os
+import pickle
+import selectors
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import launching
+import pytest
+
+from workers.linux import die_with_parent
+
+INDEX_BYTES = 4
+
+
+@dataclass
+class Runner:
+    """A process that runs tests, as its parent sees it: ``at`` is the test that it told of last."""
+
+    pid: int
+    said: int
+    at: int | None = None
+    has_ended: bool = False
+    rest: bytes = field(default=b"")
+
+    def messages(self) -> Iterator[dict[str, Any]] | None:
+        """What it has said since; None once it will say no more."""
+        read = os.read(self.said, 1 << 16)
+        *lines, self.rest = (self.rest + read).split(b"\n")
+        return (pickle.loads(base64.b64decode(line)) for line in lines) if read else None
+
+
+class Quiet:
+    """What is left of the terminal's reporter in a process whose reports are sent to another."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._tw = reporter._tw
+
+
+class Sender:
+    def __init__(self, config: pytest.Config, pipe: int) -> None:
+        self._config = config
+        self._pipe = os.fdopen(pipe, "w")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.send(report=self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def send(self, **message: Any) -> None:
+        print(base64.b64encode(pickle.dumps(message)).decode(), file=self._pipe, flush=True)
+
+
+class ForkedTests:
+    """Runs the tests of a session in so many processes, with a folder for what is to be gone afterwards."""
+
+    def __init__(self, processes: int, scratch: Path) -> None:
+        self._processes = processes
+        self._scratch = scratch
+        self._running: list[Runner] = []
+        self._selector = selectors.DefaultSelector()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.testsfailed or session.config.option.collectonly:
+            return None  # pytest's own loop says what there is to say
+        self._session = session
+        self._index = {item: index for index, item in enumerate(session.items)}
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in session.items:
+            files.setdefault(item.path, []).append(item)
+        self._files = list(files.values())
+        self._to_do, write = os.pipe()
+        os.write(write, b"".join(index.to_bytes(INDEX_BYTES) for index in range(len(self._files))))
+        os.close(write)
+        has_groups = any(item.get_closest_marker("distributed") for item in session.items)
+        log = self._scratch / "rank-servers.txt"
+        self._servers = launching.StartingServers.start(self._processes, log) if has_groups else None
+        gc.collect()
+        gc.freeze()
+        try:
+            for number in range(min(self._processes, len(self._files))):
+                self._fork(number)
+            self._listen()
+        finally:
+            self._end()
+        return True
+
+    def _listen(self) -> None:
+        """Report what the processes say until none of them is left."""
+        while self._running:
+            for key, _ in self._selector.select():
+                runner: Runner = key.data
+                messages = runner.messages()
+                for message in messages or ():
+                    self._take(runner, message)
+                if messages is None or runner.has_ended:
+                    self._bury(runner)
+            if self._session.shouldfail:
+                raise self._session.Failed(self._session.shouldfail)
+
+    def _take(self, runner: Runner, message: dict[str, Any]) -> None:
+        config = self._session.config
+        runner.at = message.get("at", runner.at)
+        runner.has_ended = "ended" in message
+        if "report" in message:
+            report = config.hook.pytest_report_from_serializable(config=config, data=message["report"])
+            config.hook.pytest_runtest_logreport(report=report)
+
+    def _bury(self, runner: Runner) -> None:
+        self._selector.unregister(runner.said)
+        os.close(runner.said)
+        self._running.remove(runner)
+        _, status = os.waitpid(runner.pid, 0)
+        if runner.has_ended:
+            return
+        assert runner.at is not None, f"a process that was to run tests ended at once, with status {status}"
+        item = self._session.items[runner.at]
+        code = os.waitstatus_to_exitcode(status)
+        text = f"the process that ran this test ended with {f'exit status {code}' if code >= 0 else f'signal {-code}'}"
+        report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
+        self._session.config.hook.pytest_runtest_logreport(report=report)
+        (file,) = (each for each in self._files if item in each)
+        self._fork(None, file[file.index(item) + 1 :])
+
+    def _fork(self, number: int | None, first: Sequence[pytest.Item] = ()) -> None:
+        """Start a process that runs these tests and then whole files, until none is left."""
+        said, say = os.pipe()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                die_with_parent()
+                os.close(said)
+                self._run(Sender(self._session.config, say), number, first)
+                status = 0
+            except BaseException:
+                traceback.print_exc(file=sys.__stderr__)
+            finally:
+                os._exit(status)
+        os.close(say)
+        self._running.append(Runner(pid, said))
+        self._selector.register(said, selectors.EVENT_READ, self._running[-1])
+
+    def _run(self, sender: Sender, number: int | None, first: Sequence[pytest.Item]) -> None:
+        session, plugins = self._session, self._session.config.pluginmanager
+        plugins.register(Quiet(plugins.unregister(name="terminalreporter")), "terminalreporter")
+        plugins.register(sender)
+        capture = plugins.getplugin("capturemanager")  # of whose files parent and child would share the position
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+        if number is not None and self._servers is not None:
+            launching.inherit(self._servers, number)
+        try:
+            self._run_file(sender, first)
+            while index := os.read(self._to_do, INDEX_BYTES):
+                self._run_file(sender, self._files[int.from_bytes(index)])
+        finally:
+            session._setupstate.teardown_exact(None)
+            capture.stop_global_capturing()
+        sender.send(ended=True)
+
+    def _run_file(self, sender: Sender, tests: Sequence[pytest.Item]) -> None:
+        """Run tests; what only their file needs is torn down with the last, what the session needs is kept."""
+        for item, following in zip(tests, [*tests[1:], self._session], strict=False):  # no test, no next
+            sender.send(at=self._index[item])
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def _end(self) -> None:
+        """End the processes that still run, which take down what they have set up."""
+        for runner in self._running:
+            os.kill(runner.pid, signal.SIGINT)
+        for runner in self._running:
+            os.waitpid(runner.pid, 0)
