@@ -22,6 +22,7 @@ def reset_peak(device: torch.device) -> None:
     """Count from here, without what earlier runs left to the garbage collector."""
     if device.type == "cuda":
         gc.collect()
+        torch.cuda.init()  # before the first tensor there is nothing whose peak could be reset
         torch.cuda.reset_peak_memory_stats(device)
 
 
