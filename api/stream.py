@@ -192,26 +192,34 @@ class Hub:
 
     def _join(self, subscription: Subscription) -> None:
         """Hand the subscription what the hub reads from now on, unless the hub is already ahead of it."""
-        for job_id in subscription.jobs:
-            ahead = self._cursors.get(job_id)
-            if ahead is not None and parse_id(ahead) > parse_id(subscription.cursor.of(job_id)):
-                return
-        for job_id in subscription.jobs:
+        if not self._is_ahead(subscription, subscription.jobs):
+            self._watch(subscription, subscription.jobs)
+            subscription.joined = True
+
+    def _is_ahead(self, subscription: Subscription, jobs: Iterable[str]) -> bool:
+        """Return whether the hub has read events of these jobs that the subscription does not have."""
+        known = ((self._cursors[job_id], subscription.cursor.of(job_id)) for job_id in jobs if job_id in self._cursors)
+        return any(parse_id(ahead) > parse_id(own) for ahead, own in known)
+
+    def _watch(self, subscription: Subscription, jobs: Iterable[str]) -> None:
+        for job_id in jobs:
             self._cursors.setdefault(job_id, subscription.cursor.of(job_id))
             self._watchers.setdefault(job_id, set()).add(subscription)
-        subscription.joined = True
         self._changed.set()
 
-    def leave(self, subscription: Subscription) -> None:
-        """Detach a subscription; it may catch up and join again."""
-        subscription.joined = False
-        subscription.take()
-        for job_id in subscription.jobs:
+    def _unwatch(self, subscription: Subscription, jobs: Iterable[str]) -> None:
+        for job_id in jobs:
             watchers = self._watchers.get(job_id, set())
             watchers.discard(subscription)
             if not watchers:
                 self._watchers.pop(job_id, None)
                 self._cursors.pop(job_id, None)
+
+    def leave(self, subscription: Subscription) -> None:
+        """Detach a subscription; it may catch up and join again."""
+        subscription.joined = False
+        subscription.take()
+        self._unwatch(subscription, subscription.jobs)
         subscription.wake.set()
 
     async def _read_forever(self) -> None:
@@ -283,6 +291,15 @@ class Hub:
         return hidden
 
     def _watch_exactly(self, subscription: Subscription, jobs: set[str]) -> None:
-        if subscription.jobs != jobs:
+        """Let a subscription show these jobs, in place: one that left would read all of them anew by itself, and
+        hundreds do at once where jobs appear all the time.
+        """
+        added, dropped = jobs - subscription.jobs, subscription.jobs - jobs
+        if not added and not dropped:
+            return
+        if subscription.joined and not self._is_ahead(subscription, added):
+            self._watch(subscription, added)
+            self._unwatch(subscription, dropped)
+        else:
             self.leave(subscription)
-            subscription.jobs = set(jobs)
+        subscription.jobs = set(jobs)

@@ -97,6 +97,22 @@ def test_signing_in_and_out(visitor: Page, key: str, complaints: Complaints) -> 
     expect(visitor).to_have_url(re.compile(r"/login$"))
 
 
+def test_what_is_refused_while_signing_out_does_not_ask_to_come_back(page: Page, complaints: Complaints) -> None:
+    """The page asks on while the service answers: its next question may be refused before that."""
+    complaints.expected = ("401",)
+    shown(page, "/hosts")
+    page.context.clear_cookies()
+    page.evaluate("""async () => {
+        const form = document.querySelector('form[action="/logout"]');
+        form.addEventListener("submit", (event) => event.preventDefault());
+        form.requestSubmit();
+        const module = performance.getEntriesByType("resource").find((each) => each.name.endsWith("/ui/api.js"));
+        (await import(module.name)).signIn();
+    }""")
+    page.wait_for_timeout(100)
+    assert page.url.endswith("/hosts")
+
+
 @pytest.mark.parametrize(
     "target",
     slow_but_for(["//example.org/", "https://example.org/", "/\\example.org", "javascript:alert(1)"], "//example.org/"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import redis.asyncio as redis
 
@@ -55,7 +55,7 @@ class StreamTail:
         self._client = client
 
     @classmethod
-    def connect(cls, url: str, *, outage_s: float = 0.0) -> StreamTail:
+    def connect(cls, url: str, *, outage_s: float = 0.0) -> Self:
         """Return a reader; a broker that takes no connection is waited for until ``outage_s`` after it went away."""
         pool = PatientAsyncPool.from_url(
             url, max_connections=_MAX_CONNECTIONS, timeout=None, socket_timeout=None, socket_connect_timeout=5.0

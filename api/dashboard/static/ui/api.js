@@ -106,8 +106,16 @@ async function problem(response) {
   return new Problem(response.status, String(body.title ?? response.statusText), String(body.detail ?? ""));
 }
 
+/** Whether the user is on the way out: what is still asked by this page is refused then, which is no news. */
+let isSigningOut = false;
+addEventListener("submit", (event) => {
+  isSigningOut ||= /** @type {HTMLFormElement} */ (event.target).action.endsWith("/logout");
+});
+addEventListener("pageshow", () => (isSigningOut = false));
+
 /** Leaves for the sign-in page, to come back here after it. */
 export function signIn() {
+  if (isSigningOut) return;
   const here = location.pathname + location.search;
   location.assign(`/login?next=${encodeURIComponent(here)}`);
 }
