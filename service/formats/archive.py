@@ -264,6 +264,13 @@ def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
 
 
 @contextmanager
+def members_of_zip(content: bytes) -> Iterator[list[ArchiveMember]]:
+    """Return all regular files of a zip that is in memory. Raises :class:`ArchiveError`, also while it is open."""
+    with damage(), zipfile.ZipFile(io.BytesIO(content)) as zipped:
+        yield _of_zip(zipped, len(content))
+
+
+@contextmanager
 def damage() -> Iterator[None]:
     """Raise what the two libraries raise on a broken archive as an :class:`ArchiveError`."""
     try:

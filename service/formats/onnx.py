@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from service.formats.archive import Unpacking, UploadError
+from service.formats.archive import ArchiveError, Unpacking, UploadError
 from service.formats.onnx_dependence import DRAWING, Dependence, Numbered, dependence, graphs_in
+from service.formats.onnx_external import is_zip, joined
 from service.formats.onnx_functions import FunctionError, inlined
 from service.formats.onnx_outputs import scores_only, without_maps
 from service.formats.protobuf import has_more_fields
@@ -86,15 +87,13 @@ def parse(data: bytes) -> onnx.ModelProto:
 
 
 def parse_unpacked(content: bytes) -> onnx.ModelProto:
-    """Return the model of a file's content that gzip did not compress. Raises :class:`OnnxError`."""
-    if has_more_fields(content, onnx.ModelProto.DESCRIPTOR, MOST_FIELDS):
-        raise OnnxError(f"the file has more than {MOST_FIELDS} fields (nodes, attributes, lengths of shapes …)")
+    """Return the model of a file's content that gzip did not compress, or of a zip with the files of its weights.
+    Raises :class:`OnnxError`.
+    """
     try:
-        model = onnx.load_from_string(content)
-    except MemoryError:
-        raise
-    except Exception as error:  # protobuf's error type differs by its implementation
-        raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
+        model = joined(content, LARGEST, _message, _tensors) if is_zip(content) else _message(content)
+    except ArchiveError as error:
+        raise OnnxError(str(error)) from error
     _check_texts(model)
     if not model.graph.node or not model.graph.output:
         raise OnnxError("the file is not an ONNX model: it has no nodes or no outputs")
@@ -115,6 +114,17 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
     for output in model.graph.output:
         _lengths(output)
     return model
+
+
+def _message(content: bytes) -> onnx.ModelProto:
+    if has_more_fields(content, onnx.ModelProto.DESCRIPTOR, MOST_FIELDS):
+        raise OnnxError(f"the file has more than {MOST_FIELDS} fields (nodes, attributes, lengths of shapes …)")
+    try:
+        return onnx.load_from_string(content)
+    except MemoryError:
+        raise
+    except Exception as error:  # protobuf's error type differs by its implementation
+        raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
 
 
 def _attributes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto, onnx.AttributeProto]]:
@@ -193,8 +203,8 @@ def _check_tensor(where: str, tensor: TensorProto) -> None:
     """Check that it has as many numbers, here and in no other file, as its type and its shape say."""
     if tensor.data_location == TensorProto.EXTERNAL:
         raise OnnxError(
-            f"{where} is kept in another file; expected one file, as torch.onnx.export(…, external_data=False) or "
-            "onnx.save_model(onnx.load(path), new_path) writes it"
+            f"{where} is kept in another file; expected a zip of the model and that file, or one file, as "
+            "torch.onnx.export(…, external_data=False) writes it"
         )
     if tensor.data_type not in _BITS:
         raise OnnxError(f"{where} is of type {_type_name(tensor.data_type)}; expected one of numbers")

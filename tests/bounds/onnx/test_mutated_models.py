@@ -183,7 +183,7 @@ def test_numbers_in_another_file_are_refused_wherever_they_are(
     tmp_path: Path, made: Callable[[], bytes], where: str
 ) -> None:
     """Else a rank would read that file of its own machine into the bounds."""
-    words = f"{where} is kept in another file; expected one file, as torch.onnx.export("
+    words = f"{where} is kept in another file; expected a zip of the model and that file"
     file = tmp_path / "model.onnx"
     file.write_bytes(made())
     with pytest.raises(OnnxError) as refused:
