@@ -17,6 +17,7 @@ from service.formats.onnx_dependence import DRAWING, Dependence, Numbered, depen
 from service.formats.onnx_external import is_zip, joined
 from service.formats.onnx_functions import FunctionError, inlined
 from service.formats.onnx_outputs import scores_only, without_maps
+from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields
 
 OPSETS = range(8, 25)
@@ -106,7 +107,7 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
         _check_numbers(where, node, attribute)
     _check_repeatable(model)
     try:
-        model = without_maps(inlined(model))
+        model = without_nan_guards(without_maps(inlined(model)))
     except FunctionError as error:
         raise OnnxError(str(error)) from error
     batch_of_one(graph_input(model))

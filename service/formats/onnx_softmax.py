@@ -1,0 +1,51 @@
+"""Guards that exporters put behind a softmax: 0 in the place of a row that is not a number, as its mask left nothing.
+
+``Where(IsNaN(p), 0, p)`` is ``p`` wherever ``p = Softmax(…)`` is a number. A row of which a mask leaves nothing is none
+for any input, has no finite bounds, and so nothing is claimed about it. Scores that are all −∞ for some inputs only need a
+logarithm: behind one the guard stays, and is refused.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from service.formats.onnx_dependence import ordered, read_by
+
+_MAY_BE_INFINITE = frozenset({"Log", "ReduceLogSum", "ReduceLogSumExp", "LogSoftmax"})
+
+
+def without_nan_guards(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the softmax itself in the place of each guard, where the two are the same."""
+    nodes = [node for _, node in ordered(model.graph.node)]
+    given_by = {name: node for node in nodes for name in node.output if name}
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    infinite = _behind_logarithms(nodes)
+    for node in model.graph.node:
+        if node.op_type != "Where" or node.domain not in ("", "ai.onnx"):
+            continue
+        asked, instead, softmax = node.input
+        guard, source = given_by.get(asked), given_by.get(softmax)
+        if guard is None or guard.op_type != "IsNaN" or list(guard.input) != [softmax]:
+            continue
+        if (
+            source is not None
+            and source.op_type == "Softmax"
+            and softmax not in infinite
+            and _is_zero(weights, instead)
+        ):
+            node.CopyFrom(helper.make_node("Identity", [softmax], list(node.output), name=node.name))
+    return model
+
+
+def _behind_logarithms(nodes: list[onnx.NodeProto]) -> set[str]:
+    """Return the values that a logarithm is part of; nodes come in an order of execution."""
+    found = set[str]()
+    for node in nodes:
+        if node.op_type in _MAY_BE_INFINITE or found & read_by(node):
+            found.update(node.output)
+    return found
+
+
+def _is_zero(weights: dict[str, TensorProto], name: str) -> bool:
+    return name in weights and not numpy_helper.to_array(weights[name]).any()
