@@ -22,7 +22,7 @@ from api.context import context_of
 from api.error_paths import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
 from service.jobs.records import Conflict, NotFound, OverQuota, Rejected, Superseded
-from service.jobs.store import StoreUnavailable, TooLarge
+from service.jobs.store import BrokerCannotWrite, StoreUnavailable, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OverQuota, _over_quota)
     app.add_exception_handler(TooLarge, _too_large)
     app.add_exception_handler(StoreUnavailable, _unavailable)
+    app.add_exception_handler(BrokerCannotWrite, _not_writable)
     app.add_exception_handler(CheckUnavailable, _unchecked)
     app.add_exception_handler(OSError, _system)
     app.add_exception_handler(Exception, _unexpected)
@@ -125,6 +126,12 @@ def _unavailable(request: Request, error: Exception) -> Response:
     log.warning("the broker is out of reach: %s", error)
     context_of(request.app).monitor.meter.count("trivet_broker_failures_total")
     return respond(503, "the broker is out of reach; try again", headers={"Retry-After": "2"})
+
+
+def _not_writable(request: Request, error: Exception) -> Response:
+    log.error("%s", error)
+    context_of(request.app).monitor.meter.count("trivet_broker_failures_total")
+    return respond(503, f"{error}; reads are answered", headers={"Retry-After": "2"})
 
 
 def _unchecked(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis as redis_py
 from api_world import MLP, TRAIN, VERIFY, Keys
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -228,6 +229,18 @@ def test_without_a_broker_everything_says_so_and_health_still_answers(data: Any,
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["retry-after"]
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_broker_without_room_is_told_from_one_that_is_away(client: TestClient, redis: redis_py.Redis) -> None:
+    redis.config_set("maxmemory", 1)
+    try:
+        answer = client.post("/v1/jobs", json=TRAIN)
+    finally:
+        redis.config_set("maxmemory", 0)
+    assert answer.status_code == 503
+    assert answer.json()["detail"].startswith("the broker cannot take this now: ")
+    assert "memory" in answer.json()["detail"]
+    assert client.post("/v1/jobs", json=TRAIN).status_code in (200, 201, 202)
 
 
 def test_an_unexpected_error_tells_the_client_nothing_of_the_code(

@@ -20,7 +20,7 @@ from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.attempts import Attempts, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
 from service.jobs.store.audit_files import AuditFiles
-from service.jobs.store.client import BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
+from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
 from service.jobs.store.counts import Counts
 from service.jobs.store.events import EventPage, Events, StoredEvent
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
@@ -145,6 +145,7 @@ __all__ = [
     "Attempts",
     "AuditFilter",
     "AuditLog",
+    "BrokerCannotWrite",
     "BrokerRefused",
     "BrokerTimeouts",
     "Counts",

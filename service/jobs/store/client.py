@@ -42,6 +42,10 @@ class BrokerRefused(StoreUnavailable):
     """The broker answers, and does not admit us: another password, certificate or set of access rules is needed."""
 
 
+class BrokerCannotWrite(StoreUnavailable):
+    """The broker answers, and takes no writes now: its disk or its memory is full, or it is starting or a replica."""
+
+
 class BrokerClient:
     """Commands and scripts over a connection pool; safe to share between threads.
 
@@ -112,7 +116,7 @@ def translated() -> Iterator[None]:
         if code in _REFUSALS:
             raise _REFUSALS[code](message) from None
         if code in _UNABLE or isinstance(error, redis.exceptions.ReadOnlyError | redis.exceptions.OutOfMemoryError):
-            raise StoreUnavailable(f"the broker cannot take this now: {error}") from error
+            raise BrokerCannotWrite(f"the broker cannot take this now: {error}") from error
         raise
 
 
