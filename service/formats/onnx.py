@@ -16,6 +16,7 @@ from service.formats.archive import ArchiveError, Unpacking, UploadError
 from service.formats.onnx_dependence import DRAWING, Dependence, Numbered, dependence, graphs_in
 from service.formats.onnx_external import is_zip, joined
 from service.formats.onnx_functions import FunctionError, inlined
+from service.formats.onnx_inputs import inputs_of, with_one_input
 from service.formats.onnx_outputs import scores_only, without_maps
 from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields
@@ -110,6 +111,8 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
         model = without_nan_guards(without_maps(inlined(model)))
     except FunctionError as error:
         raise OnnxError(str(error)) from error
+    _check_inputs(model)
+    model = with_one_input(model, opset, batch_of_one)
     batch_of_one(graph_input(model))
     model = scores_only(model, _dependence(model), _supported(model))
     for output in model.graph.output:
@@ -250,17 +253,22 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
-    """Return the one input that is not an initializer; a tensor of floating-point numbers."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    found = [value for value in model.graph.input if value.name not in weights]
-    if len(found) != 1:
-        names = ", ".join(repr(value.name) for value in found) or "none"
-        raise OnnxError(f"the model has {len(found)} inputs ({names}); expected one")
-    if found[0].type.tensor_type.elem_type not in FLOATS:
-        kind = _type_name(found[0].type.tensor_type.elem_type)
-        raise OnnxError(f"input {found[0].name!r} is {kind}; expected a floating-point tensor")
-    given: onnx.ValueInfoProto = found[0]
-    return given
+    """Return the one input of a model that was read; a tensor of floating-point numbers."""
+    return inputs_of(model)[0]
+
+
+def _check_inputs(model: onnx.ModelProto) -> None:
+    found = inputs_of(model)
+    if not found:
+        raise OnnxError("the model has no inputs; expected one or more")
+    first = found[0].type.tensor_type.elem_type
+    for value in found:
+        kind = value.type.tensor_type.elem_type
+        if kind not in FLOATS:
+            raise OnnxError(f"input {value.name!r} is {_type_name(kind)}; expected a floating-point tensor")
+        if kind != first:
+            expected = f"{_type_name(first)}, as {found[0].name!r} is"
+            raise OnnxError(f"input {value.name!r} is {_type_name(kind)}; expected {expected}")
 
 
 def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:

@@ -22,7 +22,8 @@ def reset_peak(device: torch.device) -> None:
     """Count from here, without what earlier runs left to the garbage collector."""
     if device.type == "cuda":
         gc.collect()
-        torch.cuda.init()  # before the first tensor there is nothing whose peak could be reset
+        # Before the first tensor on a device there is nothing whose peak could be reset.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats(device)
 
 

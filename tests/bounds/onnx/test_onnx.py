@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import slow_but_for
 from nets import output_bounds, prepared, samples
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from onnx_models import dense, model, node, weights
 
 from service.bounds.graph import UnsupportedModelError
@@ -316,13 +316,6 @@ def test_what_cannot_be_read_is_refused_by_name(data: bytes, message: str) -> No
 
 def test_what_is_checked_at_submit_is_what_there_are_rules_for() -> None:
     assert CONVERTERS.keys() == OPERATORS
-
-
-def test_two_inputs_are_refused() -> None:
-    proto = onnx.load_from_string(dense([3, 2]))
-    proto.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1]))
-    with pytest.raises(UnsupportedModelError, match=r"2 inputs \('x', 'z'\); expected one"):
-        load(proto.SerializeToString())
 
 
 def test_weights_of_a_double_model_keep_all_their_bits() -> None:

@@ -1,0 +1,41 @@
+"""ONNX files with several inputs."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from service.bounds.onnx import load
+from service.formats.onnx import OnnxError, outline_of, parse
+
+
+def two(opset: int = 17, second: int = TensorProto.FLOAT) -> bytes:
+    """``y = relu(inputs · first)``, the first of two entries, the second a matrix of them; one name is taken."""
+    given = [
+        helper.make_tensor_value_info("first", TensorProto.FLOAT, ["batch", 2]),
+        helper.make_tensor_value_info("inputs", second, [2, 3]),
+    ]
+    wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])]
+    nodes = [helper.make_node("MatMul", ["first", "inputs"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", given, wanted), opset_imports=[helper.make_opsetid("", opset)], ir_version=8
+    )
+    content: bytes = model.SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_several_inputs_are_one_side_by_side(opset: int) -> None:
+    assert outline_of(two(opset)).inputs == 8
+    x = torch.tensor([[1.0, 2.0, 1.0, 0.0, -1.0, 0.5, 1.0, -3.0], [0.0, 1.0, 9.0, 9.0, 9.0, 1.0, 2.0, 3.0]])
+    assert load(two(opset))(x).tolist() == [[2.0, 2.0, 0.0], [1.0, 2.0, 3.0]]
+
+
+def test_inputs_that_are_no_floating_point_numbers_are_named() -> None:
+    with pytest.raises(OnnxError, match="input 'inputs' is INT64; expected a floating-point tensor"):
+        parse(two(second=TensorProto.INT64))
+    with pytest.raises(OnnxError, match="input 'inputs' is DOUBLE; expected FLOAT, as 'first' is"):
+        parse(two(second=TensorProto.DOUBLE))
+    assert onnx.load_from_string(two()).graph.input[1].name == "inputs"
