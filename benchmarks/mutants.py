@@ -98,7 +98,8 @@ def first_failure(copy: Path, tests: Iterable[str], marks: str) -> str | None:
     )
     if ran.returncode in {0, NO_TEST_SELECTED}:
         return None
-    lines = [line.split(" ")[1] for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    found = (line.split(" ", 1)[1] for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+    lines = [line.split(" - ")[0] for line in found]  # the id of a test may have spaces
     return lines[0] if lines else f"exit code {ran.returncode}"
 
 

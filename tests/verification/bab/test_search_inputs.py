@@ -271,6 +271,13 @@ def test_a_search_without_time_tells_what_it_knows() -> None:
     assert told
 
 
+def test_what_an_attack_finds_is_not_searched_for() -> None:
+    module = dense(3, 2, 12, 1)
+    easy = float(module(vertices(module)).max()) + 1.0
+    found = decide(model_from(module, 2), query([-1.0, -1.0], [1.0, 1.0], [([1.0], easy)]), CROWN, 600.0)
+    assert (found.verdict, found.technique) == (Verdict.FALSIFIED, Technique.ATTACK)
+
+
 def test_a_tie_is_no_verdict() -> None:
     """The output reaches the threshold in no number of this type, and is arbitrarily near."""
 
