@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trivet.cli import documents, specs
@@ -55,6 +55,7 @@ def test_all_json_is_read(value: Any, ascii_only: bool, indent: Any) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(VALUES)
+@example({"\x85": "\u2028", "a": "b\u2029\x85 c\n"})
 def test_what_is_written_is_read_by_both_versions(value: Any) -> None:
     text = documents.dump({"spec": value})
     assert documents.parse_yaml(text) == yaml.safe_load(text) == {"spec": value}

@@ -110,6 +110,15 @@ def compose(text: str) -> yaml.Node | None:
     return node
 
 
+def _written_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Write with escapes what YAML 1.1 takes for the end of a line, and folds into a blank."""
+    style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+CoreDumper.add_representer(str, _written_text)
+
+
 def dump(value: Any) -> str:
     """Return a value as YAML, in the order of its fields."""
     written: str = yaml.dump(value, Dumper=CoreDumper, sort_keys=False, allow_unicode=True)
