@@ -17,12 +17,12 @@ import lanes
 import pytest
 import redis as redis_py
 from hypothesis import settings
-from launching import fresh_torchrun, torchrun
+from launching import fresh_torchrun, rank_servers, torchrun
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout, JobPaths
 
-__all__ = ["broker", "data", "fresh_torchrun", "redis", "torchrun"]
+__all__ = ["broker", "data", "fresh_torchrun", "rank_servers", "redis", "torchrun"]
 
 
 LIMIT_OF_SLOW_TESTS_S = 900.0
