@@ -25,11 +25,11 @@ class Halfspace:
     threshold: Number
     strict: bool = False
 
-    def contains(self, lower: Sequence[float], upper: Sequence[float]) -> bool:
+    def contains(self, lower: Sequence[Number], upper: Sequence[Number]) -> bool:
         """Return whether all outputs between these ends lie in it, without rounding; none do that are not finite."""
         most = Fraction(0)
         for index, factor in self.coefficients:
-            if not (isfinite(lower[index]) and isfinite(upper[index])):
+            if not all(isinstance(end, Fraction) or isfinite(end) for end in (lower[index], upper[index])):
                 return False
             most += Fraction(factor) * Fraction(upper[index] if factor > 0 else lower[index])
         return most < self.threshold if self.strict else most <= self.threshold

@@ -141,7 +141,10 @@ class ModelUnderVerification:
             enclosed = self._moved_outputs(x, outputs, specification.missed)
         else:
             return True
-        return specification.reached(x.tolist(), enclosed)
+        if specification.reached(x.tolist(), enclosed):
+            return True
+        exact = None if bool(missed.any()) else self.engine.exact_outputs(x)
+        return exact is not None and specification.reached_by(x.tolist(), exact, exact)
 
     def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
         """Bound where outputs ``(outputs,)`` go, to first order and twice that, when the input moves by ``missed``."""

@@ -86,9 +86,12 @@ class Specification:
         """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
         between these.
         """
+        return self.reached_by(x, outputs.lower.tolist(), outputs.upper.tolist())
+
+    def reached_by(self, x: Sequence[float], lower: Sequence[Number], upper: Sequence[Number]) -> bool:
+        """Return the same for outputs between these numbers."""
         if self.ball is not None and not self.ball.contains(x):
             return False
-        lower, upper = outputs.lower.tolist(), outputs.upper.tolist()
         return any(
             all(each.contains(lower, upper) for each in disjunct.halfspaces) for disjunct in self.exact_disjuncts
         )

@@ -70,6 +70,15 @@ def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_n
     assert decided(DOUBLE, rigorous=True).verdict is not Verdict.VERIFIED
 
 
+@pytest.mark.parametrize(("above", "verdict"), [(0.0, Verdict.FALSIFIED), (-1e-9, Verdict.VERIFIED)])
+def test_a_rigorous_search_falsifies_what_is_reached_exactly_and_no_more(above: float, verdict: Verdict) -> None:
+    """Two outputs that are equal over the reals: no interval around rounded values can tell that they are."""
+    net = nn.Sequential(linear([[0.75, 0.25], [0.75, 0.25]]), nn.ReLU(), linear([[1.0, 0.0], [0.5, 0.5]]))
+    box = Disjunct((0.1, 0.1), (0.7, 0.7), (Halfspace(((0, 1.0), (1, -1.0)), above),))
+    found = decide(subject(net, 2, DOUBLE, rigorous=True), Query(2, 2, (box,)), CROWN, 20.0)
+    assert found.verdict is verdict
+
+
 @pytest.mark.parametrize(("splits", "share"), [(Technique.INPUTS, 0.1), (Technique.ACTIVATIONS, -0.03)])
 def test_what_is_verified_holds_over_the_rational_numbers(splits: Technique, share: float) -> None:
     holds_over_the_rational_numbers(splits, 1, share)
