@@ -254,12 +254,16 @@ def _follow_inference(
     program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord], starts: Sequence[Snapshot]
 ) -> Run:
     """Let ``step`` run each iteration once: none changes parameters. With the same ones, and a batch that repeats, what
-    is left over from the iteration before would have the right value, so they are varied a little.
+    is left over from the iteration before would have the right value, so they are varied a little, or taken from
+    ``starts`` where there are several.
     """
     before, records = state_of(program_run), []
     beginning = starts[0] if starts else Snapshot.of(program_run)
     for iteration in range(iterations):
-        beginning.vary(program_run, iteration)
+        if len(starts) > 1:
+            starts[iteration % len(starts)].restore(program_run)
+        else:
+            beginning.vary(program_run, iteration)
         records.append(step(iteration))
     after = state_of(program_run)
     return Run(tuple(records), before, after, after, {}, starts=(beginning,), unsharded=program_run.unsharded)

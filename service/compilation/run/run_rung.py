@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monito
 from service.compilation.monitor.recorder import Recorder, recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
+from service.compilation.run.audit import Audit, audit, names_of, unseen_in
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.limits import own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.reference import Reference, Run, follow, seed
+from service.compilation.run.state import Snapshot
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches, portable_cache
@@ -106,6 +108,7 @@ class _RungRun:
     records: Recorder
     replays: Replays | None = None
     monitor: BoundaryMonitor | None = None
+    audit: Audit = field(default_factory=Audit)
 
     def observation(self) -> Observation:
         program_run = build(self.program, self.case.phase, self.case.rung)
@@ -113,6 +116,7 @@ class _RungRun:
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(program_run)
         memory = peak(self.program.device)
+        self._audit(program_run, run)
         self._settle(program_run)
         timed = pace(program_run, self.plan.agree, self.plan.race)
         self.records.end_iteration()
@@ -123,6 +127,45 @@ class _RungRun:
             self._compared(program_run, run, evidence),
             cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache),
         )
+
+    def _audit(self, program_run: ProgramRun, run: Run) -> None:
+        """Find out, where parity could not see stale memory, whether any is read. All ranks do, or none."""
+        rung, tolerance = self.case.rung, self.plan.tolerance
+        unseen = unseen_in(self.reference, self.program.period, tolerance) if rung.overwrites else ()
+        if unseen and not all(each.passed for each in compare_runs(run, self.reference, tolerance)):
+            unseen = ()  # something was seen
+        if not self.plan.agree(float(bool(unseen))):
+            return
+        try:
+            self.audit = audit(unseen, program_run.restarted(), self._watched, self.reference, tolerance)
+        except Exception as error:
+            raise_host_fault(error)
+            self.audit = Audit(tuple(map(" ".join, unseen)), problem=f"with shuffled parameters {describe(error)}")
+        self.records.excuse()
+
+    def _watched(self, program_run: ProgramRun, starts: Sequence[Snapshot]) -> tuple[Run, Usage]:
+        with self._monitored(program_run) as monitor:
+
+            def step(iteration: int) -> StepRecord:
+                monitor.iteration = iteration
+                return _timed(program_run, iteration)[0]
+
+            run = follow(program_run, self.plan.iterations, step, starts)
+        return run, monitor.usage()
+
+    @contextmanager
+    def _monitored(self, program_run: ProgramRun) -> Iterator[BoundaryMonitor]:
+        with monitored(
+            program_run.units,
+            program_run.trainable,
+            program_run.copied,
+            program_run.parts.modules,
+            transfers=self.replays.transfers if self.replays else None,
+            sees_reads=self.case.rung.overwrites,
+        ) as monitor:
+            if self.replays:
+                self.replays.follow(monitor)
+            yield monitor
 
     def _settle(self, program_run: ProgramRun) -> None:
         """Let the program's own compiled functions be compiled anew now that nobody watches them any more."""
@@ -136,6 +179,7 @@ class _RungRun:
         """Return the observation without what the rung costs."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         run, _ = self._judged_run(program_run)
+        self._audit(program_run, run)
         return self._compared(program_run, run, self.records.evidence(self.plan.warm_up, self.plan.steady))
 
     def _compared(self, program_run: ProgramRun, run: Run, evidence: CompilerEvidence) -> Observation:
@@ -148,11 +192,12 @@ class _RungRun:
             kinds=kinds_of(comparisons),
             training=_training(run, self.reference) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
-            notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
+            notes=tuple(_notes(self.reference, self.case.rung, self._usage, self.audit)),
             units=tuple(program_run.units),
             calls=self.reference.calls,
             usage=self._usage,
             own_limit=own_limit(self.case.rung, self.reference, comparisons),
+            audit=self.audit,
         )
 
     def failure(self, error: str) -> Observation:
@@ -171,17 +216,8 @@ class _RungRun:
         """
         seconds: list[float] = []
         compiled: list[bool] = []
-        with monitored(
-            program_run.units,
-            program_run.trainable,
-            program_run.copied,
-            program_run.parts.modules,
-            transfers=self.replays.transfers if self.replays else None,
-            sees_reads=self.case.rung.overwrites,
-        ) as monitor:
+        with self._monitored(program_run) as monitor:
             self.monitor = monitor
-            if self.replays:
-                self.replays.follow(monitor)
 
             def step(iteration: int) -> StepRecord:
                 if iteration == self.plan.warm_up:
@@ -245,7 +281,7 @@ def _draws_like_eager(rung: Rung, reference: Reference) -> bool:
     return rung.compiles_backward and reference.eager.random
 
 
-def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
+def _notes(reference: Reference, rung: Rung, usage: Usage, audit: Audit) -> Iterator[str]:
     if reference.eager.random:
         yield "draws random numbers"
     if _draws_like_eager(rung, reference):
@@ -255,6 +291,9 @@ def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
     if reference.noise:
         apart = f"{reference.noise:.2%} of a tensor's size"
         yield f"two eager runs differ, by up to {apart}; the tolerance is wider by that"
+    if audit.unseen and not (audit.read or audit.problem):
+        same = f"a stale value would be the right one of {names_of(audit.unseen)}, the same in every iteration"
+        yield f"{same}: with shuffled parameters, or for want of anything held over a replay, none is read"
     if len(usage.threads) > 1:
         yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
     if usage.outside:
