@@ -49,6 +49,21 @@ def refused_key(conflict: Conflict, key: str | None) -> Exception:
     return refuse("Idempotency-Key", str(conflict), key, "a new key, or the body it was first used with")
 
 
+_JOB_ID = "job_[0-9a-z]{20}"
+JobIds = Annotated[
+    str,
+    Query(
+        pattern=f"^{_JOB_ID}(,{_JOB_ID}){{0,99}}$",
+        description="ids of jobs, separated by commas, 100 at most; those that do not exist are left out",
+    ),
+]
+
+
+def split_ids(ids: str) -> tuple[str, ...]:
+    """Return each of the ids once, in their order."""
+    return tuple(dict.fromkeys(ids.split(",")))
+
+
 def choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
     """Return names separated by commas; ``None`` when the parameter is absent."""
     if text is None:

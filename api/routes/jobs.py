@@ -13,7 +13,7 @@ from api.access import ChangeableJob, ReadableJob, as_seen
 from api.audit import audit
 from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
-from api.params import IdempotencyKey, Limit, PageCursor, TargetProject, refused_key
+from api.params import IdempotencyKey, JobIds, Limit, PageCursor, TargetProject, refused_key, split_ids
 from api.problems import FieldError, invalid
 from api.security import Reader, Submitter, target_project
 from api.strict_json import StrictRoute
@@ -114,6 +114,7 @@ def list_jobs(
     key: Reader,
     store: StoreDep,
     wanted: Filter,
+    ids: JobIds | None = None,
     state: Annotated[list[JobState] | None, Query(description="jobs in any of these states")] = None,
     order: Annotated[
         JobOrder, Query(description="`active`: what runs, then the queue in its order, then what is over")
@@ -122,11 +123,13 @@ def list_jobs(
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> JobPage:
-    """List jobs, newest first, without their specs unless they are asked for. A page of long records has fewer than
-    ``limit`` jobs.
+    """List jobs, newest first, without their specs unless they are asked for; with ``ids`` those jobs, in that order. A
+    page of long records has fewer than ``limit`` jobs.
     """
     chosen, specs = replace(wanted, states=tuple(state or ())), include == "spec"
-    if order == "active":
+    if ids is not None:
+        page = store.listing.named(split_ids(ids), chosen, limit, cursor, specs=specs)
+    elif order == "active":
         page = store.listing.active(chosen, limit, cursor, specs=specs, queue=store.queue)
     else:
         page = store.listing.newest(chosen, limit, cursor, specs=specs)

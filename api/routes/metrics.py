@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -14,6 +16,12 @@ from pydantic import BaseModel
 from api import history
 from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
+from api.params import JobIds, split_ids
+from api.security import Reader
+from service.jobs.layout import DataLayout
+from service.jobs.records import ListedJob
+from service.jobs.states import TERMINAL
+from service.jobs.store import JobFilter, Store
 
 router = APIRouter(tags=["metrics"])
 
@@ -56,6 +64,91 @@ def get_job_metrics(
     return SeriesByName(series=thinned, after=after)
 
 
+class JobCurves(BaseModel):
+    """What one of several jobs reported."""
+
+    job: str
+    names: list[str]
+    """Every metric of the job, also those that were not asked for."""
+    series: dict[str, MetricSeries]
+
+
+class CurvesOfJobs(BaseModel):
+    """Metrics of several jobs, in the order in which these were named."""
+
+    items: list[JobCurves]
+
+
+@router.get("/jobs:metrics")
+def compare_metrics(
+    *,
+    ids: JobIds,
+    key: Reader,
+    store: StoreDep,
+    settings: SettingsDep,
+    names: Annotated[str, Query(max_length=2000, description="separated by commas; none when empty")] = "",
+    max_points: Annotated[int, Query(ge=10, le=10_000, description="per series, keeping extremes")] = 400,
+) -> CurvesOfJobs:
+    """Return some metrics of several jobs, to be drawn on one axis, and the names of all that each has."""
+    wanted = tuple(name.strip() for name in names.split(",") if name.strip())
+    found = []
+    for job in _named(store, split_ids(ids), JobFilter(visible_to=key.project)):
+        curves = _curves(store, settings.layout, job, max_points)
+        chosen = {name: curves[name] for name in wanted if name in curves}
+        found.append(JobCurves(job=job.id, names=list(curves), series=chosen))
+    return CurvesOfJobs(items=found)
+
+
+def _named(store: Store, ids: Sequence[str], filters: JobFilter) -> Iterator[ListedJob]:
+    """Yield the jobs that exist and match, in order, however many pages they are."""
+    cursor: str | None = None
+    while True:
+        page = store.listing.named(ids, filters, len(ids), cursor, specs=False)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _curves(store: Store, layout: DataLayout, job: ListedJob, max_points: int) -> dict[str, MetricSeries]:
+    """Return all curves of a job; those of one that is over are kept for the next request."""
+    key = (str(layout.root), job.id, job.attempt, job.ended_at, max_points)
+    known = _KEPT.get(key)
+    if known is None:
+        found = collect(history.events(store, layout, job.id, frozenset({"metric"})), None)
+        known = {name: _thin(points, max_points) for name, points in sorted(found.items())}
+        if job.state in TERMINAL:
+            _KEPT.put(key, known, sum(len(series.step) for series in known.values()))
+    return known
+
+
+class _KeptCurves:
+    """Keeps the curves that were asked for last, up to a number of points. Threads may share it."""
+
+    def __init__(self, most_points: int) -> None:
+        self._most, self._points = most_points, 0
+        self._kept: OrderedDict[Hashable, tuple[dict[str, MetricSeries], int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> dict[str, MetricSeries] | None:
+        """Return what is kept under a key, which then goes last."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def put(self, key: Hashable, curves: dict[str, MetricSeries], points: int) -> None:
+        """Keep curves; what was asked for longest ago goes where there are too many points."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = (curves, points)
+                self._points += points
+            while self._points > self._most:
+                self._points -= self._kept.popitem(last=False)[1][1]
+
+
+_KEPT = _KeptCurves(most_points=5_000_000)
 Points = dict[int, tuple[float, float | None]]
 
 

@@ -25,6 +25,7 @@ PROMISED = {
     "/v1/events": {"get"},
     "/v1/jobs:batch": {"post"},
     "/v1/jobs:counts": {"get"},
+    "/v1/jobs:metrics": {"get"},
     "/v1/jobs/{job_id}/metrics": {"get"},
     "/v1/jobs/{job_id}/logs": {"get"},
     "/v1/jobs/{job_id}/bounds": {"get"},

@@ -12,6 +12,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
+from api.sweeps import children_of
 from service.jobs.events import Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
@@ -187,3 +188,12 @@ class Fleet:
 
     def run(self, spec: Mapping[str, Any]) -> Attempt:
         return self.begin(self.submit(spec).id)
+
+
+def submit_sweep(fleet: Fleet, name: str, values: int) -> str:
+    """Submit a sweep over seeds; return its parent."""
+    spec = train_spec(name, sweep={"grid": {"seed": list(range(values))}, "best": {"metric": "loss", "mode": "min"}})
+    jobs = fleet.store.jobs
+    parent = jobs.submission(spec_adapter.validate_python(spec), fleet.owner, project="default")
+    job, _ = fleet.store.sweeps.accept(parent, children_of(parent.spec))
+    return job.id

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from dashboard_service import Complaints
-from fleet import Fleet, train_spec, verify_spec
+from fleet import Fleet, submit_sweep, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 
-from api.sweeps import children_of
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import JobError
 
@@ -26,15 +25,6 @@ SHIFTS = """() => {
 
 def chip(page: Page, state: str) -> Any:
     return page.get_by_role("group", name="States").get_by_role("button", name=re.compile(rf"^{state}\s*\d"))
-
-
-def submit_sweep(fleet: Fleet, name: str, values: int) -> str:
-    """Submit a sweep over seeds; return its parent."""
-    spec = train_spec(name, sweep={"grid": {"seed": list(range(values))}, "best": {"metric": "loss", "mode": "min"}})
-    jobs = fleet.store.jobs
-    parent = jobs.submission(spec_adapter.validate_python(spec), fleet.owner, project="default")
-    job, _ = fleet.store.sweeps.accept(parent, children_of(parent.spec))
-    return job.id
 
 
 @pytest.mark.slow

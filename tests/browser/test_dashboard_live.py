@@ -344,8 +344,9 @@ def test_a_queued_job_is_cancelled_from_the_list(page: Page, fleet: Fleet) -> No
     job = fleet.submit(train_spec("not wanted"))
     page.goto("/")
     row = page.locator(f"tr[data-job='{job.id}']")
-    row.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Cancel the job").click()
+    page.get_by_label("Select not wanted").check()
+    page.get_by_role("region", name="Selected jobs").get_by_role("button", name="Cancel 1").click()
+    page.get_by_role("button", name="Cancel 1 job").click()
     expect(row.locator(".state")).to_have_text("cancelled")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import math
 import random
 from collections.abc import Iterator
@@ -347,3 +349,54 @@ def test_states_are_chosen_one_by_one(run: Any) -> None:
     assert run("filters", "toggled", "state=failed", "queued") == "state=failed&state=queued"
     assert run("filters", "toggled", "state=failed&state=queued", "failed") == "state=queued"
     assert run("filters", "toggled", "state=failed&q=a", "") == "q=a"
+
+
+def job(identity: str, spec: dict[str, Any], result: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"id": identity, "kind": spec["kind"], "name": "", "spec": spec, "result": result, **fields}
+
+
+def test_jobs_differ_in_fields_that_others_of_their_kind_have(run: Any) -> None:
+    train = {"kind": "train", "name": "a", "steps": 10, "optimizer": {"lr": 0.1, "betas": [0.9, 0.95]}}
+    jobs = [
+        job("1", train, {"loss": 0.5, "layers": {"0": {"norm": {"l2": 3}}}, "shape": [1, 2]}),
+        job(
+            "2", {**train, "name": "b", "optimizer": {"lr": 0.2, "betas": [0.9, 0.99]}}, {"loss": None, "device": "cpu"}
+        ),
+        job("3", {"kind": "verify", "name": "c", "method": "crown"}),
+    ]
+    columns = run("compare", "compared", jobs)["columns"]
+    assert columns == [
+        {"path": "kind", "of": "spec", "numeric": False},
+        {"path": "optimizer.lr", "of": "spec", "numeric": True},
+        {"path": "optimizer.betas", "of": "spec", "numeric": False},
+        {"path": "result.loss", "of": "result", "numeric": True},
+        {"path": "result.device", "of": "result", "numeric": False},
+    ]
+
+
+def test_jobs_of_one_name_are_told_apart(run: Any) -> None:
+    spec = {"kind": "train"}
+    jobs = [
+        job("job_00001", spec, name="same"),
+        job("job_00002", spec, name="same"),
+        job("job_00003", spec, sweep="job_0", parameters={"optimizer.lr": 0.1}),
+    ]
+    assert run("compare", "names", jobs) == ["same (00001)", "same (00002)", "optimizer.lr=0.1"]
+
+
+def test_what_is_missing_is_last_in_either_order(run: Any) -> None:
+    values = [None, 10, 9.5, -1]
+    assert run("compare", "order", values, False) == [3, 2, 1, 0]
+    assert run("compare", "order", values, True) == [1, 2, 3, 0]
+    assert run("compare", "order", ["b10", "b9", "a"], False) == [2, 1, 0]
+
+
+def test_a_saved_table_is_csv_without_formulas(run: Any) -> None:
+    head, rows = ["name", "value"], [['a "b", c', 1.5], ["=1+1", None], ["two\nlines", [1, 2]]]
+    read = list(csv.reader(io.StringIO(run("compare", "csv", head, rows), newline="")))
+    assert read == [head, ['a "b", c', "1.5"], ["'=1+1", ""], ["two\nlines", "[1,2]"]]
+
+
+def test_smoothing_begins_at_the_first_value_and_keeps_constants(run: Any) -> None:
+    assert run("series", "smoothed", [4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
+    assert run("series", "smoothed", [1.0, 3.0], 0.5) == pytest.approx([1.0, (0.5 + 3.0) / 1.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,7 +24,8 @@ _OF_A_SWEEP = "of_a_sweep"
 """The index of jobs that are one of a sweep, see ``lua/submit_sweep.lua``."""
 _ID = re.compile(r"job_[0-9a-z]{20}")
 _PIECE = 500
-"""Queued jobs that one script looks at."""
+"""Named jobs that one script looks at."""
+_POSITION = re.compile(r"\d{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,16 @@ class Listing:
             following = ""
         return JobPage(items=tuple(page.items))
 
+    def named(self, ids: Sequence[str], filters: JobFilter, limit: int, cursor: str | None, *, specs: bool) -> JobPage:
+        """Return a page of those of the jobs that exist and match, in the order in which they are named; the cursor
+        names a position among them.
+        """
+        page = self._page(limit, specs=specs)
+        if cursor is not None and _POSITION.fullmatch(cursor) is None:
+            raise _no_cursor(cursor)
+        following = self._fill_these(page, filters, ids, int(cursor or 0))
+        return JobPage(items=tuple(page.items), next_cursor=following or None)
+
     def counts(self, filters: JobFilter) -> JobCounts:
         """Count the jobs that match by state; ``states`` of the filter are not heeded. No count goes beyond
         ``limits.list_most``, nor does the search for a text look at more jobs: then the counts are not exact.
@@ -206,7 +218,10 @@ class Listing:
 
     def _fill_queued(self, page: _PageDraft, filters: JobFilter, start: int, queue: Queue) -> str:
         """Add jobs from a position of the queue on to a page; return the next position, empty where there are none."""
-        ids = [job.id for job in queue.snapshot().jobs]
+        return self._fill_these(page, filters, [job.id for job in queue.snapshot().jobs], start)
+
+    def _fill_these(self, page: _PageDraft, filters: JobFilter, ids: Sequence[str], start: int) -> str:
+        """Add jobs from a position of a list on to a page; return the next position, empty where there are none."""
         end = min(len(ids), start + self.limits.list_most)
         while start < end and not page.is_full:
             named = ids[start : min(start + _PIECE, end)]

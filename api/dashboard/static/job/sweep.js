@@ -1,9 +1,10 @@
 /** The jobs of a sweep: their values, state and metric, with links to each. */
 
+import { comparePath } from "../lib/compare.js";
 import { number } from "../lib/format.js";
 import { STATES, isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
-import { fill, h } from "../ui/dom.js";
+import { fill, h, setAttribute } from "../ui/dom.js";
 import { showDuration, stateMark } from "../ui/parts.js";
 import { Section } from "./section.js";
 
@@ -18,6 +19,8 @@ export class Sweep extends Section {
     super("Jobs of the sweep", "sweep");
     /** @type {Job | null} */
     this.job = null;
+    this.compare = h("a", { class: "button small", hidden: true }, "Compare");
+    this.aside.append(this.compare);
     window.setInterval(() => {
       if (this.job && !isTerminal(this.job.state) && !document.hidden) void this.load(this.job);
     }, POLL_MS);
@@ -27,6 +30,8 @@ export class Sweep extends Section {
   show(job) {
     const before = this.job;
     this.job = job;
+    setAttribute(this.compare, "href", comparePath([job]));
+    this.compare.hidden = false;
     if (before && (before.state !== job.state || before.progress?.done !== job.progress?.done)) void this.load(job);
   }
 

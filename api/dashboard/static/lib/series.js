@@ -76,6 +76,22 @@ export function table(answer) {
 /** @param {unknown} value JSON has no NaN: such a value arrives as null or as a word */
 const numeric = (value) => (typeof value === "number" ? value : Number.NaN);
 
+/**
+ * An exponential moving average that begins at the first value; what is not finite stays a gap.
+ * @param {readonly number[]} values
+ * @param {number} weight of what came before, from 0 to less than 1
+ */
+export function smoothed(values, weight) {
+  let sum = 0;
+  let total = 0;
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    sum = sum * weight + value;
+    total = total * weight + 1;
+    return sum / total;
+  });
+}
+
 /** The unit of shares of one, which are shown as percent. */
 export const PERCENT = "%";
 

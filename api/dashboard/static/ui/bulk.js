@@ -1,10 +1,11 @@
 /** The bar for selected jobs: asks once, acts on each, and names those that refused. */
 
 import { many } from "../lib/format.js";
+import { comparePath } from "../lib/compare.js";
 import { ACTIONS, question, report } from "../lib/selection.js";
 import { Problem, call, jobPath, post } from "./api.js";
 import { confirmed } from "./confirm.js";
-import { fill, h, setText } from "./dom.js";
+import { fill, h, setAttribute, setText } from "./dom.js";
 import { notify } from "./status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -28,10 +29,11 @@ export class BulkBar {
     this.jobs = [];
     this.count = h("span", { class: "count" });
     this.buttons = new Map(ACTIONS.map((action) => [action, this.button(action)]));
+    this.compare = h("a", { class: "button small" }, "Compare");
     const clear = h("button", { class: "quiet", type: "button", "aria-label": "Clear the selection" }, "Clear");
     clear.addEventListener("click", () => this.ended([]));
     this.element = h("div", { class: "bulk", role: "region", "aria-label": "Selected jobs", hidden: true },
-      this.count, ...this.buttons.values(), clear);
+      this.count, this.compare, ...this.buttons.values(), clear);
   }
 
   /** @param {BulkAction} action */
@@ -46,6 +48,8 @@ export class BulkBar {
     this.jobs = jobs;
     this.element.hidden = jobs.length === 0;
     setText(this.count, `${many(jobs.length, "job")} selected`);
+    setAttribute(this.compare, "href", comparePath(jobs));
+    this.compare.hidden = jobs.length < 2 && !jobs.some((job) => job.children);
     for (const [action, button] of this.buttons) {
       const suited = jobs.filter((job) => action.suits(job.state)).length;
       button.disabled = suited === 0;

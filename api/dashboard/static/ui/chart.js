@@ -12,6 +12,12 @@ import { h, setAttribute, setText } from "./dom.js";
 /** @typedef {{name: string, x: readonly number[], y: readonly number[]}} Curve */
 /** @typedef {{at: number, x: number, text: string, width: number, middle: number}} Reading the crosshair and its words */
 
+const COLOURS = 6;
+/** How lines of one colour differ. */
+const DASHES = [[], [6, 3], [2, 3]];
+/** Curves that can be told apart; more of them are drawn without a legend. */
+export const TOLD_APART = COLOURS * DASHES.length;
+
 export class Chart {
   /**
    * @param {{title: string, unit: string, log: boolean}} panel
@@ -30,6 +36,8 @@ export class Chart {
     this.curves = [];
     /** @type {Set<string>} */
     this.hidden = new Set();
+    /** The curve that stands out, by its name. @type {string | null} */
+    this.raised = null;
     /** @type {Scale} */
     this.across = linear([0, 1], [0, 1]);
     /** @type {[number, number] | null} */
@@ -55,11 +63,18 @@ export class Chart {
     this.reach = reach;
     if (curves.map((curve) => curve.name).join() !== this.curves.map((curve) => curve.name).join()) this.relist(curves);
     this.curves = curves;
-    const last = curves.map((curve) => `${curve.name} ${this.value(curve.y.at(-1))}`).join(", ");
+    const last = curves.slice(0, TOLD_APART).map((curve) => `${curve.name} ${this.value(curve.y.at(-1))}`).join(", ");
     const points = Math.max(0, ...curves.map((curve) => curve.x.length));
     setAttribute(this.canvas, "aria-label", `${this.panel.title}: ${points} points, last ${last}`);
     setAttribute(this.canvas, "data-points", points);
     this.pointed();
+  }
+
+  /** Lets one curve stand out, or none. @param {string | null} name */
+  raise(name) {
+    if (this.raised === name) return;
+    this.raised = name;
+    this.surface.changed();
   }
 
   /** @param {boolean} log */
@@ -71,13 +86,14 @@ export class Chart {
 
   /** @param {Curve[]} curves */
   relist(curves) {
-    this.legend.replaceChildren(...curves.map((curve, index) => this.legendEntry(curve, index, curves.length > 1)));
+    const listed = curves.length > TOLD_APART ? [] : curves;
+    this.legend.replaceChildren(...listed.map((curve, index) => this.legendEntry(curve, index, curves.length > 1)));
   }
 
   /** @param {Curve} curve @param {number} index @param {boolean} several */
   legendEntry(curve, index, several) {
     const value = h("span", { class: "value" });
-    const swatch = h("span", { class: "swatch", "data-series": index % 6 });
+    const swatch = swatchOf(index);
     if (!several) return h("span", { class: "entry", "data-name": curve.name }, swatch, value);
     const entry = h("button", { class: "entry", type: "button", "aria-pressed": "true", "data-name": curve.name,
       title: "Show or hide" }, swatch, h("span", {}, curve.name), value);
@@ -122,7 +138,12 @@ export class Chart {
     const up = (this.log ? logarithmic : linear)(zero ? footed(span) : span, [area.bottom, area.top]);
     const reading = this.reading(context, area, curves);
     this.paintFrame(context, area, up, zero, reading);
-    for (const curve of curves) this.paintCurve(context, area, up, curve);
+    const raised = curves.filter((curve) => curve.name === this.raised);
+    for (const curve of [...curves.filter((curve) => curve.name !== this.raised), ...raised]) {
+      context.globalAlpha = raised.length && curve.name !== this.raised ? 0.2 : 1;
+      this.paintCurve(context, area, up, curve);
+    }
+    context.globalAlpha = 1;
     if (reading) this.paintCrosshair(context, area, up, curves, reading);
   }
 
@@ -167,8 +188,9 @@ export class Chart {
     const [low, high] = this.across.domain;
     const kept = decimate(curve.x, curve.y, low, high, Math.max(Math.floor(area.right - area.left), 1));
     context.strokeStyle = this.seriesColour(curve.index);
-    context.lineWidth = kept.x.length > 600 ? 1.1 : 1.6;
+    context.lineWidth = curve.name === this.raised ? 2.4 : kept.x.length > 600 ? 1.1 : 1.6;
     context.lineJoin = "round";
+    context.setLineDash(dashOf(curve.index));
     context.beginPath();
     let pen = false;
     const alone = kept.x.length === 1;
@@ -184,6 +206,7 @@ export class Chart {
       pen = true;
     });
     context.stroke();
+    context.setLineDash([]);
   }
 
   /**
@@ -220,6 +243,13 @@ export class Chart {
 
   /** @param {number} index */
   seriesColour(index) {
-    return colour(this.canvas, `--series-${index % 6}`);
+    return colour(this.canvas, `--series-${index % COLOURS}`);
   }
 }
+
+/** @param {number} index of a curve */
+const dashOf = (index) => DASHES[Math.floor(index / COLOURS) % DASHES.length] ?? [];
+
+/** The mark of a curve beside its name. @param {number} index */
+export const swatchOf = (index) =>
+  h("span", { class: "swatch", "data-series": index % COLOURS, "data-dash": Math.floor(index / COLOURS) % DASHES.length || null });

@@ -11,7 +11,7 @@ for i, id in ipairs(ids) do
   if is_full() then
     page[1] = i - 1
     return page
-  elseif matches(filters, text, id) then
+  elseif redis.call("EXISTS", KEY.job(id)) == 1 and matches(filters, text, id) then
     add(id)
   end
 end

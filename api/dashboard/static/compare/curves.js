@@ -1,0 +1,147 @@
+/** One metric of many jobs on one axis. */
+
+import { duration } from "../lib/format.js";
+import { extent, tickLabel } from "../lib/scales.js";
+import { panels, smoothed, table } from "../lib/series.js";
+import { isTerminal } from "../lib/state.js";
+import { call } from "../ui/api.js";
+import { Crosshair } from "../ui/canvas.js";
+import { Chart, TOLD_APART } from "../ui/chart.js";
+import { fill, h, setAttribute } from "../ui/dom.js";
+import { blank } from "../ui/status.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+/** @typedef {import("../lib/series.js").Series} Series */
+
+/** Jobs of one request. */
+const TOGETHER = 50;
+const AXES = {
+  step: { label: tickLabel, word: "step" },
+  time: { label: duration, word: "after" },
+};
+
+export class Curves {
+  /** @param {(metric: string) => void} chosen told which metric the user wants */
+  constructor(chosen) {
+    /** @type {Job[]} */
+    this.jobs = [];
+    /** @type {string[]} */
+    this.names = [];
+    this.metric = "";
+    /** @type {"step" | "time"} */
+    this.by = "step";
+    this.weight = 0;
+    /** The metrics of each job. @type {Map<string, string[]>} */
+    this.known = new Map();
+    /** Series by job and metric. @type {Map<string, Series>} */
+    this.series = new Map();
+    this.turn = 0;
+    /** @type {Chart | null} */
+    this.chart = null;
+    this.select = h("select", { "aria-label": "Metric" });
+    this.select.addEventListener("change", () => chosen(this.select.value));
+    this.smoothing = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "Smoothing" });
+    this.smoothing.addEventListener("input", () => {
+      this.weight = Number(this.smoothing.value);
+      this.draw();
+    });
+    this.place = h("div", { class: "curves" });
+    this.note = h("span", { class: "note" });
+    this.element = h("section", { class: "panel", id: "curves", "aria-label": "Curves" },
+      h("header", {}, h("h2", {}, "Curves"), this.note,
+        h("span", { class: "aside" }, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch(), this.select)),
+      this.place);
+  }
+
+  axisSwitch() {
+    const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
+      const button = h("button", { class: "tiny", type: "button", "aria-pressed": String(by === this.by) }, by);
+      button.addEventListener("click", () => {
+        this.by = by;
+        for (const other of buttons) setAttribute(other, "aria-pressed", String(other === button));
+        this.chart = null;
+        this.draw();
+      });
+      return button;
+    });
+    return h("span", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, ...buttons);
+  }
+
+  /**
+   * Shows a metric of these jobs, the first that there is where the wanted one is not. What ended jobs reported is asked
+   * for once.
+   * @param {Job[]} jobs @param {string[]} names of the jobs @param {string} wanted
+   */
+  async show(jobs, names, wanted) {
+    const mine = ++this.turn;
+    this.jobs = jobs;
+    this.names = names;
+    await this.fetch(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state)), "");
+    const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))]).flatMap((panel) => panel.names);
+    const metric = found.includes(wanted) ? wanted : (found[0] ?? "");
+    this.relist(found, metric);
+    const lacking = jobs.filter((job) => this.known.get(job.id)?.includes(metric) &&
+      (!this.series.has(`${job.id} ${metric}`) || !isTerminal(job.state)));
+    await this.fetch(lacking, metric);
+    if (mine !== this.turn) return;
+    if (metric !== this.metric) this.chart = null;
+    this.metric = metric;
+    this.draw();
+  }
+
+  /** @param {Job[]} jobs @param {string} metric */
+  async fetch(jobs, metric) {
+    const points = this.jobs.length > TOLD_APART ? 200 : 1000;
+    for (let start = 0; start < jobs.length; start += TOGETHER) {
+      const ids = jobs.slice(start, start + TOGETHER).map((job) => encodeURIComponent(job.id)).join(",");
+      const { items } = await call(`/v1/jobs:metrics?ids=${ids}&names=${encodeURIComponent(metric)}&max_points=${points}`);
+      for (const one of items) {
+        this.known.set(one.job, one.names);
+        for (const [name, series] of table(one)) this.series.set(`${one.job} ${name}`, series);
+      }
+    }
+  }
+
+  /** @param {string[]} found @param {string} metric */
+  relist(found, metric) {
+    if (found.join() !== [...this.select.options].map((option) => option.value).join()) {
+      fill(this.select, ...found.map((name) => h("option", { value: name }, name)));
+    }
+    this.select.value = metric;
+    this.select.hidden = found.length === 0;
+  }
+
+  /** The jobs that have the metric, with its series. */
+  drawn() {
+    return this.jobs.flatMap((job, index) => {
+      const series = this.series.get(`${job.id} ${this.metric}`);
+      return series ? [{ name: this.names[index] ?? job.id, series }] : [];
+    });
+  }
+
+  draw() {
+    const curves = this.drawn().map(({ name, series }) => ({ ...this.curve(series), name }));
+    this.element.hidden = this.jobs.length > 0 && curves.length === 0 && !this.jobs.some((job) => job.kind === "train");
+    if (curves.length === 0) return void fill(this.place, blank("No curves", "These jobs reported no metrics so far."));
+    if (!this.chart) {
+      const [panel] = panels([this.metric]);
+      if (!panel) return;
+      this.chart = new Chart({ ...panel, title: this.metric }, new Crosshair(), AXES[this.by]);
+      fill(this.place, this.chart.element);
+    }
+    this.note.textContent = curves.length > TOLD_APART ? `${curves.length} curves; point at a row of the table to find its own` : "";
+    this.chart.set(curves, extent(curves.map(({ x }) => [x[0] ?? Number.NaN, x.at(-1) ?? Number.NaN])));
+  }
+
+  /** @param {Series} series */
+  curve({ step, time, value }) {
+    const start = time[0] ?? 0;
+    const x = this.by === "step" ? step : time.map((moment) => moment - start);
+    return { x, y: this.weight ? smoothed(value, this.weight) : value };
+  }
+
+  /** @param {string | null} name of the job whose curve is to stand out */
+  raise(name) {
+    this.chart?.raise(name);
+  }
+}

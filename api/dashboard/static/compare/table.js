@@ -1,0 +1,93 @@
+/** The jobs as a table of what they differ in and what came of them, in any order, and as a file. */
+
+import { compared, csv, order } from "../lib/compare.js";
+import { number } from "../lib/format.js";
+import { ran } from "../lib/state.js";
+import { TOLD_APART, swatchOf } from "../ui/chart.js";
+import { fill, h, setAttribute } from "../ui/dom.js";
+import { now, stateMark } from "../ui/parts.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+
+const FIXED = ["job", "state", "seconds"];
+
+export class JobTable {
+  /**
+   * @param {(sort: string) => void} sorted told by which column the user wants it, with a minus for the other way round
+   * @param {(name: string | null) => void} pointed told at which job the user points
+   */
+  constructor(sorted, pointed) {
+    this.sorted = sorted;
+    this.pointed = pointed;
+    /** @type {{head: string[], rows: unknown[][]}} */
+    this.sheet = { head: [], rows: [] };
+    this.table = h("table", { class: "table compared" });
+    const save = h("button", { class: "button small", type: "button" }, "Save as CSV");
+    save.addEventListener("click", () => this.save());
+    this.element = h("section", { class: "panel", id: "table", "aria-label": "Jobs" },
+      h("header", {}, h("h2", {}, "What differs, and what came of it"), h("span", { class: "aside" }, save)),
+      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of jobs" }, this.table));
+  }
+
+  /** @param {Job[]} jobs @param {string[]} names @param {string} sort @param {string[]} drawn names of the curves, in their order */
+  show(jobs, names, sort, drawn) {
+    const { columns, cells } = compared(jobs);
+    const paths = [...FIXED, ...columns.map(({ path }) => path)];
+    const numeric = new Set(["seconds", ...columns.filter((column) => column.numeric).map(({ path }) => path)]);
+    const values = jobs.map((job, index) => new Map([...(cells[index] ?? []),
+      ["job", names[index]], ["state", job.state], ["seconds", ran(job, now())]]));
+    const by = sort.replace(/^-/, "");
+    const rows = paths.includes(by) ? order(values.map((row) => row.get(by)), sort.startsWith("-")) : jobs.map((_, index) => index);
+    fill(this.table,
+      h("thead", {}, h("tr", {}, ...paths.map((path) => this.headCell(path, sort, numeric.has(path))))),
+      h("tbody", {}, ...rows.map((index) => this.row(jobs, index, values[index] ?? new Map(), paths, numeric, drawn))));
+    this.sheet = { head: ["id", ...paths], rows: rows.map((index) => [jobs[index]?.id, ...paths.map((path) => values[index]?.get(path))]) };
+  }
+
+  /** @param {string} path @param {string} sort @param {boolean} numeric */
+  headCell(path, sort, numeric) {
+    const down = sort === `-${path}`;
+    const up = sort === path;
+    const words = path.replace(/^result\./, "");
+    const button = h("button", { type: "button", title: `Sort by ${path}` }, words, h("span", { "aria-hidden": "true" }, up ? " ▲" : down ? " ▼" : ""));
+    button.addEventListener("click", () => this.sorted(up ? `-${path}` : path));
+    return h("th", { scope: "col", class: numeric ? "right" : null, "aria-sort": up ? "ascending" : down ? "descending" : null,
+      "data-of": path.startsWith("result.") ? "result" : null }, button);
+  }
+
+  /**
+   * @param {Job[]} jobs @param {number} index @param {Map<string, unknown>} values @param {string[]} paths
+   * @param {Set<string>} numeric @param {string[]} drawn
+   */
+  row(jobs, index, values, paths, numeric, drawn) {
+    const job = /** @type {Job} */ (jobs[index]);
+    const name = String(values.get("job"));
+    const curve = drawn.indexOf(name);
+    const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
+    const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, drawn.length <= TOLD_APART && (curve >= 0 ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
+      h("td", {}, stateMark(job.state)),
+      ...paths.slice(2).map((path) => h("td", { class: numeric.has(path) ? "right" : null }, shown(values.get(path)))));
+    row.addEventListener("pointerenter", () => this.pointed(name));
+    row.addEventListener("pointerleave", () => this.pointed(null));
+    link.addEventListener("focus", () => this.pointed(name));
+    link.addEventListener("blur", () => this.pointed(null));
+    return row;
+  }
+
+  save() {
+    const { head, rows } = this.sheet;
+    const address = URL.createObjectURL(new Blob([csv(head, rows)], { type: "text/csv" }));
+    const link = document.createElement("a");
+    link.href = address;
+    setAttribute(link, "download", "jobs.csv");
+    link.click();
+    URL.revokeObjectURL(address);
+  }
+}
+
+/** @param {unknown} value */
+function shown(value) {
+  if (value === undefined || value === null) return "–";
+  if (typeof value === "number") return number(value);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}

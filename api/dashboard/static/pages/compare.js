@@ -1,0 +1,101 @@
+/** Any set of jobs beside each other: their curves, what their specs differ in, what came of them. */
+
+import { Curves } from "../compare/curves.js";
+import { Instances } from "../compare/instances.js";
+import { JobTable } from "../compare/table.js";
+import { names } from "../lib/compare.js";
+import { listPath } from "../lib/filters.js";
+import { many, number } from "../lib/format.js";
+import { isTerminal } from "../lib/state.js";
+import { Problem, call } from "../ui/api.js";
+import { byId, fill, h, setText } from "../ui/dom.js";
+import { blank, showConnection } from "../ui/status.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+
+const POLL_MS = 5000;
+const PAGE = 100;
+const MOST = 1000;
+
+/** @type {Job[]} */
+let jobs = [];
+let isMore = false;
+
+const given = () => new URLSearchParams(location.search);
+
+/** @param {string} name @param {string} value */
+function remember(name, value) {
+  const wanted = given();
+  wanted.set(name, value);
+  history.replaceState(null, "", `/compare?${wanted}`);
+}
+
+const curves = new Curves((metric) => {
+  remember("metric", metric);
+  void draw();
+});
+const table = new JobTable(
+  (sort) => {
+    remember("sort", sort);
+    list();
+  },
+  (name) => curves.raise(name),
+);
+const instances = new Instances();
+
+/** The jobs that the address names: by their ids, or by the filters of the list. @returns {Promise<Job[]>} */
+async function fetched() {
+  const ids = (given().get("ids") ?? "").split(",").filter(Boolean);
+  /** @type {Job[]} */
+  const found = [];
+  if (!ids.length && ![...given().keys()].some((name) => !["metric", "sort"].includes(name))) return found;
+  const wanted = new URLSearchParams(location.search);
+  for (const name of ["ids", "metric", "sort", "cursor"]) wanted.delete(name);
+  const paths = ids.length ? chunks(ids).map((some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}`)
+    : [listPath(wanted.toString(), PAGE)];
+  for (const path of paths) {
+    let cursor = "";
+    do {
+      const page = await call(`${path}&include=spec${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
+      found.push(...page.items);
+      cursor = page.next_cursor ?? "";
+    } while (cursor && found.length < MOST);
+    isMore = cursor !== "" || found.length > MOST;
+  }
+  return found.slice(0, MOST);
+}
+
+/** @param {string[]} ids */
+const chunks = (ids) => Array.from({ length: Math.ceil(ids.length / PAGE) }, (_, index) => ids.slice(index * PAGE, (index + 1) * PAGE));
+
+async function draw() {
+  const words = names(jobs);
+  setText(byId("summary"), `${many(jobs.length, "job")}${isMore ? `, the first ${number(MOST)}` : ""}`);
+  byId("comparison").hidden = jobs.length === 0;
+  fill(byId("blank"), jobs.length === 0 && nothing());
+  list();
+  await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(list), instances.show(jobs, words)]);
+}
+
+const list = () => table.show(jobs, names(jobs), given().get("sort") ?? "", curves.drawn().map(({ name }) => name));
+
+const nothing = () => blank("Nothing to compare", "Select jobs in the list, then choose Compare.",
+  h("a", { class: "button", href: "/" }, "Jobs"));
+
+async function refresh() {
+  try {
+    jobs = await fetched();
+    await draw();
+    showConnection(jobs.every((job) => isTerminal(job.state)) ? "ended" : "live");
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    showConnection("reconnecting");
+    if (jobs.length === 0) fill(byId("blank"), blank("The jobs cannot be shown", error.message));
+  }
+}
+
+byId("comparison").append(curves.element, table.element, instances.element);
+window.setInterval(() => {
+  if (!document.hidden && jobs.some((job) => !isTerminal(job.state))) void refresh();
+}, POLL_MS);
+void refresh();

@@ -1,0 +1,102 @@
+"""Jobs beside each other: curves on one axis, what differs, a matrix of verdicts, a file to save."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from fleet import Attempt, Fleet, submit_sweep, train_spec, verify_spec
+from playwright.sync_api import Page, expect
+
+from service.jobs.store import JobFilter
+
+pytestmark = pytest.mark.browser
+
+
+def trained(fleet: Fleet, name: str, lr: float, loss: float, **changes: Any) -> Attempt:
+    attempt = fleet.run(train_spec(name, optimizer={"lr": lr}, **changes))
+    for step in range(1, 21):
+        attempt.metric(step, of=20, loss=loss + 1 / step, accuracy=1 - loss)
+    attempt.succeed({"loss": loss, "eval_accuracy": 1 - loss})
+    return attempt
+
+
+def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path: Path) -> None:
+    slow, fast = trained(fleet, "slow", 0.001, 0.5), trained(fleet, "=fast", 0.01, 0.25)
+    page.goto("/")
+    page.get_by_label("Select slow").check()
+    bar = page.get_by_role("region", name="Selected jobs")
+    expect(bar.get_by_role("link", name="Compare")).to_be_hidden()
+    page.get_by_label("Select =fast").check()
+    bar.get_by_role("link", name="Compare").click()
+    expect(page.locator("#summary")).to_have_text("2 jobs")
+    chart = page.locator("#curves .chart")
+    expect(chart.locator(".legend .entry")).to_have_text(["slow0.5500", "=fast0.3000"])
+    page.get_by_label("Metric").select_option("accuracy")
+    expect(chart.locator(".legend .entry")).to_have_text(["slow50.0\u202f%", "=fast75.0\u202f%"])
+    rows = page.locator("#table tbody tr")
+    expect(rows.locator("th")).to_have_text(["slow", "=fast"])
+    head = page.locator("#table thead")
+    expect(head.get_by_role("button")).to_have_text(
+        ["job", "state", "seconds", "optimizer.lr", "loss", "eval_accuracy"]
+    )
+    head.get_by_role("button", name="loss").click()
+    expect(rows.locator("th")).to_have_text(["=fast", "slow"])
+    assert parse_qs(urlsplit(page.url).query)["sort"] == ["result.loss"]
+    page.reload()
+    expect(rows.locator("th")).to_have_text(["=fast", "slow"])
+    expect(page.get_by_label("Metric")).to_have_value("accuracy")
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="Save as CSV").click()
+    saving.value.save_as(tmp_path / "jobs.csv")
+    with (tmp_path / "jobs.csv").open(newline="") as file:
+        saved = list(csv.DictReader(file))
+    assert [(row["id"], row["job"], row["result.loss"]) for row in saved] == [
+        (fast.job_id, "'=fast", "0.25"),
+        (slow.job_id, "slow", "0.5"),
+    ]
+
+
+def test_verification_jobs_are_a_matrix_of_verdicts(page: Page, fleet: Fleet) -> None:
+    quick, thorough = (fleet.run(verify_spec(method, method=method)) for method in ("ibp", "crown"))
+    for attempt, verdict in ((quick, "unknown"), (thorough, "verified")):
+        attempt.bound(0, 0.5)
+        attempt.bound(1, 0.01, verdict)
+    page.goto(f"/compare?ids={quick.job_id},{thorough.job_id}")
+    matrix = page.locator("#instances")
+    expect(matrix.locator(".note")).to_have_text("2 instances, verdicts differ at 1")
+    matrix.get_by_label("Only where they differ").check()
+    expect(matrix.locator("tbody tr")).to_have_count(1)
+    expect(matrix.locator("tbody td .state")).to_have_text(["unknown", "verified"])
+    expect(page.locator("#curves")).to_be_hidden()
+    thorough.bound(1, -0.1, "falsified")
+    expect(matrix.locator("tbody td .state")).to_have_text(["unknown", "falsified"])
+
+
+@pytest.mark.slow
+def test_a_thousand_jobs_are_compared(page: Page, fleet: Fleet) -> None:
+    sweep = submit_sweep(fleet, "seeds", 1000)
+    for index, job in enumerate(reversed(fleet.store.jobs.list(JobFilter(sweep=sweep), limit=1000).items)):
+        attempt = fleet.begin(job.id)
+        attempt.metric(1, loss=3.0)
+        attempt.metric(2, loss=index / 1000)
+        attempt.succeed({"loss": index / 1000})
+    page.goto(f"/jobs/{sweep}")
+    page.locator("#sweep").get_by_role("link", name="Compare").click()
+    rows = page.locator("#table tbody tr")
+    expect(rows).to_have_count(1000)
+    expect(page.locator("#curves .note")).to_contain_text("1000 curves")
+    page.locator("#table thead").get_by_role("button", name="loss").click()
+    expect(rows.first).to_contain_text("seed=0")
+    rows.first.get_by_role("link").focus()
+    assert page.evaluate("document.activeElement.textContent") == "seed=0"
+
+
+def test_a_comparison_of_nothing_says_how_to_begin(page: Page, fleet: Fleet) -> None:
+    page.goto("/compare")
+    expect(page.get_by_text("Nothing to compare")).to_be_visible()
+    page.locator("#blank").get_by_role("link", name="Jobs").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
