@@ -96,7 +96,7 @@ class _ChosenRelaxation(Relaxed):
         return Propagated((replace(patches, values=values, inside=True),), bias)
 
     def reset(self) -> None:
-        """Reset to the start; of patches when they come by next, since other rows show other places."""
+        """Reset to the start. Patches are reset at their next pass, since other rows show other places."""
         self.starts_anew = self.is_shown
         if not self.is_shown:
             self._set(tuple(each.unsqueeze(1) for each in self.family.start))

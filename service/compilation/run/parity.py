@@ -134,7 +134,7 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     distance, noise = (got - eager).abs(), oracle.noise
     ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)
     excess = min(_beyond_close(distance, eager, oracle, min(noise.peak, oracle.bearable), tolerance), beyond)
-    # Beyond what is bearable, and yet no further off than eager is from itself: nobody can tell.
+    # Too far off to pass, but no further than two eager runs are from each other: undecidable.
     lost = excess > 1 and _beyond_close(distance, eager, oracle, noise.peak, tolerance) <= 1
     return Comparison(
         *key,

@@ -83,9 +83,7 @@ class OptimiserSettings:
     adam_epsilon: float = 1e-12
 
     def within(self, options: BoundOptions, deadline: float = inf) -> OptimiserSettings:
-        """Return the same course in more steps or fewer, as a method that optimises is to take more or fewer than
-        usual.
-        """
+        """Scale the number of steps, and the decay per step, by how many a method takes beside the usual number."""
         usual, wanted = Ascent().iterations, options.ascent.iterations
         iterations = -(-self.iterations * wanted // usual)
         return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
