@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
@@ -12,6 +12,7 @@ import torch
 
 from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import ALPHA_CROWN, CROWN, IntermediateBounds, Method
+from service.bounds.progress import OutOfTimeError
 from service.bounds.split import Preactivations
 from service.formats.vnnlib import Query
 from service.verification.bab.activations.root_bounds import STAGE
@@ -66,12 +67,18 @@ def decide(
     if not query.disjuncts:
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
     started = time.monotonic()
-    allowing = [_with_roundings(model, specification, method) for specification in specifications(query, model.device)]
-    decider = _Decider(model, allowing, method, started, limit, progress)
-    counterexample = None if restarts == 0 else decider.attack(restarts)
-    if counterexample is not None:
-        return decider.end(Verdict.FALSIFIED, Technique.ATTACK, counterexample)
-    return decider.search()
+    if model.is_alone:
+        model = replace(model, options=model.options.until(started + limit))
+    asked = specifications(query, model.device)
+    decider = _Decider(model, asked, method, started, limit, progress)
+    try:
+        decider.specifications = [_with_roundings(model, specification, method) for specification in asked]
+        counterexample = None if restarts == 0 else decider.attack(restarts)
+        if counterexample is not None:
+            return decider.end(Verdict.FALSIFIED, Technique.ATTACK, counterexample)
+        return decider.search()
+    except OutOfTimeError:
+        return replace(decider.end(Verdict.UNKNOWN, decider.technique), bound=decider.heard)
 
 
 def _with_roundings(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
@@ -111,6 +118,8 @@ class _Decider:
     bounds: list[float] = field(default_factory=list)
     attacking: float = 0.0
     shortage: MemoryShortageError | None = None
+    technique: Technique = Technique.ATTACK
+    heard: float = -inf
 
     @property
     def seconds(self) -> float:
@@ -153,16 +162,20 @@ class _Decider:
     def _decide(self, specification: Specification) -> tuple[SearchResult, Technique]:
         """Search one specification by what may be split, in turns."""
 
+        decided = self.domains
+
         def listen(progress: SearchProgress) -> None:
             least = self._least([*self.bounds, progress.bound])
-            self.progress(DecisionProgress(self.domains + progress.domains, progress.open, least, self.seconds))
+            self.domains, self.heard = decided + progress.domains, least
+            self.progress(DecisionProgress(self.domains, progress.open, least, self.seconds))
 
         settings, end = self.model.settings, self.started + self.limit
+        self.technique = technique_for(specification, settings.inputs.most_inputs)
         varying = _varying_inputs(specification)
         turns = Turns(self._courses(specification), settings.time, end, self._guarded, self._late, listen)
         is_few = varying <= settings.few_inputs
         result, technique = turns.run(settings.time.first_turn(end - time.monotonic(), is_few))
-        self.domains += result.domains
+        self.domains = decided + result.domains
         self.shortage = result.shortage or self.shortage
         return result, technique
 

@@ -74,6 +74,11 @@ class ModelUnderVerification:
         return self.engine.device
 
     @property
+    def is_alone(self) -> bool:
+        """Return whether no other rank takes part in a decision."""
+        return self.engine.is_alone and self.search_group.axis.size == 1
+
+    @property
     def memory(self) -> MemoryBudget:
         return self.options.memory
 

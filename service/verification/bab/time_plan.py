@@ -1,7 +1,7 @@
 """Divide the seconds of one instance among the stages that decide it: every share is here.
 
-What a stage does within its share is divided equally there, between the layers that it tightens. Bounds of a whole
-batch come before the clock of any instance starts.
+What a stage does within its share is divided equally there, between the layers that it tightens. An instance's part of
+the time that its batch was bounded in has been taken off by then; a batch may take what its instances have together.
 
 The limit itself is the job's ``budget.seconds``, or what the instance's archive says
 (:mod:`service.verification.search_runner`). :func:`service.verification.bab.driver.decide` spends it from the top of
