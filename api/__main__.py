@@ -121,7 +121,7 @@ def _serve(settings: Settings, store: Store, listening: socket.socket, inherited
         create_app(settings, store),
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        http=limited(settings.request_head_s, settings.request_body_s),
+        http=limited(settings.request_head_s, settings.request_body_s, settings.response_read_s),
         ws="none",
         proxy_headers=settings.behind_proxy,
         forwarded_allow_ips=settings.proxies,

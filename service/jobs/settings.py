@@ -91,6 +91,11 @@ class Settings(BaseSettings):
     request_body_s: float = Field(
         30.0, gt=0, description="seconds within which each 10 kB of a request's body must arrive"
     )
+    response_read_s: float = Field(
+        30.0,
+        gt=0,
+        description="seconds within which a client must take each 10 kB that wait for it; slower ones are cut off",
+    )
     tls_cert: Path | None = Field(None, description="certificate chain, PEM")
     tls_key: Path | None = Field(None, description="private key, PEM")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")
