@@ -1,6 +1,6 @@
 """Runs the hub: one blocking read per process over all watched streams, encoded once for all who watch the same jobs.
 
-Such subscriptions form a feed, which has a position of its own. A subscription first catches up with reads of its own;
+Such subscriptions form a feed (:class:`Channel`), which has a position of its own. A subscription first catches up with reads of its own;
 when one leaves it no further behind than its feed, it joins. From then on the hub hands it what it reads as bytes that
 the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from where it was at its
 own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes nothing at all loses its
@@ -68,8 +68,8 @@ class HubSettings:
 
 
 @dataclass(eq=False)
-class Feed:
-    """Those who watch the same jobs: the named ones, or all of a project that are recent or not over."""
+class Channel:
+    """Joins the subscriptions to the same jobs: named ones, or all of a project that are recent or not over."""
 
     jobs: set[str]
     project: str | None
@@ -82,9 +82,9 @@ class Feed:
     """Rounds that were handed out."""
     subscriptions: int = 0
     in_step: set[Subscription] = field(default_factory=set)
-    """Those whose position is the feed's."""
+    """Subscriptions at the feed's own position."""
     ahead: set[Subscription] = field(default_factory=set)
-    """Those that joined and may have events that the feed is still to get."""
+    """Subscriptions that joined and may have events that the feed is still to get."""
 
     @property
     def is_watched(self) -> bool:
@@ -108,7 +108,7 @@ class Subscription:
     credential: Credential
     cursor: Cursor
     """How far it had got when it joined, or has now while it has not."""
-    feed: Feed
+    feed: Channel
     form: Form
     most_frames: int
     """Frames that may be queued."""
@@ -183,8 +183,8 @@ class Hub:
         self.settings = settings
         self._open: Counter[str] = Counter()
         self._cursors: dict[str, str] = {}
-        self._watchers: dict[str, set[Feed]] = {}
-        self._feeds: dict[tuple[str | None, frozenset[str] | None], Feed] = {}
+        self._watchers: dict[str, set[Channel]] = {}
+        self._feeds: dict[tuple[str | None, frozenset[str] | None], Channel] = {}
         self._subscriptions: set[Subscription] = set()
         self._changed = asyncio.Event()
         self._catching_up = asyncio.Semaphore(settings.catching_up)
@@ -234,7 +234,7 @@ class Hub:
         """
         self.check_room(credential)
         key = (project, None if everything else frozenset(states))
-        feed = self._feeds.setdefault(key, Feed(set(states), project, everything))
+        feed = self._feeds.setdefault(key, Channel(set(states), project, everything))
         feed.subscriptions += 1
         subscription = Subscription(credential, cursor, feed, form, self.settings.queue_frames, dict(states))
         self._open[credential.key_id] += 1
@@ -284,7 +284,7 @@ class Hub:
         subscription.joined, subscription.joined_at = True, self._loop.time()
         feed.ahead.add(subscription)
 
-    def _watch(self, feed: Feed, jobs: Iterable[str]) -> None:
+    def _watch(self, feed: Channel, jobs: Iterable[str]) -> None:
         """Read these jobs for a feed from its position on: others that were further get nothing twice, since each
         feed knows its own.
         """
@@ -294,7 +294,7 @@ class Hub:
             self._watchers.setdefault(job_id, set()).add(feed)
         self._changed.set()
 
-    def _unwatch(self, feed: Feed, jobs: Iterable[str]) -> None:
+    def _unwatch(self, feed: Channel, jobs: Iterable[str]) -> None:
         for job_id in jobs:
             watchers = self._watchers.get(job_id, set())
             watchers.discard(feed)
@@ -337,7 +337,7 @@ class Hub:
     async def _dispatch(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float) -> None:
         """Hand out what a read gave that began with the cursors ``asked``: all that there was at ``complete_from``."""
         caught_up = [feed for feed in self._feeds.values() if feed.ahead and self._covers(feed, asked, complete_from)]
-        rounds: list[tuple[Feed, Round]] = []
+        rounds: list[tuple[Channel, Round]] = []
         for feed, its_batches in self._addressed(incoming, asked).items():
             if (found := feed.cursor.take(its_batches)) is not None:
                 feed.rounds += 1
@@ -349,7 +349,7 @@ class Hub:
             feed.ahead -= even
             feed.in_step |= even
 
-    async def _hand_out(self, feed: Feed, found: Round) -> None:
+    async def _hand_out(self, feed: Channel, found: Round) -> None:
         for number, subscription in enumerate([*feed.in_step, *feed.ahead]):
             if subscription in feed.in_step:
                 own: Round | None = found
@@ -362,11 +362,11 @@ class Hub:
             if number % self.settings.handed_at_once == 0:
                 await asyncio.sleep(0)
 
-    def _addressed(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]) -> dict[Feed, list[FrameBatch]]:
+    def _addressed(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]) -> dict[Channel, list[FrameBatch]]:
         """Return which batches are whose, and note how far the hub has read. A job that is read again from an earlier
         position since is left for that.
         """
-        addressed: dict[Feed, list[FrameBatch]] = {}
+        addressed: dict[Channel, list[FrameBatch]] = {}
         for batch in incoming:
             if self._cursors.get(batch.job_id) == asked[batch.job_id]:
                 self._cursors[batch.job_id] = batch.frames[-1].id
@@ -374,12 +374,12 @@ class Hub:
                     addressed.setdefault(feed, []).append(batch)
         return addressed
 
-    def _covers(self, feed: Feed, asked: Mapping[str, str], complete_from: float) -> bool:
+    def _covers(self, feed: Channel, asked: Mapping[str, str], complete_from: float) -> bool:
         """Return whether a read had all that there was for a feed, of all jobs that there were."""
         known = self._known_from(feed)
         return known <= complete_from and all(self._cursors[job_id] == asked.get(job_id) for job_id in feed.jobs)
 
-    def _known_from(self, feed: Feed) -> float:
+    def _known_from(self, feed: Channel) -> float:
         return feed.discovered_at if feed.everything else -math.inf
 
     async def _discover_forever(self) -> None:
@@ -394,7 +394,7 @@ class Hub:
                     self._watch_exactly(feed, jobs)
                     feed.discovered_at = began
 
-    def _watch_exactly(self, feed: Feed, jobs: set[str]) -> None:
+    def _watch_exactly(self, feed: Channel, jobs: set[str]) -> None:
         """Let a feed show these jobs, in place: who left it would read all of them anew."""
         added, dropped = jobs - feed.jobs, feed.jobs - jobs
         feed.jobs = jobs
@@ -418,13 +418,13 @@ class Hub:
                         subscription.revoked = True
                         subscription.wake.set()
 
-    async def _hidden(self) -> set[Feed]:
+    async def _hidden(self) -> set[Channel]:
         """Return the feeds of named jobs one of which their project may not read."""
-        named: dict[str, set[Feed]] = {}
+        named: dict[str, set[Channel]] = {}
         for feed in self._feeds.values():
             if feed.project is not None and not feed.everything:
                 named.setdefault(feed.project, set()).add(feed)
-        hidden: set[Feed] = set()
+        hidden: set[Channel] = set()
         for project, its_own in named.items():
             jobs = set[str]().union(*(feed.jobs for feed in its_own))
             visible = await self.tail.visible_among(project, jobs)
