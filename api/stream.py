@@ -1,10 +1,10 @@
 """Runs the hub: one blocking read per process over all watched streams, encoded once for all who watch the same jobs.
 
-Such subscriptions form a feed (:class:`Channel`), which has a position of its own. A subscription first catches up with reads of its own;
-when one leaves it no further behind than its feed, it joins. From then on the hub hands it what it reads as bytes that
-the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from where it was at its
-own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes nothing at all loses its
-connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
+Such subscriptions form a feed (:class:`Channel`), which has a position of its own. A subscription first catches up with
+reads of its own; when one leaves it no further behind than its feed, it joins. From then on the hub hands it what it
+reads as bytes that the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from
+where it was at its own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes
+nothing at all loses its connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
 
 The event loop also answers requests. So bytes are handed out to a few subscriptions at a time, reads that fall behind
 are short, and after each round the hub rests for some times as long as the round took.
