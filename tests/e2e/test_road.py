@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 import pytest
-from local_service import part_of
-from running_service import Service
+from local_service import belonging_to, part_of
+from running_service import LIMIT_S, Service
 from safetensors.numpy import load as load_safetensors
 from waiting import eventually
 
@@ -50,6 +51,11 @@ def check(service: Service) -> str:
     """A compile check, which goes on beside the other jobs, since it proves all detectors."""
     spec = {"kind": "compile", "model": MODEL, "modes": ["eager"], "phases": ["train"], "shapes": [64]}
     return str(service.submit(spec)["id"])
+
+
+def test_a_job_is_taken_at_once(service: Service, check: str) -> None:
+    assert service.job(check)["state"] in ("queued", "starting", "running")
+    assert host(service)["alive"]
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +221,9 @@ def test_cancelling_a_running_job_leaves_no_process_and_frees_its_devices(servic
     assert service.wait(running)["state"] == "cancelled"
     eventually(lambda: not service.processes_of(running))
     assert host(service)["free"]["cpu"] == [0, 1, 2, 3]
+
+
+def test_it_goes_down_whole(service: Service) -> None:
+    service.process.send_signal(signal.SIGINT)
+    assert service.process.wait(LIMIT_S) == 0
+    assert belonging_to(service.data) == []

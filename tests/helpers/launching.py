@@ -27,6 +27,8 @@ HELPERS = Path(__file__).parent
 RANK_MAIN, RANK_SERVER = HELPERS / "rank_main.py", HELPERS / "rank_server.py"
 NVIDIA = Path("/dev/nvidiactl")
 """Where it is, imports start threads, and a process that has some cannot be forked."""
+OF_TESTS = ("PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables that tests, or what they call, set in their own process, and that no rank needs."""
 LIMIT_SECONDS = 600.0
 """A group, or the import of a server, takes so long only if something is broken, on however busy a machine."""
 
@@ -78,7 +80,8 @@ def _environment() -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")]),
     }
-    environment.pop("PYTEST_CURRENT_TEST", None)
+    for name in OF_TESTS:
+        environment.pop(name, None)
     return environment
 
 

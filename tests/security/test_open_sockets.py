@@ -217,7 +217,7 @@ def test_b7_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("part", ["api", "workers"])
+@pytest.mark.parametrize("part", ["api", pytest.param("workers", marks=pytest.mark.slow)])
 def test_b7_each_part_says_so_and_does_not_start(broker: str, tmp_path: Path, part: str) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()

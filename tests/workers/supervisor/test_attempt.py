@@ -7,11 +7,14 @@ import json
 
 import pytest
 from waiting import LIMIT_S, eventually
-from worker_fleet import Fleet, all_gone, family, is_called, processes_of
+from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of
 
 from service.jobs.store.keyspace import JOB
 
 pytestmark = pytest.mark.distributed
+
+each_renewal_soon = pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["renewed often"])
+"""A supervisor learns of an order when it renews its lease."""
 
 
 def test_two_ranks_succeed(fleet: Fleet) -> None:
@@ -112,6 +115,7 @@ def test_the_time_limit(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@each_renewal_soon
 def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
@@ -127,6 +131,7 @@ def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
+@each_renewal_soon
 def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
     ref = fleet.submit("endless")
     supervisor = fleet.supervise(ref)
