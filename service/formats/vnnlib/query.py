@@ -19,7 +19,7 @@ class VnnlibError(UploadError):
 
 @dataclass(frozen=True)
 class Halfspace:
-    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; where it is ``strict``, ``<``."""
+    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; where it is ``strict``, ``<``. ``y`` may be inputs."""
 
     coefficients: tuple[tuple[int, Number], ...]
     threshold: Number
@@ -39,7 +39,8 @@ class Halfspace:
 class Disjunct:
     """One disjunct of a query: a counterexample has its input in the box and its output in all of the halfspaces.
 
-    The lower ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
+    Its input is also in all ``constraints``, halfspaces of inputs, which the box encloses as closely as each by itself
+    tells. The lower ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
     """
 
     lower: tuple[Number, ...]
@@ -47,6 +48,7 @@ class Disjunct:
     halfspaces: tuple[Halfspace, ...]
     open_lower: frozenset[int] = frozenset()
     open_upper: frozenset[int] = frozenset()
+    constraints: tuple[Halfspace, ...] = ()
 
 
 @dataclass(frozen=True)

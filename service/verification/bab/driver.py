@@ -10,6 +10,7 @@ from math import inf
 
 import torch
 
+from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import ALPHA_CROWN, CROWN, IntermediateBounds, Method
 from service.bounds.progress import OutOfTimeError
@@ -274,6 +275,9 @@ def _least_margin(model: ModelUnderVerification, specification: Specification, m
     engine, rows = model.engine, specification.rows.to(model.dtype)
     analysis = engine.analyse(method, specification.box(model.dtype), model.options)
     below = engine.lower_bounds(analysis, torch.cat([rows, -rows]))
+    inputs = specification.of_inputs(model.dtype)
     least, most = below[: len(rows)], -below[len(rows) :]
+    if isinstance(inputs, Interval):
+        least, most = least + inputs.lower, most + inputs.upper
     margins = (least - specification.offsets(least, most)).nan_to_num(nan=-torch.inf)
     return float(specification.per_disjunct(margins[None]).min())

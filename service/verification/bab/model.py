@@ -123,7 +123,7 @@ class ModelUnderVerification:
         tp_group = self.network.tp_group
         exact = tp_group.agree(specification.nearest(candidates.double()))
         outputs = tp_group.agree(self.float64_module(exact))
-        suspects = specification.distance_to_nearest(specification.excess(outputs)) <= 0
+        suspects = specification.distance_to_nearest(specification.excess(outputs, exact)) <= 0
         for x, outputs_at_x in zip(exact[suspects], outputs[suspects], strict=True):
             violates = specification.reached(x.tolist(), Interval.point(outputs_at_x))
             if violates and self._is_confirmed(specification, x, outputs_at_x):
