@@ -39,7 +39,7 @@ class HubSettings:
     """Events per job in one read."""
     read_events: int = 2048
     """Events of all jobs in one read, about: of many jobs each has a smaller page."""
-    least_page: int = 32
+    least_page: int = 16
     queue_frames: int = 4096
     """Events that wait for a slow client; with more it catches up by reads of its own."""
     catching_up: int = 4

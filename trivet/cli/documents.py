@@ -31,6 +31,13 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
+_MOST_VALUES = 1_000_000
+
+
+class ExpansionError(yaml.YAMLError):
+    """Aliases make more of a document than may be read, or a value that holds itself."""
+
+
 class CoreLoader(yaml.SafeLoader):
     """Reads YAML by the core schema of version 1.2."""
 
@@ -100,14 +107,35 @@ def parse(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a text of YAML holds. Raises ``yaml.YAMLError``."""
+    """Return what a text of YAML holds. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
+    compose(text)
     return yaml.load(text, Loader=CoreLoader)  # noqa: S506 - a SafeLoader
 
 
 def compose(text: str) -> yaml.Node | None:
-    """Return the nodes of a text, with their places. Raises ``yaml.YAMLError``."""
+    """Return the nodes of a text, with their places. Raises as :func:`parse_yaml` does."""
     node: yaml.Node | None = yaml.compose(text, Loader=CoreLoader)
+    if node is not None and _values(node, {}) > _MOST_VALUES:
+        raise ExpansionError(f"has aliases that make more than {_MOST_VALUES:,} values of it")
     return node
+
+
+def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Return how many values a node stands for, aliases counted as what they repeat. ``known`` has those of nodes that
+    were counted, and ``None`` for those around this one.
+    """
+    if id(node) in known:
+        if (count := known[id(node)]) is None:
+            raise ExpansionError("has an alias that leads back to a value around it")
+        return count
+    known[id(node)] = None
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [each for pair in node.value for each in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    known[id(node)] = count = 1 + sum(_values(each, known) for each in inside)
+    return count
 
 
 def _written_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

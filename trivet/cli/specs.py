@@ -122,6 +122,8 @@ def _text(source: str) -> str:
 def _parse(source: str, text: str) -> Any:
     try:
         return documents.parse(text)
+    except documents.ExpansionError as error:
+        raise _SpecError(f"{source} {error}") from None
     except yaml.YAMLError as error:
         hint = "; a tab indents nothing in YAML, spaces do" if "'\\t'" in str(error) else ""
         raise _SpecError(f"{source} is neither YAML nor JSON: {error}{hint}") from None

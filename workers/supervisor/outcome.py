@@ -168,8 +168,9 @@ def _lost_its_launcher(evidence: Evidence) -> int | None:
         return None
     if evidence.terminated and code - 128 not in _PASSED_ON:
         return None
-    raised = any(not _says_that_a_peer_is_gone(error) for error in evidence.errors)
-    return None if raised else code - 128
+    passed_on = "KeyboardInterrupt" if code - 128 == signal.SIGINT else None
+    own = [error for error in evidence.errors if error["error"] != passed_on]
+    return None if any(not _says_that_a_peer_is_gone(error) for error in own) else code - 128
 
 
 def _killed(evidence: Evidence) -> _Death | None:

@@ -118,6 +118,8 @@ def test_a_launcher_that_passed_its_signal_on_is_named_with_it_and_no_rank_is_bl
     assert (outcome.error.type, outcome.error.rank) == ("LaunchFailed", None)
     assert "torchrun was ended by SIGTERM" in outcome.error.message
     assert blame(launcher_code=128 + signal.SIGKILL, **seen) == ("RankDied", 0), "it was not killed for that"
+    interrupted: dict[str, Any] = {"errors": [raised(1, "KeyboardInterrupt"), raised(0, "KeyboardInterrupt")]}
+    assert blame(launcher_code=128 + signal.SIGINT, **interrupted) == ("LaunchFailed", None)
     failed = {**seen, "errors": [raised(1, "ValueError", time=0.5)]}
     assert blame(launcher_code=128 + signal.SIGTERM, **failed) == ("ValueError", 1)
 
