@@ -34,15 +34,15 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="the few programs that a test runs, without generated code")
     parser.add_argument("--without", default="", help="plain: only the check; check: only plain torch")
     parser.add_argument("--within", type=float, default=0.0, help="seconds after which no more programs are begun")
-    parser.add_argument("--out", type=Path, help="a file for the results, one JSON object a line")
+    parser.add_argument("--out", type=Path, help="a file to which results are added as they come, one JSON a line")
+    parser.add_argument("--read", type=Path, help="such a file, of which the table is printed")
     parser.add_argument("--names", default="", help=argparse.SUPPRESS)  # what a process of this one runs
     options = parser.parse_args()
     if options.names:
         _serve(options)
         return
-    rows = _spread(options)
-    if options.out:
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = options.read.read_text().splitlines() if options.read else ()
+    rows = [json.loads(line) for line in read] or _spread(options)
     print(table(rows, _device(options)))
 
 
@@ -62,6 +62,9 @@ def _serve(options: argparse.Namespace) -> None:
         if time.time() < end:
             row = measured(BY_NAME[name], options.device, fast=options.fast, without=options.without)
             print(json.dumps(row), flush=True)
+            if options.out:
+                with options.out.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
 
 
 def _spread(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -84,6 +87,7 @@ def _process(names: Sequence[str], device: str, options: argparse.Namespace) -> 
     while left and not (options.within and time.time() - began > options.within):
         command = [sys.executable, "-m", "benchmarks.compile_corpus", "--names", ",".join(left), "--device", device]
         command += ["--fast"] if options.fast else []
+        command += ["--out", str(options.out)] if options.out else []
         command += ["--without", options.without] if options.without else []
         command += ["--within", str(options.within - (time.time() - began))] if options.within else []
         with tempfile.TemporaryFile("w+") as out:

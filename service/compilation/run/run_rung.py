@@ -35,6 +35,8 @@ from service.compilation.torch_internals.switches import eager_random_numbers, o
 from service.compilation.torch_internals.text import first_line
 from service.jobs.spec.compile import Tolerance
 
+_BRIEF = 6
+"""How much shorter a race is that decides nothing."""
 _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
@@ -50,6 +52,10 @@ class RunPlan:
     tolerance: Tolerance
     agree: Callable[[float], float]
     race: RaceSettings = field(default_factory=RaceSettings)
+
+    def race_of(self, rung: Rung) -> RaceSettings:
+        """Return how long to race: a rung that generates no code is no faster, and its pace decides nothing."""
+        return self.race if rung.generates_code else replace(self.race, budget_s=self.race.budget_s / _BRIEF)
 
 
 def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
@@ -122,7 +128,7 @@ class _RungRun:
         memory = peak(self.program.device)
         self._look_closer(program_run, run)
         self._settle(program_run)
-        timed = pace(program_run, self.plan.agree, self.plan.race)
+        timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung))
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
