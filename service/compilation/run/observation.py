@@ -76,7 +76,8 @@ class Observation:
     the ``kinds`` that hold any finite number.
     ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
     program used its compiled modules in the judged iterations. ``own_limit``: a known limit of this rung alone that
-    explains all wrong results. ``audit``: what is known of stale memory that parity could not see.
+    explains all wrong results. ``audit``: what is known of stale memory that parity could not see. ``draws``: what
+    has another distribution than in eager, with the random numbers of generated code.
     """
 
     case: RungCase
@@ -94,3 +95,4 @@ class Observation:
     usage: Usage = field(default_factory=Usage)
     own_limit: str = ""
     audit: Audit = field(default_factory=Audit)
+    draws: str = ""
