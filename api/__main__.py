@@ -101,7 +101,7 @@ def _announce_admin_key(settings: Settings, store: Store) -> None:
     secret = store.keys.ensure_admin()
     if secret is None:
         return
-    path = settings.admin_key_file
+    path = settings.admin_key_path
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret + "\n")
