@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Say which command runs, for properties; let C++ be compiled once for all processes of the session."""
     lanes.leaves_slow_out = config.option.markexpr == "not slow"
     # How long an example takes says nothing where other processes have the cores.
-    settings.register_profile("trivet", deadline=None, max_examples=lanes.examples(40, 100))
+    settings.register_profile("trivet", deadline=None, max_examples=lanes.examples(25, 100))
     settings.load_profile("trivet")
     compiler = shutil.which("g++")
     if compiler is None or "CXX" in os.environ:

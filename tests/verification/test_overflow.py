@@ -106,7 +106,13 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
 
 
 @pytest.mark.parametrize("features", slow_but_for([2, InputSearchSettings().most_inputs + 1], 2))
-@pytest.mark.parametrize("first", [lambda features: overflowing(features).module, Summed], ids=["weighted", "summed"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(lambda features: overflowing(features).module, id="weighted"),
+        pytest.param(Summed, id="summed", marks=pytest.mark.slow),
+    ],
+)
 def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], nn.Module], features: int) -> None:
     """The output is 0: the sum is negative, so that nothing passes the last ReLU."""
     last = nn.Linear(1, 1)

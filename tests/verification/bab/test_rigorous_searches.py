@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from lanes import first_fast, slow_but_for
 from nets import mlp
 from onnx_jobs import BOX, DECLARED, reach
 from onnx_jobs import specification as of_onnx
@@ -127,7 +127,7 @@ def split_up(generator: torch.Generator, count: int, depth: int, domain_bounds: 
     )
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.LeakyReLU(0.2)])
+@pytest.mark.parametrize("activation", first_fast(2, [nn.ReLU(), nn.Tanh(), nn.LeakyReLU(0.2)]))
 def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> None:
     """But for rounding, of random domains, and never more than the values of those inputs that satisfy the splits."""
     generator = torch.Generator().manual_seed(3)
@@ -271,8 +271,9 @@ def rigorous_job(folder: str, query: str, degrees: list[str]) -> dict[str, Any]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("degrees", slow_but_for([["pp"], ["dp_shard", "tp"]], ["pp"]))
+@pytest.mark.parametrize("degrees", [["pp"], ["dp_shard", "tp"]])
 def test_rigorous_jobs_run_on_every_mesh(tmp_path: Path, torchrun: Any, degrees: list[str]) -> None:
     """A query that is searched, a box, and a box of a built-in model; the rows are those of whoever leads."""
     least, most = reach()
