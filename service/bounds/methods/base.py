@@ -113,9 +113,11 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
         return found
     known = interval.least(rows).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-    # An output that overflows, and that a row does not ask about, takes nothing from the others.
-    known = torch.where(known.isfinite(), known, _least_of_asked(interval, rows))
-    return torch.maximum(torch.where(found.isnan(), -torch.inf, found), known)
+    # An output that overflows, and that a row does not ask about, takes nothing from the others. What is no number
+    # where all are finite, as the shares of nothing, is left as it is: nothing is known of it.
+    overflows = ~(interval.lower.isfinite() & interval.upper.isfinite()).flatten(1).all(dim=1, keepdim=True)
+    known = torch.where(overflows & ~known.isfinite(), _least_of_asked(interval, rows), known)
+    return torch.maximum(torch.where(overflows & found.isnan(), -torch.inf, found), known)
 
 
 def _least_of_asked(interval: Interval, rows: Tensor) -> Tensor:
@@ -125,9 +127,10 @@ def _least_of_asked(interval: Interval, rows: Tensor) -> Tensor:
     """
     rising, falling = rows.flatten(2).clamp(min=0), rows.flatten(2).clamp(max=0)
     lower, upper = interval.lower.flatten(1).unsqueeze(2), interval.upper.flatten(1).unsqueeze(2)
-    known, known_above = lower.isfinite(), upper.isfinite()
-    low, high = torch.where(known, lower, 0.0), torch.where(known_above, upper, 0.0)
-    missing = (rising > 0).to(low) @ (~known).to(low) + (falling < 0).to(low) @ (~known_above).to(low)
+    # Where one end is infinite the other may be that of no number, as the shares of nothing are.
+    known = lower.isfinite() & upper.isfinite()
+    low, high = torch.where(known, lower, 0.0), torch.where(known, upper, 0.0)
+    missing = (rising - falling).sign() @ (~known).to(low)
     total = rising @ low + falling @ high
     lost = 8 * torch.finfo(low.dtype).eps * (rising @ low.abs() - falling @ high.abs())
     return torch.where(missing > 0, -torch.inf, total - lost).squeeze(2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
