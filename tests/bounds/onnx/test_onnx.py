@@ -251,7 +251,8 @@ MODELS: dict[str, bytes] = {
                                    intercepts=[0.25, 3.0], targets=2)], [1, 2]),
     "LinearClassifier": model(
         [node("LinearClassifier", ["x"], ["label", "y"], domain="ai.onnx.ml", post_transform="SOFTMAX",
-              coefficients=[0.5, 1.0, 2.0, -1.0, 0.0, 1.0], intercepts=[0.25, 3.0, 1.0], classlabels_strings=["a", "b", "c"])], [1, 2],
+              coefficients=[0.5, 1.0, 2.0, -1.0, 0.0, 1.0], intercepts=[0.25, 3.0, 1.0],
+              classlabels_strings=["a", "b", "c"])], [1, 2],
         outputs=("label", "y")),
     "Normalizer": model([node("Normalizer", ["x"], domain="ai.onnx.ml", norm="L2")], [1, 3]),
     "Normalizer, L1": model([node("Normalizer", ["x"], domain="ai.onnx.ml", norm="L1")], [1, 3]),
@@ -336,6 +337,10 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
         (b"no model", "not an ONNX model"),
         (b"", "not an ONNX model"),
         (model([node("Det", ["x"])], IMAGE), r"no rule for ONNX Det \(node 'det_y'\)"),
+        (
+            model([node("Relu", ["x"], "s"), node("ArgMax", ["s"])], [1, 3]),
+            "the largest of 's': make those scores an output",
+        ),
         (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 24"),
         (model([node("Relu", ["x"])], ["batch", "any", 3]), "only its first length may be open"),
         (model([node("Relu", ["x"])], [3], kind=TensorProto.INT32), "input 'x' is INT32"),
