@@ -24,7 +24,7 @@ from service.bounds.rounding import TINY, gamma, magnitude
 OPERANDS = ("self", "other")
 
 
-class Choice(Elementwise, NonlinearOperator):
+class UndecidedWhere(Elementwise, NonlinearOperator):
     """``self`` where ``condition > 0`` and ``other`` elsewhere, all of one shape.
 
     Where the sign of the condition is known it is that operand, to the last bit; where it is not, anything from the
