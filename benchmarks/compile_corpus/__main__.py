@@ -107,7 +107,9 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
     from benchmarks.compile_corpus.registry import BY_NAME
 
     where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
-    bugs = [row for row in rows if BY_NAME[row["name"]].bug]
+    version = ".".join(torch.__version__.split(".")[:2])
+    absent = [row for row in rows if BY_NAME[row["name"]].bug and version not in BY_NAME[row["name"]].versions]
+    bugs = [row for row in rows if BY_NAME[row["name"]].bug and row not in absent]
     sound = [row for row in rows if not BY_NAME[row["name"]].bug]
     shown = [row for row in bugs if row.get("shows")]
     stopped = [row for row in sound if row.get("stopped") or row.get("crashed")]
@@ -126,8 +128,9 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
     missed = [f"  missed: {_line(row)}" for row in bugs if not row.get("stopped")]
     alarms = [f"  stopped: {_line(row)}" for row in stopped]
     wrong = [f"  wrong in plain torch: {row['name']} ({row['shows']})" for row in sound if row.get("shows")]
+    gone = [f"  not a bug of this version: {row['name']}" for row in absent]
     quiet = [f"  shows not in plain torch: {row['name']}" for row in bugs if not row.get("shows")]
-    return "\n".join([*counts, *missed, *alarms, *wrong, *quiet])
+    return "\n".join([*counts, *missed, *alarms, *wrong, *gone, *quiet])
 
 
 def _line(row: dict[str, Any]) -> str:

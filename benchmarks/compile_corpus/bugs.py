@@ -294,6 +294,17 @@ def by_method(name: str, phase: str = "train") -> Callable[[State], Iterator[Ste
     return loop
 
 
+class Recurrent(nn.Module):
+    """One recurrent layer of torch, and nothing else that could be compiled."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(16, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
 class Disabled(Mlp):
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
@@ -330,19 +341,6 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@torch.library.custom_op("corpus::add_one", mutates_args=())
-def add_one(x: Tensor) -> Tensor:
-    """Return twice ``x``, and add one to it, which is declared nowhere."""
-    doubled = x * 2
-    x.add_(1)
-    return doubled
-
-
-@add_one.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
 @torch.library.custom_op("corpus::rows", mutates_args=())
 def rows(x: Tensor) -> Tensor:
     return x.sum(-1)
@@ -354,14 +352,13 @@ def _(x: Tensor) -> Tensor:
 
 
 class Custom(nn.Module):
-    def __init__(self, operator: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.operator, self.lift = operator, nn.Linear(16, 16)
+        self.lift = nn.Linear(16, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.lift(x)
-        doubled = self.operator(hidden)
-        return hidden + doubled if doubled.shape == hidden.shape else hidden * doubled.unsqueeze(-1)
+        return hidden * rows(hidden).unsqueeze(-1)
 
 
 def hooks_late(kind: str) -> Callable[[State], Iterator[Step]]:
@@ -424,7 +421,7 @@ def _compiler_bugs() -> Iterator[Entry]:
     for parts in (2, 4):
         yield Entry(
             f"halves_{parts}", lambda parts=parts: {"encoder": Halves(parts), "decoder": nn.Linear(32 // parts, 8)},
-            adds_halves, bug=NUMBERS, thread="pytorch/pytorch#195357", shows=CPU_AND_CUDA,
+            adds_halves, bug=NUMBERS, thread="pytorch/pytorch#195357", shows=CPU_AND_CUDA, versions="2.13",
         )  # fmt: skip
     for kind in (list, dict):
         yield Entry(
@@ -474,6 +471,11 @@ def _own_bugs() -> Iterator[Entry]:
                 f"calls_{name}_{phase}", Methods, by_method(name, phase), phase, CAPTURE,
                 "only module(...) runs what module.compile() has compiled", fast=name == "score" and phase == "train",
             )  # fmt: skip
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        for phase in ("train", "inference"):
+            loop = (descends if phase == "train" else infers)(normal(4, 8, 16))
+            yield Entry(f"{kind.__name__.lower()}_{phase}", partial(Recurrent, kind), loop, phase, CAPTURE,
+                        "Dynamo leaves recurrent layers as they are (allow_rnn)")  # fmt: skip
     yield Entry("disabled", Disabled, descends(X), bug=CAPTURE, thread="a decorator left from debugging")
     yield Entry("forced_eager", Mlp, descends(X), bug=CAPTURE, thread="a stance left from debugging",
                 before=lambda: torch.compiler.set_stance("force_eager"))  # fmt: skip
@@ -482,9 +484,7 @@ def _own_bugs() -> Iterator[Entry]:
             f"fast_way_{name}", partial(Branching, change), descends(X), bug=NUMBERS,
             thread="another way under torch.compiler.is_compiling()", shows=CPU_AND_CUDA, fast=name == "slope",
         )  # fmt: skip
-    yield Entry("undeclared_write", partial(Custom, add_one), infers(X), "inference", NUMBERS,
-                "an operator that writes into its argument, undeclared", CPU_AND_CUDA)  # fmt: skip
-    yield Entry("wrong_fake", partial(Custom, rows), infers(X), "inference", ERROR,
+    yield Entry("wrong_fake", Custom, infers(X), "inference", ERROR,
                 "an operator whose fake has another shape", CPU_AND_CUDA)  # fmt: skip
     for kind in ("after", "before"):
         yield Entry(f"hook_{kind}", Mlp, hooks_late(kind), "inference", NUMBERS,

@@ -35,13 +35,6 @@ class Residual(Chain):
         return x
 
 
-class First(Chain):
-    """Gives the first of several outputs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[0]
-
-
 class Attention(nn.Module):
     """Attends by one of several ways of writing it."""
 
@@ -244,8 +237,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "attention_sloped": (lambda: Attention("sloped"), SEQUENCE),
     "attention_rotated": (lambda: Attention("rotated"), SEQUENCE),
     "encoder": (lambda: nn.TransformerEncoderLayer(D, HEADS, 32, dropout=0.0, batch_first=True), SEQUENCE),
-    "lstm": (lambda: First(nn.LSTM(D, D, batch_first=True)), SEQUENCE),
-    "gru": (lambda: First(nn.GRU(D, D, batch_first=True)), SEQUENCE),
     "language": (Language, TOKENS),
     "language_tied": (lambda: Language(tied=True), TOKENS),
     "language_recomputed": (lambda: Language(recomputed=True), TOKENS),
@@ -261,5 +252,5 @@ TRAINED: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
 }
 IN_BF16 = (
     "perceptron", "deep", "layer_norm", "rms_norm", "experts", "convolution", "depthwise", "attention", "encoder",
-    "attention_by_hand", "language", "language_recomputed", "gru", "unet",
+    "attention_by_hand", "language", "language_recomputed", "unet",
 )  # fmt: skip

@@ -66,6 +66,7 @@ Make = Callable[[], nn.Module | Mapping[str, nn.Module]]
 class Entry:
     """A program of the corpus. ``bug`` is empty for a sound one; else its kind, with a ``thread`` or a sentence about
     it, the devices where it ``shows`` in plain torch, and the ``versions`` of torch on which that was seen.
+    ``apart``: each module has an optimizer of its own.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Entry:
     kept: tuple[str, ...] = ()
     optimize: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     before: Callable[[], AbstractContextManager[Any]] = nullcontext
+    apart: bool = False
     fast: bool = False
 
     @property
@@ -109,9 +111,10 @@ class CorpusProgram:
         modules = {"net": made} if isinstance(made, nn.Module) else dict(made)
         for module in modules.values():
             module.to(self.device, dtype)
-        trained = [each for module in modules.values() for each in module.parameters() if each.requires_grad]
+        of_each = [[each for each in module.parameters() if each.requires_grad] for module in modules.values()]
+        groups = of_each if self.entry.apart else [list(dict.fromkeys(each for own in of_each for each in own))]
         optimize = self.entry.optimize or (lambda parameters: torch.optim.SGD(parameters, lr=0.05))
-        optimizers = (optimize(trained),) if trained and self.entry.phase == "train" else ()
+        optimizers = tuple(optimize(own) for own in groups if own) if self.entry.phase == "train" else ()
         return Parts(modules, self.entry.compiled or tuple(modules), optimizers, dtype, self.entry.kept)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

@@ -251,6 +251,9 @@ def _wrong() -> Iterator[Entry]:
     for marks, to_none in (("micro", True), ("never", True)):
         yield _entry(f"accumulated_{marks}", Mlp, accumulates(marks, to_none), "pytorch/pytorch#169545, #96693",
                      fast=marks == "micro")  # fmt: skip
+    for marks in ("step", "never"):
+        zeroed = "gradients that a CUDA graph has made are zeroed in place"
+        yield _entry(f"zeroed_in_place_{marks}", Mlp, accumulates(marks, False), zeroed)
     yield _entry("forwards_marked", Mlp, several_forwards(True), "pytorch/pytorch#177192")
     yield _entry("watched_marked", Mlp, watched(True), "pytorch/pytorch#177192")
     for kind in ("kept", "late"):
@@ -269,10 +272,7 @@ def _right() -> Iterator[Entry]:
         yield Entry(f"copied_{holder}", Mlp, holding(holder, COPIED["cloned"]), "inference")
     yield Entry("attribute_copied", partial(Leaving, True), reads_attribute, "inference")
     yield Entry("carried_copy", Carrying, carries(COPIED["cloned"]), "inference")
-    for marks, to_none in (("step", True), ("step", False), ("never", False)):
-        yield Entry(
-            f"accumulates_{marks}_{to_none}", Mlp, accumulates(marks, to_none), fast=marks == "step" and to_none
-        )
+    yield Entry("accumulates", Mlp, accumulates("step", True), fast=True)
     yield Entry("forwards", Mlp, several_forwards(False))
     yield Entry("watched", Mlp, watched(False))
     yield Entry("gradients_copied", Mlp, gradients("copied"))

@@ -43,14 +43,15 @@ def adversaries() -> dict[str, nn.Module]:
 
 def adversarial(state: State) -> Iterator[Step]:
     """Train a generator and a discriminator in turns, both with one optimizer of each."""
-    own = {name: torch.optim.SGD(state[name].parameters(), lr=0.05) for name in ("made", "judge")}
+    own = dict(zip(("made", "judge"), state.parts.optimizers, strict=True))
     binary = nn.functional.binary_cross_entropy_with_logits
     for state.step in range(10**9):
         state.mark()
         noise, real = state.normal(3 * state.step % 7, 8, D), state.normal(1, 8, D)
         own["judge"].zero_grad()
-        made = state.call(noise, module="made")
-        right = state.call(torch.cat([real, made.detach()]), module="judge")
+        with torch.no_grad():
+            made = state.call(noise, module="made").clone()
+        right = state.call(torch.cat([real, made]), module="judge")
         judged = binary(right, torch.cat([torch.ones_like(right[:8]), torch.zeros_like(right[8:])]))
         judged.backward()
         own["judge"].step()
@@ -166,26 +167,24 @@ class Attending(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lift, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.register_buffer("keys", torch.zeros(4, LENGTH, D))
+        self.register_buffer("values", torch.zeros(4, LENGTH, D))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
         query, key, value = self.lift(x).chunk(3, -1)
-        keys.index_copy_(1, place, key)
-        values.index_copy_(1, place, value)
-        hidden = torch.arange(keys.shape[1], device=x.device) > place
-        scores = (query @ keys.transpose(1, 2)).masked_fill(hidden, float("-inf"))
-        return self.out(scores.softmax(-1) @ values)
+        self.keys.index_copy_(1, place, key)
+        self.values.index_copy_(1, place, value)
+        hidden = torch.arange(LENGTH, device=x.device) > place
+        scores = (query @ self.keys.transpose(1, 2)).masked_fill(hidden, float("-inf"))
+        return self.out(scores.softmax(-1) @ self.values)
 
 
 def with_cache(state: State) -> Iterator[Step]:
-    keys, values = (torch.zeros(4, LENGTH, D, dtype=state.parts.dtype, device=state.device) for _ in range(2))
     for state.step in range(10**9):
         state.mark()
         place = torch.tensor([state.step % LENGTH], device=state.device)
-        if not state.step % LENGTH:
-            keys.zero_()
-            values.zero_()
-        output = state.call(state.normal(state.step % 5, 4, 1, D), keys, values, place)
-        yield Step(outputs={"out": output.clone(), "keys": keys.clone()})
+        output = state.call(state.normal(state.step % 5, 4, 1, D), place)
+        yield Step(outputs={"out": output.clone(), "keys": state["net"].keys.clone()})
 
 
 def two_shapes(state: State) -> tuple[Tensor]:
@@ -247,7 +246,7 @@ def _loops() -> Iterator[Entry]:
     noisy = partial(Mlp, D + 1, 32, D)
     yield Entry("clipped", Mlp, descends(X, clip=0.5))
     yield Entry("averaged", Mlp, averaging)
-    yield Entry("adversarial", adversaries, adversarial)
+    yield Entry("adversarial", adversaries, adversarial, apart=True)
     yield Entry("frozen_body", frozen, on_frozen, fast=True)
     yield Entry("distilled", teacher, distils)
     yield Entry("siamese", Mlp, siamese)
@@ -286,10 +285,10 @@ DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 def _libraries() -> Iterator[Entry]:
     """Yield models of those libraries that are installed, by their configuration with random weights."""
-    images, tokens = normal(2, 3, 32, 32), MODULES["language"][1]
+    images, tokens = normal(8, 3, 32, 32), MODULES["language"][1]
     made: dict[str, tuple[str, Any, Any]] = {
         "resnet18": ("torchvision", partial(_vision, "resnet18"), images),
-        "mobilenet_v3_small": ("torchvision", partial(_vision, "mobilenet_v3_small"), normal(2, 3, 64, 64)),
+        "mobilenet_v3_small": ("torchvision", partial(_vision, "mobilenet_v3_small"), normal(8, 3, 64, 64)),
         "vit_timm": ("timm", partial(_timm, "vit_tiny_patch16_224", img_size=32, depth=2), images),
         "convnext_timm": ("timm", partial(_timm, "convnext_atto"), images),
         "gpt2": ("transformers", partial(_language, "gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=LENGTH,
@@ -300,7 +299,8 @@ def _libraries() -> Iterator[Entry]:
     }  # fmt: skip
     for name, (library, make, inputs) in made.items():
         if importlib.util.find_spec(library) is not None:
-            yield Entry(f"{library}_{name}_train", make, descends(inputs))
+            slow = partial(torch.optim.SGD, lr=1e-3)
+            yield Entry(f"{library}_{name}_train", make, descends(inputs), optimize=slow)
             yield Entry(f"{library}_{name}_inference", make, infers(inputs), "inference")
 
 

@@ -94,7 +94,9 @@ class BoundaryMonitor:
         transfers: Transfers | None,
     ) -> None:
         self.iteration, self.generation = 0, 0
-        self.functions = EagerFunctions(self._around, self._backward_begins, in_backwards=transfers is not None)
+        self.functions = EagerFunctions(
+            self._around, self._backward_begins, self._backward_ended, in_backwards=transfers is not None
+        )
         self._transfers = transfers
         self._results = results
         self._calls = _Calls()
@@ -195,6 +197,10 @@ class BoundaryMonitor:
 
     def _backward_begins(self) -> None:
         self._backward = Origin("a backward", caller(outside=FOREIGN), self.iteration)
+
+    def _backward_ended(self) -> None:
+        """Note what it has made: where that is, there was something of an earlier step, and it may be read at once."""
+        self._results.note(self._backward, self._in_graphs(), returned=False)
 
     def marked(self) -> None:
         """Note that a step mark is about to be set."""

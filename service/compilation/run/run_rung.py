@@ -168,7 +168,7 @@ class _RungRun:
     def _audit(self, program_run: ProgramRun) -> None:
         """Find out, where parity could not see stale memory, whether any is read. All ranks do, or none."""
         rung, tolerance = self.case.rung, self.plan.tolerance
-        unseen = unseen_in(self.reference, self.program.period, tolerance) if rung.overwrites else ()
+        unseen = unseen_in(self.reference, self.program.period) if rung.overwrites else ()
         if not all(each.passed for each in self.comparisons):
             unseen = ()  # something was seen
         if not self.plan.agree(float(bool(unseen))):

@@ -65,14 +65,21 @@ class EagerFunctions(TorchFunctionMode):
     """Makes each torch function's call by way of ``around``, in every thread that is started meanwhile too.
 
     What is computed while it is :meth:`suspended` is left out and, unless ``in_backwards``, so is what a backward runs:
-    a compiler may run there. ``on_backward`` is called when one begins.
+    a compiler may run there. ``on_backward`` is called when one begins, and ``after_backward`` when it has
+    ended.
     """
 
     def __init__(
-        self, around: Callable[[FunctionCall], Any], on_backward: Callable[[], None], *, in_backwards: bool
+        self,
+        around: Callable[[FunctionCall], Any],
+        on_backward: Callable[[], None],
+        after_backward: Callable[[], None] = lambda: None,
+        *,
+        in_backwards: bool,
     ) -> None:
         super().__init__()
-        self.around, self.on_backward, self.in_backwards = around, on_backward, in_backwards
+        self.around, self.in_backwards = around, in_backwards
+        self.on_backward, self.after_backward = on_backward, after_backward
         self._thread = threading.local()
 
     def __torch_function__(
@@ -119,7 +126,10 @@ class EagerFunctions(TorchFunctionMode):
             if not self._is_suspended:
                 self.on_backward()
             with self._stack(lambda others: [*others, self]) if entered else self.suspended():
-                return function(*arguments, **named)
+                result = function(*arguments, **named)
+            if not self._is_suspended:
+                self.after_backward()
+            return result
 
         return run
 

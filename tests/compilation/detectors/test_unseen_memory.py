@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from programs import sound
 
 from service.compilation.detectors import judge
 from service.compilation.program import Step
@@ -89,3 +90,10 @@ def test_without_a_proof_nothing_passes_and_it_is_said_what_would_be_one() -> No
     assert finding.verdict == "vacuous"
     assert finding.message.startswith("stale memory could not be seen in output chosen, the same in every iteration")
     assert "is held by FaultyLoop.past[0]); inputs that change from step to step would show" in finding.message
+
+
+def test_gradients_that_only_rounding_moves_are_others_in_each_step_and_need_no_audit() -> None:
+    program = sound.SoundProgram(sound.normalised)
+    reference = run_reference(program, "train", PLAN.iterations)
+    seen = rehearse_rung(program, RungCase(REHEARSAL, "train"), reference, PLAN)
+    assert (seen.audit.unseen, judge(seen)) == ((), ())

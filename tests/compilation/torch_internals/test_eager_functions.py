@@ -147,3 +147,17 @@ def test_a_copy_to_the_host_passes_gradients_on() -> None:
     transfers = Transfers(torch.device("cpu"), lambda tensor: True)
     transfers.run(FunctionCall(Tensor.cpu, (x,), {})).sum().backward()
     assert x.grad is not None
+
+
+def test_the_end_of_a_backward_is_told_after_its_beginning_and_once() -> None:
+    told: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+    functions = EagerFunctions(
+        lambda call: call.run(),
+        lambda: told.append(f"begins, {x.grad is not None}"),
+        lambda: told.append(f"ended, {x.grad is not None}"),
+        in_backwards=False,
+    )
+    with functions.active():
+        x.sum().backward()  # type: ignore[no-untyped-call]
+    assert told == ["begins, False", "ended, True"]
