@@ -82,7 +82,6 @@ class Agent:
         self._app = create_app(settings.broker_url)
         self._dispatcher = Dispatcher(self._app)
         folder = settings.layout.host(self._host)
-        folder.mkdir(parents=True, exist_ok=True)
         self._registry = SupervisorRegistry(folder)
         self._policy = JobPolicy.of(settings)
         if self._policy.isolation == "none":
