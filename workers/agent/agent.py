@@ -170,6 +170,7 @@ class Agent:
 
     def _beat(self) -> None:
         reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
+        self._registry.note_heartbeat()
         for ref in reply.kill:
             with log_fields(job=ref.job_id, attempt=ref.attempt):
                 logger.warning("ending %s, which is no longer current", ref)
