@@ -105,7 +105,7 @@ done
 seconds docker compose stop --timeout 60 worker 2> /dev/null
 shown "the worker stopped after" "$SPENT s"
 check "the job, without a worker" queued "$(state "$LONG")"
-shown "its reason" "$(call "$URL/v1/jobs/$LONG/events?types=state&limit=100" | json "[each for each in value['items']][-1].get('event', value['items'][-1]).get('reason')")"
+shown "its reason" "$(call "$URL/v1/jobs/$LONG/events?types=state&limit=100" | json "value['items'][-1].get('reason')")"
 docker compose start worker > /dev/null 2>&1
 begun "$LONG"
 docker compose kill worker > /dev/null 2>&1
@@ -132,6 +132,6 @@ refused "a worker with the name of another" -e "TRIVET_WORKER_NAME=$(call "$URL/
 
 say "What was lost"
 check "jobs that did not succeed" 0 "$(call "$URL/v1/jobs?limit=100" | json "sum(job['state'] != 'succeeded' for job in value['items'])")"
-check "containers that are not healthy" 0 "$(docker compose ps --format '{{.Health}}' | grep -cv healthy || true)"
+check "containers that are not healthy" 0 "$(docker compose ps --format '{{.Health}}' | grep -cvx healthy || true)"
 [ "$FAILED" = 0 ] && say "nothing"
 exit "$FAILED"

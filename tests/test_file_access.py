@@ -62,6 +62,7 @@ ALLOWED = {
     "workers/agent/agent.py": {"folder.mkdir"},
     "service/jobs/supervisor_registry.py": {
         "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
+        "self._heartbeat.touch",
     },
     "workers/agent/supervisors.py": {"self._log.open", "self._log.parent.mkdir"},
     "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},

@@ -54,7 +54,7 @@ class SupervisorRegistry:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._heartbeat = folder, folder / "heartbeat"
 
     @contextmanager
     def entered(self, ref: AttemptRef, keeper_pid: int, scratch: Path) -> Iterator[bool]:
@@ -84,6 +84,12 @@ class SupervisorRegistry:
                 remove_tree(Path(entry.scratch))
                 path.unlink(missing_ok=True)
         return tuple(names)
+
+    def note_heartbeat(self) -> None:
+        """Touch the file ``heartbeat``, by whose age whoever looks after this host's processes sees that its worker is
+        heard of.
+        """
+        self._heartbeat.touch()
 
     def stop_all(self, launched: Iterable[int], grace_s: float, report_within_s: float) -> None:
         """Ask every supervisor of this host to end its group and to give its part back to the queue; kill those that

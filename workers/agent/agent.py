@@ -82,7 +82,6 @@ class Agent:
         self._app = create_app(settings.broker_url)
         self._dispatcher = Dispatcher(self._app)
         folder = settings.layout.host(self._host)
-        folder.mkdir(parents=True, exist_ok=True)
         self._registry = SupervisorRegistry(folder)
         self._policy = JobPolicy.of(settings)
         if self._policy.isolation == "none":
@@ -171,6 +170,7 @@ class Agent:
 
     def _beat(self) -> None:
         reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
+        self._registry.note_heartbeat()
         for ref in reply.kill:
             with log_fields(job=ref.job_id, attempt=ref.attempt):
                 logger.warning("ending %s, which is no longer current", ref)

@@ -98,7 +98,7 @@ def serve(app: Celery, host: str, launch: Launch) -> None:
     def _launch(job_id: str, attempt: int, host: str) -> None:
         launch(AttemptRef(job_id, int(attempt), host))
 
-    warnings.filterwarnings("ignore", "You're running the worker with superuser", RuntimeWarning)
+    warnings.filterwarnings("ignore", "You're running the worker with superuser")
     worker: Any = Worker(
         app=app,
         hostname=f"trivet@{host}",

@@ -17,6 +17,7 @@ class Supervisors:
 
     def __init__(self, command: Sequence[str], log: Path, spares: int, refill_after_s: float) -> None:
         self._command, self._log, self._wanted = list(command), log, spares
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         self._spares: list[subprocess.Popen[bytes]] = []
         self._started: list[subprocess.Popen[bytes]] = []
         self._refill_at, self._refill_after_s = 0.0, refill_after_s
@@ -68,7 +69,6 @@ class Supervisors:
         return True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
