@@ -1,4 +1,6 @@
-"""Defines what a limited process is asked, as messages: whether a job could run, and how its pipeline would."""
+"""Defines what a limited process is asked, as messages: what a text holds, whether a job could run, and how its
+pipeline would.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import Field, TypeAdapter
 
 from service.formats.llama import uploaded_config
+from service.jobs import documents
 from service.jobs.checkpoints import steps_of_checkpoints, steps_of_weights
 from service.jobs.checks.dependencies import Lookup, related
 from service.jobs.checks.files import files_of
@@ -19,12 +23,15 @@ from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
 from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
+from service.jobs.positions import Position, positions
 from service.jobs.records import FleetCapacity, FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
 """Problems in one answer; what has more of them is refused for the first ones."""
+_MOST_VALUES = 100_000
+"""Values of one document that is read; an answer of a check is one line."""
 _Opening = Callable[[str], None]
 """Told the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
@@ -133,5 +140,59 @@ class PlanRequest(FrozenModel):
         return files_of(spec_adapter.validate_json(self.spec))
 
 
-AnyRequest = CheckRequest | PlanRequest
+class ReadDocument(FrozenModel):
+    """What a text of YAML or JSON holds, as JSON, and where its fields stand; or why it holds none."""
+
+    content: str | None = None
+    positions: dict[str, Position] = Field(default_factory=dict)
+    problem: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+
+class ReadRequest(FrozenModel):
+    """Asks what a text of YAML or JSON holds. A few lines whose aliases stand for gigabytes are refused."""
+
+    asks: Literal["read"] = "read"
+    text: str
+
+    def answer(self, opening: _Opening) -> bytes:
+        """Return the :class:`ReadDocument` as JSON."""
+        return self.read().model_dump_json().encode()
+
+    def read(self) -> ReadDocument:
+        """Return what the text holds, or why it is not a document."""
+        try:
+            if not _is_json(self.text) and documents.expanded_size(documents.compose(self.text)) > _MOST_VALUES:
+                return ReadDocument(problem=f"with its aliases it stands for more than {_MOST_VALUES} values")
+            value = documents.parse(self.text)
+            documents.check_json(value, "")
+            content = json.dumps(value, ensure_ascii=False)
+            content.encode()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            place = {} if mark is None else {"line": mark.line + 1, "column": mark.column + 1}
+            return ReadDocument(problem=documents.short_reason(error), **place)
+        except RecursionError:
+            return ReadDocument(problem="it is nested too deeply")
+        except UnicodeEncodeError:
+            return ReadDocument(problem="it holds half of a character, a lone surrogate")
+        except (yaml.YAMLError, ValueError) as error:
+            return ReadDocument(problem=str(error))
+        return ReadDocument(content=content, positions=positions(self.text))
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield nothing: no file is read."""
+        return iter(())
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+AnyRequest = CheckRequest | PlanRequest | ReadRequest
 request_adapter: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="asks")])
