@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all tests types style up check format browser constraints lock clean
+.PHONY: demo test test-all tests types style format-check contracts contracts-and-types up check format browser constraints lock clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -19,12 +19,13 @@ up: $(STAMP)
 	$(BIN)/trivet up
 
 # What every change must pass: each promise is shown once, on real parts. `make test-all` adds what is marked slow: long
-# combinations, chaos, memory. The checker of types takes one core for half a minute, so tests run beside it.
-test: style browser
-	$(MAKE) --no-print-directory --jobs=2 types tests SELECTED='-m "not slow"'
+# combinations, chaos, memory. The checkers of types and imports take one core for half a minute, so tests run beside
+# them.
+test: format-check browser
+	$(MAKE) --no-print-directory --jobs=2 contracts-and-types tests SELECTED='-m "not slow"'
 
-test-all: style browser
-	$(MAKE) --no-print-directory --jobs=2 types tests
+test-all: format-check browser
+	$(MAKE) --no-print-directory --jobs=2 contracts-and-types tests
 
 # What some thousand processes import is compiled once and not by each of them.
 tests: $(STAMP)
@@ -33,12 +34,21 @@ tests: $(STAMP)
 
 check: style types
 
-style: $(STAMP)
+style: format-check contracts
+
+format-check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+contracts: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 types: $(STAMP)
+	$(BIN)/mypy
+
+# One after the other, however many jobs make may run.
+contracts-and-types: $(STAMP)
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 format: $(STAMP)

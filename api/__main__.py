@@ -101,7 +101,7 @@ def _announce_admin_key(settings: Settings, store: Store) -> None:
     secret = store.keys.ensure_admin()
     if secret is None:
         return
-    path = settings.admin_key_file
+    path = settings.admin_key_path
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret + "\n")
@@ -121,7 +121,7 @@ def _serve(settings: Settings, store: Store, listening: socket.socket, inherited
         create_app(settings, store),
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        http=limited(settings.request_head_s, settings.request_body_s),
+        http=limited(settings.request_head_s, settings.request_body_s, settings.response_read_s),
         ws="none",
         proxy_headers=settings.behind_proxy,
         forwarded_allow_ips=settings.proxies,

@@ -8,9 +8,8 @@ those of the named jobs up to the named sequence number. It stays short, because
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import orjson
 
@@ -20,6 +19,8 @@ PING = b": ping\n\n"
 RETRY = b"retry: 2000\n\n"
 BYE = b"event: bye\nretry: 500\ndata: {}\n\n"
 END = b"event: end\ndata: {}\n\n"
+_FORGOTTEN_MS = 5000
+"""More than it takes until a job that is new is known."""
 
 
 def gap(job_id: str, first: str) -> bytes:
@@ -55,10 +56,53 @@ class FrameBatch:
     job_id: str
     frames: tuple[Frame, ...]
 
-    @cached_property
-    def encoded(self) -> bytes:
-        """Encode all frames with plain ids; shared by every subscriber of this one job."""
-        return b"".join(b"id: %b\n%b" % (frame.id.encode(), frame.body) for frame in self.frames)
+    def after(self, cursor: Cursor) -> FrameBatch | None:
+        """Return the batch without the frames that lie at or before the cursor; ``None`` when none is left."""
+        known = parse_id(cursor.of(self.job_id))
+        if self.frames[0].position > known:
+            return self
+        left = tuple(frame for frame in self.frames if frame.position > known)
+        return FrameBatch(self.job_id, left) if left else None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the frames of a subscription are written."""
+
+    composite: bool
+    """Whether ids are composite (several jobs) or those of the one job's stream."""
+    types: frozenset[str] | None = None
+    """The types that are sent; all when ``None``."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The frames that one read gave to all who watch the same jobs, by time."""
+
+    frames: tuple[Frame, ...]
+    tokens: tuple[str, ...]
+    """The composite id of each frame."""
+    _encoded: dict[Form, bytes] = field(default_factory=dict)
+
+    def encoded(self, form: Form) -> bytes:
+        """Return the frames as bytes, encoded once for each form."""
+        if (known := self._encoded.get(form)) is None:
+            ids = self.tokens if form.composite else tuple(frame.id for frame in self.frames)
+            known = self._encoded[form] = b"".join(
+                b"id: %b\n%b" % (name.encode(), frame.body)
+                for name, frame in zip(ids, self.frames, strict=True)
+                if form.types is None or frame.type in form.types
+            )
+        return known
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Return the last state that the frames announce of each job."""
+        return {frame.job_id: frame.state for frame in self.frames if frame.state is not None}
+
+    def end(self, form: Form) -> str:
+        """Return the id of the last frame, from which the rest follows."""
+        return self.tokens[-1] if form.composite else self.frames[-1].id
 
 
 def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
@@ -103,6 +147,28 @@ class Cursor:
             self._millisecond, self._level = millisecond, {}
         if millisecond == self._millisecond:
             self._level[frame.job_id] = sequence
+
+    def take(self, incoming: Iterable[FrameBatch]) -> Round | None:
+        """Advance over what is new of the batches and return it; ``None`` when nothing is."""
+        fresh = [left for batch in incoming if (left := batch.after(self)) is not None]
+        frames, tokens = in_order(fresh), []
+        for frame in frames:
+            self.advance(frame)
+            tokens.append(self.token)
+        return Round(tuple(frames), tuple(tokens)) if frames else None
+
+    def copy(self) -> Cursor:
+        return Cursor(self.base, dict(self.positions), self._millisecond, dict(self._level))
+
+    def forget(self, jobs: Iterable[str], known: Collection[str]) -> None:
+        """Drop the positions of jobs that are shown no more, so that they do not add up. What they may have later
+        begins :data:`_FORGOTTEN_MS` before the last of them; the jobs of ``known`` keep where they are.
+        """
+        last = max((parse_id(self.positions.pop(job_id)) for job_id in jobs if job_id in self.positions), default=None)
+        if last is not None and (last[0] - _FORGOTTEN_MS, 0) > parse_id(self.base):
+            for job_id in known:
+                self.positions.setdefault(job_id, self.base)
+            self.base = f"{last[0] - _FORGOTTEN_MS}-0"
 
     @property
     def token(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 import sys
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ LONGEST_HEAD = 64 << 10
 """Bytes of a request before its body."""
 LEAST_BODY = 10_000
 """Bytes of a body that a client must send in each interval of the limit on bodies."""
+LEAST_READ = 10_000
+"""Bytes that a client must take of an answer that waits for it, in each interval of the limit on reading."""
 
 _KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """The socket's path is its owner's to remove, who may be another process."""
@@ -24,12 +27,15 @@ _KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3
 
 class _LimitedProtocol(HttpToolsProtocol):
     """HTTP for clients that may be slow on purpose: a request's head must be complete in time and of bounded size, and
-    its body must keep coming. While the application does not take what was sent, the client owes nothing.
+    its body must keep coming. While the application does not take what was sent, the client owes nothing. What is
+    sent to the client must be taken, too: the connection of one that does not is cut, whatever is left.
     """
 
     head_s: ClassVar[float]
     body_s: ClassVar[float]
+    read_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
     _in_head = False
     _in_body = False
     _head_bytes = 0
@@ -41,7 +47,16 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_waiting_for_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_waiting_for_reader()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         ends_a_body = self._in_body
@@ -94,15 +109,39 @@ class _LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _await_reader(self) -> None:
+        self._stop_waiting_for_reader()
+        left = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self.read_s, self._unread, left)
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _unread(self, before: int) -> None:
+        """Cut the connection unless enough was taken; nothing is added while writing is paused."""
+        self._unread_timer = None
+        if before - self.transport.get_write_buffer_size() >= LEAST_READ:
+            self._await_reader()
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        """End the connection with what the kernel holds for it, too."""
+        if (connection := self.transport.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
     def _refuse(self, status: int, phrase: str) -> None:
         self._stop_waiting()
         self.transport.write(f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
         self.transport.close()
 
 
-def limited(head_s: float, body_s: float) -> type[_LimitedProtocol]:
+def limited(head_s: float, body_s: float, read_s: float) -> type[_LimitedProtocol]:
     """Return the protocol with these limits, in seconds."""
-    return type("LimitedProtocol", (_LimitedProtocol,), {"head_s": head_s, "body_s": body_s})
+    return type("LimitedProtocol", (_LimitedProtocol,), {"head_s": head_s, "body_s": body_s, "read_s": read_s})
 
 
 class ApiServer(uvicorn.Server):

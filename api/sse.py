@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import frames
-from api.frames import Cursor, Frame, FrameBatch, in_order
+from api.frames import Cursor, Form
 from api.problems import ProblemError
 from api.security import Caller
 from api.stream import Hub, Subscription, TooManyStreams
@@ -38,104 +39,68 @@ class _EventStream:
 
     hub: Hub
     subscription: Subscription
-    composite: bool
-    """Whether ids are composite (several jobs) or those of the one job's stream."""
-    types: frozenset[str] | None = None
-    """The types that are sent; all when ``None``."""
-    states: dict[str, JobState | str] = field(default_factory=dict)
-    """Last known state of each job."""
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the stream as bytes, from the cursor until its end, the client's or the service's."""
         yield frames.RETRY
         clock = asyncio.get_running_loop().time
         sent_at = clock()
-        async for found in self.rounds():
-            chunk = found if isinstance(found, bytes) else self._encode(found or [])
+        async for found in self._found():
             # Events of types that the client did not ask for end no silence.
-            if found is None or (not chunk and clock() - sent_at >= self.hub.settings.ping_s):
-                chunk = frames.PING
+            chunk = found or (frames.PING if clock() - sent_at >= self.hub.settings.ping_s else b"")
             if chunk:
                 yield chunk
                 sent_at = clock()
         yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
-    async def rounds(self) -> AsyncIterator[list[FrameBatch] | bytes | None]:
-        """Yield batches as they arrive, bytes of a gap, and ``None`` when there was nothing for a while."""
+    async def _found(self) -> AsyncIterator[bytes]:
+        """Yield events and gaps as they arrive, and nothing when there was nothing for a while."""
         subscription, checked = self.subscription, False
         while not self.hub.closing.is_set() and not subscription.revoked:
             if subscription.joined:
+                checked = False
                 if found := subscription.take():
-                    yield self._delivered(found)
+                    yield found
                 elif self._ended:
                     return
-                elif not await self._woken():
-                    yield None
-                checked = False
+                else:
+                    await self._woken()
+                    yield b""
                 continue
             if not checked:
                 for notice in await self._gaps():
                     yield notice
                 checked = True
-            if found := await self._caught_up():
-                yield self._delivered(found)
+            yield await self._caught_up()
 
-    async def _caught_up(self) -> list[FrameBatch]:
+    async def _caught_up(self) -> bytes:
         try:
             return await self.hub.catch_up(self.subscription)
         except StoreUnavailable:
             await asyncio.sleep(self.hub.settings.retry_s)
-            return []
+            return b""
 
     async def _gaps(self) -> list[bytes]:
         found = []
         cursor = self.subscription.cursor
-        for job_id in () if self.subscription.everything else sorted(self.subscription.jobs):
+        for job_id in () if self.subscription.feed.everything else sorted(self.subscription.jobs):
             first = await self.hub.tail.first_after_gap(job_id, cursor.of(job_id))
             if first is not None:
                 found.append(frames.gap(job_id, first))
         return found
 
-    async def _woken(self) -> bool:
-        try:
-            await asyncio.wait_for(self.subscription.wake.wait(), self.hub.settings.ping_s)
-        except TimeoutError:
-            return False
-        return True
-
-    def _delivered(self, delivered: list[FrameBatch]) -> list[FrameBatch]:
-        for batch in delivered:
-            for frame in batch.frames:
-                if frame.state is not None:
-                    self.states[batch.job_id] = frame.state
-        return delivered
+    async def _woken(self) -> None:
+        """Wait for events, but no longer than a silence may last."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.hub.settings.ping_s):
+                await self.subscription.wake.wait()
 
     @property
     def _ended(self) -> bool:
         """Return whether nothing can follow: every job is over. A stream over all jobs never ends."""
         subscription = self.subscription
-        return not subscription.everything and all(self.states.get(job_id) in TERMINAL for job_id in subscription.jobs)
-
-    def _encode(self, delivered: list[FrameBatch]) -> bytes:
-        cursor = self.subscription.cursor
-        if self.composite:
-            return b"".join(self._compose(cursor, frame) for frame in in_order(delivered))
-        for batch in delivered:
-            cursor.advance(batch.frames[-1])
-        if self.types is None:
-            return b"".join(batch.encoded for batch in delivered)
-        return b"".join(
-            b"id: %b\n%b" % (frame.id.encode(), frame.body)
-            for batch in delivered
-            for frame in batch.frames
-            if frame.type in self.types
-        )
-
-    def _compose(self, cursor: Cursor, frame: Frame) -> bytes:
-        cursor.advance(frame)
-        if self.types is not None and frame.type not in self.types:
-            return b""
-        return b"id: %b\n%b" % (cursor.token.encode(), frame.body)
+        known = subscription.states
+        return not subscription.feed.everything and all(known.get(job_id) in TERMINAL for job_id in subscription.jobs)
 
 
 def respond(
@@ -156,12 +121,13 @@ def respond(
     except TooManyStreams as error:
         raise _too_many(error) from None
 
+    form = Form(composite=not single, types=types)
+
     async def body() -> AsyncIterator[bytes]:
         with hub.subscribe(
-            caller.credential, cursor, states, project=caller.project, everything=everything
+            caller.credential, cursor, states, form, project=caller.project, everything=everything
         ) as subscription:
-            stream = _EventStream(hub, subscription, composite=not single, types=types, states=dict(states))
-            async for chunk in stream.chunks():
+            async for chunk in _EventStream(hub, subscription).chunks():
                 yield chunk
 
     return StreamingResponse(body(), media_type="text/event-stream", headers=_HEADERS)
@@ -176,10 +142,10 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
     if job.state in TERMINAL:
         return job
     try:
-        with hub.subscribe(caller.credential, Cursor(base=after), [job_id], project=caller.project) as subscription:
-            stream = _EventStream(hub, subscription, composite=False, states={job_id: job.state})
+        states, form = {job_id: job.state}, Form(composite=False)
+        with hub.subscribe(caller.credential, Cursor(base=after), states, form, project=caller.project) as subscription:
             async with asyncio.timeout(within_s):
-                await _exhaust(stream.chunks())
+                await _exhaust(_EventStream(hub, subscription).chunks())
             if subscription.revoked:
                 raise ProblemError(401, "this API key was revoked, the session is over, or the job is no longer shared")
     except TimeoutError:

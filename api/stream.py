@@ -1,8 +1,13 @@
-"""Runs the hub: one blocking read per process over all watched streams, fanned out to bounded queues.
+"""Runs the hub: one blocking read per process over all watched streams, encoded once for all who watch the same jobs.
 
-A subscriber first catches up with reads of its own; when a read leaves it no further behind than the hub, it joins.
-From then on the hub hands it every new batch. A subscriber whose queue is full is detached, not cut: it catches up
-from its cursor at its own pace and joins again, so memory is bounded and nothing is lost in silence.
+Such subscriptions form a feed (:class:`Channel`), which has a position of its own. A subscription first catches up with
+reads of its own; when one leaves it no further behind than its feed, it joins. From then on the hub hands it what it
+reads as bytes that the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from
+where it was at its own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes
+nothing at all loses its connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
+
+The event loop also answers requests. So bytes are handed out to a few subscriptions at a time, reads that fall behind
+are short, and after each round the hub rests for some times as long as the round took.
 """
 
 from __future__ import annotations
@@ -10,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from api.frames import Cursor, FrameBatch, batches
+from api.frames import Cursor, Form, Frame, FrameBatch, Round, batches
 from service.jobs.events import STREAM_PING_S
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
@@ -31,8 +37,18 @@ class HubSettings:
     max_streams_per_key: int
     page: int = 512
     """Events per job in one read."""
+    read_events: int = 2048
+    """Events of all jobs in one read, about: of many jobs each has a smaller page."""
+    least_page: int = 16
     queue_frames: int = 4096
     """Events that wait for a slow client; with more it catches up by reads of its own."""
+    catching_up: int = 4
+    """Subscriptions that read for themselves at once."""
+    handed_at_once: int = 16
+    """Subscriptions that are handed something before other work gets its turn."""
+    rest: float = 3.0
+    """How long the hub rests after a round, in times that the round took."""
+    longest_rest_s: float = 1.0
     block_ms: int = 100
     """Longest time of a read without events; also that until a newly watched stream is part of one."""
     discover_s: float = 0.5
@@ -46,6 +62,44 @@ class HubSettings:
     ping_s: float = STREAM_PING_S
     """Silence after which a client is told that the stream lives; clients rely on no more than this default."""
 
+    def page_of(self, jobs: int) -> int:
+        """Return how many events of each job one read over so many jobs may have."""
+        return min(self.page, max(self.least_page, self.read_events // max(1, jobs)))
+
+
+@dataclass(eq=False)
+class Channel:
+    """Joins the subscriptions to the same jobs: named ones, or all of a project that are recent or not over."""
+
+    jobs: set[str]
+    project: str | None
+    everything: bool
+    cursor: Cursor = field(default_factory=Cursor)
+    """How far the hub has read for this feed, while anybody has joined it."""
+    discovered_at: float = -math.inf
+    """When the last look for new jobs began."""
+    rounds: int = 0
+    """Rounds that were handed out."""
+    subscriptions: int = 0
+    in_step: set[Subscription] = field(default_factory=set)
+    """Subscriptions at the feed's own position."""
+    ahead: set[Subscription] = field(default_factory=set)
+    """Subscriptions that joined and may have events that the feed is still to get."""
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self.in_step or self.ahead)
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """Bytes that wait for one consumer."""
+
+    data: bytes
+    frames: int
+    end: str
+    """The id from which a client that has these resumes."""
+
 
 @dataclass(eq=False)
 class Subscription:
@@ -53,48 +107,58 @@ class Subscription:
 
     credential: Credential
     cursor: Cursor
-    jobs: set[str]
+    """How far it had got when it joined, or has now while it has not."""
+    feed: Channel
+    form: Form
     most_frames: int
     """Frames that may be queued."""
-    project: str | None = None
-    """What it shows are jobs that the members of this project may read; those of all projects when ``None``."""
-    everything: bool = False
-    """Jobs that appear later are watched too."""
+    states: dict[str, str] = field(default_factory=dict)
+    """The last known state of each job, as of all that was ever queued."""
     joined: bool = False
+    joined_at: float = math.inf
+    ahead_of_feed: Cursor = field(default_factory=Cursor)
+    """Its position with what is queued, while its feed may be behind."""
     revoked: bool = False
     """What it was admitted by no longer admits anybody, or not to a job that it shows."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _queue: deque[FrameBatch] = field(default_factory=deque)
+    _queue: deque[_Delivery] = field(default_factory=deque)
     _queued: int = 0
+    _taken: str | None = None
+    """The id of the last frame that was taken since it joined."""
 
-    def offer(self, incoming: Sequence[FrameBatch]) -> bool:
+    @property
+    def jobs(self) -> set[str]:
+        return self.feed.jobs
+
+    def offer(self, found: Round) -> bool:
         """Queue what the hub read; ``False`` when there is no room."""
-        size = sum(len(batch.frames) for batch in incoming)
+        size = len(found.frames)
         if self._queued + size > self.most_frames:
             return False
-        self._queue.extend(incoming)
+        self._queue.append(_Delivery(found.encoded(self.form), size, found.end(self.form)))
         self._queued += size
+        self.states.update(found.states)
         self.wake.set()
         return True
 
-    def take(self) -> list[FrameBatch]:
+    def take(self) -> bytes:
         """Return everything queued and not delivered yet; the queue is empty afterwards."""
-        taken = self.fresh(self._queue)
+        if self._queue:
+            self._taken = self._queue[-1].end
+        taken = b"".join(delivery.data for delivery in self._queue)
         self._queue.clear()
         self._queued = 0
         self.wake.clear()
         return taken
 
-    def fresh(self, incoming: Iterable[FrameBatch]) -> list[FrameBatch]:
-        """Return the batches without the frames that lie at or before the cursor."""
-        kept = []
-        for batch in incoming:
-            cursor = parse_id(self.cursor.of(batch.job_id))
-            if batch.frames[0].position > cursor:
-                kept.append(batch)
-            elif batch.frames[-1].position > cursor:
-                kept.append(FrameBatch(batch.job_id, tuple(frame for frame in batch.frames if frame.position > cursor)))
-        return kept
+    def fall_back(self) -> None:
+        """Forget what is queued, and be where the consumer is."""
+        if self._taken is not None:
+            self.cursor = Cursor.resume(self._taken)
+        self._queue.clear()
+        self._queued, self._taken = 0, None
+        self.joined = False
+        self.wake.set()
 
 
 class TooManyStreams(Exception):  # noqa: N818
@@ -119,9 +183,11 @@ class Hub:
         self.settings = settings
         self._open: Counter[str] = Counter()
         self._cursors: dict[str, str] = {}
-        self._watchers: dict[str, set[Subscription]] = {}
+        self._watchers: dict[str, set[Channel]] = {}
+        self._feeds: dict[tuple[str | None, frozenset[str] | None], Channel] = {}
         self._subscriptions: set[Subscription] = set()
         self._changed = asyncio.Event()
+        self._catching_up = asyncio.Semaphore(settings.catching_up)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -157,15 +223,20 @@ class Hub:
         self,
         credential: Credential,
         cursor: Cursor,
-        jobs: Iterable[str],
+        states: Mapping[str, str],
+        form: Form,
         *,
         project: str | None,
         everything: bool = False,
     ) -> Iterator[Subscription]:
-        """Yield an open subscription of one key, which speaks in ``project``. Raises :class:`TooManyStreams`."""
+        """Yield an open subscription of one key, which speaks in ``project``, to the jobs of ``states`` or to
+        everything. Raises :class:`TooManyStreams`.
+        """
         self.check_room(credential)
-        most = self.settings.queue_frames
-        subscription = Subscription(credential, cursor, set(jobs), most, project=project, everything=everything)
+        key = (project, None if everything else frozenset(states))
+        feed = self._feeds.setdefault(key, Channel(set(states), project, everything))
+        feed.subscriptions += 1
+        subscription = Subscription(credential, cursor, feed, form, self.settings.queue_frames, dict(states))
         self._open[credential.key_id] += 1
         self._subscriptions.add(subscription)
         try:
@@ -174,6 +245,9 @@ class Hub:
             self._subscriptions.discard(subscription)
             self.leave(subscription)
             self._open[credential.key_id] -= 1
+            feed.subscriptions -= 1
+            if not feed.subscriptions:
+                del self._feeds[key]
 
     def check_room(self, credential: Credential) -> None:
         """Raise :class:`TooManyStreams` when one more stream of this key would be too many."""
@@ -182,45 +256,61 @@ class Hub:
         if self._open[credential.key_id] >= self.settings.max_streams_per_key:
             raise TooManyStreams(f"this key has {self.settings.max_streams_per_key} event streams open, its limit")
 
-    async def catch_up(self, subscription: Subscription) -> list[FrameBatch]:
-        """Return the next page after the subscription's cursor; empty, and joined, when there is none."""
-        cursors = {job_id: subscription.cursor.of(job_id) for job_id in subscription.jobs}
-        found = subscription.fresh(batches(await self.tail.read(cursors, count=self.settings.page), self.settings.page))
-        if not found:
+    async def catch_up(self, subscription: Subscription) -> bytes:
+        """Return the next page after the subscription's cursor. It has joined when it lacks nothing that its feed
+        has.
+        """
+        feed = subscription.feed
+        async with self._catching_up:
+            rounds = feed.rounds
+            cursors = {job_id: subscription.cursor.of(job_id) for job_id in feed.jobs}
+            page = self.settings.page_of(len(cursors))
+            read = await self.tail.read(cursors, count=page)
+        found = subscription.cursor.take(batches(read, page))
+        if feed.rounds == rounds and cursors.keys() == feed.jobs and all(len(each) < page for each in read.values()):
             self._join(subscription)
-        return found
+        if found is None:
+            return b""
+        subscription.states.update(found.states)
+        return found.encoded(subscription.form)
 
     def _join(self, subscription: Subscription) -> None:
-        """Hand the subscription what the hub reads from now on, unless the hub is already ahead of it."""
-        if not self._is_ahead(subscription, subscription.jobs):
-            self._watch(subscription, subscription.jobs)
-            subscription.joined = True
+        """Hand the subscription what the hub reads from now on; the first of its feed says from where."""
+        feed = subscription.feed
+        if not feed.is_watched:
+            feed.cursor = subscription.cursor.copy()
+            self._watch(feed, feed.jobs)
+        subscription.ahead_of_feed = subscription.cursor.copy()
+        subscription.joined, subscription.joined_at = True, self._loop.time()
+        feed.ahead.add(subscription)
 
-    def _is_ahead(self, subscription: Subscription, jobs: Iterable[str]) -> bool:
-        """Return whether the hub has read events of these jobs that the subscription does not have."""
-        known = ((self._cursors[job_id], subscription.cursor.of(job_id)) for job_id in jobs if job_id in self._cursors)
-        return any(parse_id(ahead) > parse_id(own) for ahead, own in known)
-
-    def _watch(self, subscription: Subscription, jobs: Iterable[str]) -> None:
+    def _watch(self, feed: Channel, jobs: Iterable[str]) -> None:
+        """Read these jobs for a feed from its position on: others that were further get nothing twice, since each
+        feed knows its own.
+        """
         for job_id in jobs:
-            self._cursors.setdefault(job_id, subscription.cursor.of(job_id))
-            self._watchers.setdefault(job_id, set()).add(subscription)
+            start = feed.cursor.of(job_id)
+            self._cursors[job_id] = min(self._cursors.get(job_id, start), start, key=parse_id)
+            self._watchers.setdefault(job_id, set()).add(feed)
         self._changed.set()
 
-    def _unwatch(self, subscription: Subscription, jobs: Iterable[str]) -> None:
+    def _unwatch(self, feed: Channel, jobs: Iterable[str]) -> None:
         for job_id in jobs:
             watchers = self._watchers.get(job_id, set())
-            watchers.discard(subscription)
+            watchers.discard(feed)
             if not watchers:
                 self._watchers.pop(job_id, None)
                 self._cursors.pop(job_id, None)
 
     def leave(self, subscription: Subscription) -> None:
         """Detach a subscription; it may catch up and join again."""
-        subscription.joined = False
-        subscription.take()
-        self._unwatch(subscription, subscription.jobs)
-        subscription.wake.set()
+        feed = subscription.feed
+        was_watched = feed.is_watched
+        feed.in_step.discard(subscription)
+        feed.ahead.discard(subscription)
+        subscription.fall_back()
+        if was_watched and not feed.is_watched:
+            self._unwatch(feed, feed.jobs)
 
     async def _read_forever(self) -> None:
         settings = self.settings
@@ -229,38 +319,89 @@ class Hub:
                 await self._changed.wait()
                 self._changed.clear()
                 continue
+            asked, began = dict(self._cursors), self._loop.time()
+            page = settings.page_of(len(asked))
             try:
-                read = await self.tail.read(dict(self._cursors), count=settings.page, block_ms=settings.block_ms)
+                read = await self.tail.read(asked, count=page, block_ms=settings.block_ms)
             except StoreUnavailable as error:
                 log.warning("live events wait for the broker: %s", error)
                 await asyncio.sleep(settings.retry_s)
                 continue
-            self._dispatch(batches(read, settings.page))
+            arrived = self._loop.time()
+            whole = all(len(each) < page for each in read.values())
+            await self._dispatch(batches(read, page), asked, began if whole else -math.inf)
+            if read:
+                took = self._loop.time() - arrived
+                await asyncio.sleep(min(settings.longest_rest_s, settings.rest * took))
 
-    def _dispatch(self, incoming: tuple[FrameBatch, ...]) -> None:
-        addressed: dict[Subscription, list[FrameBatch]] = {}
-        for batch in incoming:
-            if batch.job_id in self._cursors:
-                self._cursors[batch.job_id] = batch.frames[-1].id
-            for subscription in self._watchers.get(batch.job_id, ()):
-                addressed.setdefault(subscription, []).append(batch)
-        for subscription, its_batches in addressed.items():
-            if not subscription.offer(its_batches):
+    async def _dispatch(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float) -> None:
+        """Hand out what a read gave that began with the cursors ``asked``: all that there was at ``complete_from``."""
+        caught_up = [feed for feed in self._feeds.values() if feed.ahead and self._covers(feed, asked, complete_from)]
+        rounds: list[tuple[Channel, Round]] = []
+        for feed, its_batches in self._addressed(incoming, asked).items():
+            if (found := feed.cursor.take(its_batches)) is not None:
+                feed.rounds += 1
+                rounds.append((feed, found))
+        for feed, found in rounds:
+            await self._hand_out(feed, found)
+        for feed in caught_up:
+            even = {each for each in feed.ahead if each.joined_at < min(complete_from, self._known_from(feed))}
+            feed.ahead -= even
+            feed.in_step |= even
+
+    async def _hand_out(self, feed: Channel, found: Round) -> None:
+        for number, subscription in enumerate([*feed.in_step, *feed.ahead]):
+            if subscription in feed.in_step:
+                own: Round | None = found
+            elif subscription in feed.ahead:
+                own = subscription.ahead_of_feed.take(_as_batches(found))
+            else:
+                continue  # it left meanwhile
+            if own is not None and not subscription.offer(own):
                 self.leave(subscription)
+            if number % self.settings.handed_at_once == 0:
+                await asyncio.sleep(0)
+
+    def _addressed(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]) -> dict[Channel, list[FrameBatch]]:
+        """Return which batches are whose, and note how far the hub has read. A job that is read again from an earlier
+        position since is left for that.
+        """
+        addressed: dict[Channel, list[FrameBatch]] = {}
+        for batch in incoming:
+            if self._cursors.get(batch.job_id) == asked[batch.job_id]:
+                self._cursors[batch.job_id] = batch.frames[-1].id
+                for feed in self._watchers[batch.job_id]:
+                    addressed.setdefault(feed, []).append(batch)
+        return addressed
+
+    def _covers(self, feed: Channel, asked: Mapping[str, str], complete_from: float) -> bool:
+        """Return whether a read had all that there was for a feed, of all jobs that there were."""
+        known = self._known_from(feed)
+        return known <= complete_from and all(self._cursors[job_id] == asked.get(job_id) for job_id in feed.jobs)
+
+    def _known_from(self, feed: Channel) -> float:
+        return feed.discovered_at if feed.everything else -math.inf
 
     async def _discover_forever(self) -> None:
-        """Tell the subscriptions to everything about jobs that appeared, and let go of those long ended."""
+        """Tell the feeds of everything about jobs that appeared, and let go of those long ended."""
         while not self.closing.is_set():
             await asyncio.sleep(self.settings.discover_s)
-            wanting = [subscription for subscription in self._subscriptions if subscription.everything]
-            if not wanting:
-                continue
+            feeds = [feed for feed in self._feeds.values() if feed.everything]
             with contextlib.suppress(StoreUnavailable):
-                for project in {subscription.project for subscription in wanting}:
-                    jobs = set(await self.tail.recent_jobs(self.settings.recent_jobs, project))
-                    for subscription in wanting:
-                        if subscription.project == project:
-                            self._watch_exactly(subscription, jobs)
+                for feed in feeds:
+                    began = self._loop.time()
+                    jobs = set(await self.tail.recent_jobs(self.settings.recent_jobs, feed.project))
+                    self._watch_exactly(feed, jobs)
+                    feed.discovered_at = began
+
+    def _watch_exactly(self, feed: Channel, jobs: set[str]) -> None:
+        """Let a feed show these jobs, in place: who left it would read all of them anew."""
+        added, dropped = jobs - feed.jobs, feed.jobs - jobs
+        feed.jobs = jobs
+        if feed.is_watched:
+            self._watch(feed, added)
+            self._unwatch(feed, dropped)
+        feed.cursor.forget(dropped, jobs)
 
     async def _revoke_forever(self) -> None:
         """End streams whose key was revoked, whose session or membership is over, or that show a job which its project
@@ -273,33 +414,27 @@ class Hub:
                 ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()
                 hidden = await self._hidden()
                 for subscription in self._subscriptions:
-                    if subscription.credential in ended or subscription in hidden:
+                    if subscription.credential in ended or subscription.feed in hidden:
                         subscription.revoked = True
                         subscription.wake.set()
 
-    async def _hidden(self) -> set[Subscription]:
-        """Return the subscriptions to named jobs one of which their project may not read."""
-        named: dict[str, set[Subscription]] = {}
-        for subscription in self._subscriptions:
-            if subscription.project is not None and not subscription.everything:
-                named.setdefault(subscription.project, set()).add(subscription)
-        hidden: set[Subscription] = set()
+    async def _hidden(self) -> set[Channel]:
+        """Return the feeds of named jobs one of which their project may not read."""
+        named: dict[str, set[Channel]] = {}
+        for feed in self._feeds.values():
+            if feed.project is not None and not feed.everything:
+                named.setdefault(feed.project, set()).add(feed)
+        hidden: set[Channel] = set()
         for project, its_own in named.items():
-            jobs = set().union(*(subscription.jobs for subscription in its_own))
+            jobs = set[str]().union(*(feed.jobs for feed in its_own))
             visible = await self.tail.visible_among(project, jobs)
-            hidden |= {subscription for subscription in its_own if not subscription.jobs <= visible}
+            hidden |= {feed for feed in its_own if not feed.jobs <= visible}
         return hidden
 
-    def _watch_exactly(self, subscription: Subscription, jobs: set[str]) -> None:
-        """Let a subscription show these jobs, in place: one that left would read all of them anew by itself, and
-        hundreds do at once where jobs appear all the time.
-        """
-        added, dropped = jobs - subscription.jobs, subscription.jobs - jobs
-        if not added and not dropped:
-            return
-        if subscription.joined and not self._is_ahead(subscription, added):
-            self._watch(subscription, added)
-            self._unwatch(subscription, dropped)
-        else:
-            self.leave(subscription)
-        subscription.jobs = set(jobs)
+
+def _as_batches(found: Round) -> list[FrameBatch]:
+    """Return the frames of a round by job, for one who has some of them."""
+    by_job: dict[str, list[Frame]] = {}
+    for frame in found.frames:
+        by_job.setdefault(frame.job_id, []).append(frame)
+    return [FrameBatch(job_id, tuple(frames)) for job_id, frames in by_job.items()]

@@ -10,11 +10,16 @@ The service is an embedded broker and one ``python -m workers``, started here, w
 second run, without. Repetitions of all three alternate, so that a busy machine disturbs them alike.
 
     python benchmarks/launch.py [REPETITIONS [RANKS [cpu|cuda]]]
+
+With ``isolation`` in front, the price of keeping ranks apart: two such services with a warm spare, whose
+``TRIVET_JOB_ISOLATION`` is ``auto`` and ``none``, take turns; and how many status reads a second one client gets from
+an API process of each, one after the other, while nothing else runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import platform
@@ -139,7 +144,7 @@ def _moments(look: Callable[[], list[dict[str, Any]]]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def service(folder: Path, spares: int, slots: int) -> Iterator[Store]:
+def service(folder: Path, spares: int, slots: int, isolation: str = "auto") -> Iterator[Store]:
     data = DataLayout(folder / "data")
     with EmbeddedBroker.start(folder / "broker") as broker:
         store = Store.connect(broker.url, data)
@@ -148,6 +153,7 @@ def service(folder: Path, spares: int, slots: int) -> Iterator[Store]:
             "TRIVET_REDIS_URL": broker.url,
             "TRIVET_CPU_SLOTS": str(slots),
             "TRIVET_WARM_SUPERVISORS": str(spares),
+            "TRIVET_JOB_ISOLATION": isolation,
         }
         with (folder / "worker.log").open("wb") as log:
             worker = subprocess.Popen([sys.executable, "-m", "workers"], env=environment, stdout=log, stderr=log)
@@ -171,8 +177,78 @@ def row(name: str, starts: list[Start], peer: list[Start]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+READS_S = 4.0
+"""How long status reads are counted."""
+
+
+def reads_per_second(store: Store, isolation: str) -> float:
+    """Count what one client reads, one request after the other, from an API process of its own."""
+    job = store.jobs.list().items[0]
+    secret = store.keys.create("reader", ["read"])[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert store.files.data is not None
+    environment = os.environ | {
+        "TRIVET_DATA": str(store.files.data.root),
+        "TRIVET_REDIS_URL": store.url,
+        "TRIVET_JOB_ISOLATION": isolation,
+    }
+    api = subprocess.Popen(
+        [sys.executable, "-m", "api", "--port", str(port)], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with contextlib.suppress(ConnectionRefusedError):
+                connection.connect()
+                break
+            if time.monotonic() > deadline:
+                raise SystemExit("the API did not start")
+            time.sleep(0.1)
+        count, ends = 0, time.monotonic() + READS_S
+        while time.monotonic() < ends:
+            connection.request("GET", f"/v1/jobs/{job.id}", headers={"Authorization": f"Bearer {secret}"})
+            if connection.getresponse().read() == b"":
+                raise SystemExit("the API did not answer")
+            count += 1
+        return count / READS_S
+    finally:
+        api.terminate()
+        api.wait()
+
+
+def price_of_isolation(repetitions: int, ranks: int, device: str) -> None:
+    starts: dict[str, list[Start]] = {"auto": [], "none": []}
+    rates: dict[str, list[float]] = {"auto": [], "none": []}
+    with contextlib.ExitStack() as held:
+        stores = {}
+        for mode in starts:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            stores[mode] = held.enter_context(service(folder, 1, ranks, mode))
+        held_parts = ", ".join(sorted(stores["auto"].hosts.list()[0].isolation))
+        for _ in range(repetitions):
+            time.sleep(SPARE_READY_S)
+            for mode, store in stores.items():
+                starts[mode].append(through_service(store, ranks, device))
+        for _ in range(3):
+            for mode, store in stores.items():
+                rates[mode].append(reads_per_second(store, mode))
+    print(f"### The price of isolation: {ranks} ranks on {device}, {repetitions} repetitions\n")
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; auto holds {held_parts}.")
+    print(f"Load average at the end {os.getloadavg()[0]:.1f}. Seconds and reads a second: median (least–most).\n")
+    print("| isolation | first event | ratio | first step | ratio | status reads/s |\n|---|---|---|---|---|---|")
+    for mode, found in starts.items():
+        least, median, most = min(rates[mode]), statistics.median(rates[mode]), max(rates[mode])
+        print(f"{row(mode, found, starts['none'])} {median:.0f} ({least:.0f}–{most:.0f}) |")
+
+
 def main() -> None:
     given = sys.argv[1:]
+    if given[:1] == ["isolation"]:
+        count, size, device = (*given[1:], *("5", "2", "cpu")[len(given) - 1 :])
+        price_of_isolation(int(count), int(size), device)
+        return
     count, size, device = (*given, *("7", "2", "cpu")[len(given) :])
     repetitions, ranks = int(count), int(size)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

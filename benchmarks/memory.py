@@ -82,7 +82,8 @@ def decided(subject: ModelUnderVerification, query: Query, limit: float, means: 
         return decide(subject, query, CROWN, limit)
     (specification,) = specifications(query, subject.device)
     try:
-        return SEARCHES[means](subject, specification, CROWN, time.monotonic() + limit, lambda _: None)
+        deadline = time.monotonic() + limit
+        return SEARCHES[means](subject, specification, CROWN, deadline, lambda _: None).run(deadline)
     except MemoryShortageError as error:
         return SearchResult(Verdict.UNKNOWN, None, 0, -inf, error)
 

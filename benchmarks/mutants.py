@@ -21,9 +21,8 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -127,11 +126,12 @@ def try_mutant(mutant: Mutant, named: bool) -> Outcome:
     return Outcome(mutant.name, mutant.room, mutant.what, caught_by, test, round(time.monotonic() - started, 1))
 
 
-def print_table(outcomes: Sequence[Outcome]) -> None:
-    print("| fault | room | caught by | test | s |\n|---|---|---|---|--:|")
-    for outcome in outcomes:
-        cells = (outcome.what, outcome.room, outcome.caught_by or "**nothing**", outcome.test or "")
-        print(f"| {' | '.join(cells)} | {outcome.seconds:.0f} |")
+def print_row(outcome: Outcome) -> None:
+    cells = (outcome.what, outcome.room, outcome.caught_by or "**nothing**", outcome.test or "")
+    print(f"| {' | '.join(cells)} | {outcome.seconds:.0f} |", flush=True)
+
+
+def print_sums(outcomes: Sequence[Outcome]) -> None:
     fast = sum(outcome.caught_by == "make test" for outcome in outcomes)
     every = sum(outcome.caught_by is not None for outcome in outcomes)
     print(f"\n{len(outcomes)} faults: make test caught {fast}, make test-all {every}")
@@ -146,11 +146,15 @@ def main() -> None:
     options = parser.parse_args()
     mutants = read_mutants(Path(__file__).with_name("mutants.toml"))
     wanted = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
+    outcomes = []
+    print("| fault | room | caught by | test | s |\n|---|---|---|---|--:|")
     with ThreadPoolExecutor(options.at_a_time) as pool:
-        outcomes = list(pool.map(partial(try_mutant, named=options.named), wanted))
-    print_table(outcomes)
-    if options.out:
-        options.out.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+        for trial in as_completed(pool.submit(try_mutant, mutant, options.named) for mutant in wanted):
+            outcomes.append(trial.result())
+            print_row(outcomes[-1])
+            if options.out:
+                options.out.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
+    print_sums(outcomes)
 
 
 if __name__ == "__main__":

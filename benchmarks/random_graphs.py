@@ -28,8 +28,21 @@ from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 WIDTH, POINTS = 4, 64
 ENTRYWISE = ["Abs", "Atan", "Ceil", "Clip", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "LeakyRelu", "Neg"]
-ENTRYWISE += ["Relu", "Round", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Tanh", "Softmax", "LogSoftmax"]
+ENTRYWISE += [
+    "Relu",
+    "Round",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Tanh",
+    "Softmax",
+    "LogSoftmax",
+]
 OF_TWO = ["Add", "Sub", "Mul", "Div", "Max", "Min"]
+COMPARING = ["Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"]
 REDUCING = ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceLogSumExp", "ReduceL2"]
 
 
@@ -45,7 +58,7 @@ def graph(draw: np.random.Generator) -> tuple[bytes, np.ndarray, np.ndarray]:
 
     for index in range(int(draw.integers(2, 7))):
         name, source = f"v{index}", str(draw.choice(values[-2:]))
-        kind = str(draw.choice(["Gemm", "entry", "two", "two", "reduce"]))
+        kind = str(draw.choice(["Gemm", "entry", "two", "two", "reduce", "choice"]))
         if kind == "Gemm":
             constants[f"w{index}"] = draw.normal(size=(WIDTH, WIDTH)).astype(np.float32)
             nodes.append(helper.make_node("Gemm", [source, f"w{index}", constant()], [name]))
@@ -58,6 +71,11 @@ def graph(draw: np.random.Generator) -> tuple[bytes, np.ndarray, np.ndarray]:
         elif kind == "two":
             other = constant() if draw.random() < 0.6 else str(draw.choice(values))
             nodes.append(helper.make_node(str(draw.choice(OF_TWO)), [source, other], [name]))
+        elif kind == "choice":
+            other = constant() if draw.random() < 0.6 else str(draw.choice(values))
+            nodes.append(helper.make_node(str(draw.choice(COMPARING)), [source, other], [f"t{index}"]))
+            yes = constant() if draw.random() < 0.5 else str(draw.choice(values))
+            nodes.append(helper.make_node("Where", [f"t{index}", yes, source], [name]))
         else:
             axes = {"keepdims": 1} | ({"axes": [1]} if (operator := str(draw.choice(REDUCING))) != "ReduceSum" else {})
             reduced = [helper.make_node(operator, [source], [f"r{index}"], **axes)]

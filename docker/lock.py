@@ -1,7 +1,8 @@
 """Writes the files of exact versions and SHA-256 digests that images are built from: ``make lock``.
 
-``requirements.lock`` has all that the service needs but torch, with what builds its package; ``torch.lock`` has torch
-and what only torch brings. Versions are those of constraints.txt.
+``requirements.lock`` has what the API needs, with what builds the service's package; ``worker.lock`` what ranks need
+besides, but torch; ``torch-cuda.lock`` torch and what only torch brings, and ``torch-cpu.lock`` the same of an index of
+CPU wheels, where one is named. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _OLDEST_PYTHON = "3.11"
+OF_RANKS = ("onnxruntime", "pyarrow", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch")
+"""Requirements that only ranks import."""
 _HEAD = "# Made by `make lock`: every version and digest that an image is built from.\n"
 
 
@@ -40,17 +43,33 @@ def _resolve(requirements: list[str], index: str | None) -> dict[str, str]:
 
 
 def main(index: str | None) -> None:
-    """Write both files beside pyproject.toml; ``index`` is a further one, for torch."""
+    """Write the files beside pyproject.toml; ``index`` is a further one, for torch without CUDA, whose lock is left as
+    it is without.
+    """
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed: list[str] = [*described["project"]["dependencies"], *described["build-system"]["requires"]]
-    torch = [each for each in needed if re.match(r"torch\b", each)]
-    service = _resolve([each for each in needed if each not in torch], None)
-    brought = _resolve(torch, index)
-    for name, locked in (
-        ("requirements.lock", service),
-        ("torch.lock", {name: entry for name, entry in brought.items() if name not in service}),
-    ):
+    torch = [each for each in needed if _name(each) == "torch"]
+    service = _resolve([each for each in needed if _name(each) not in OF_RANKS], None)
+    whole = _resolve([each for each in needed if each not in torch], None)
+    locks = {
+        "requirements.lock": service,
+        "worker.lock": {name: entry for name, entry in whole.items() if name not in service},
+        "torch-cuda.lock": _besides(whole, _resolve(torch, None)),
+    }
+    if index is not None:
+        locks["torch-cpu.lock"] = _besides(whole, _resolve(torch, index))
+    for name, locked in locks.items():
         (ROOT / name).write_text(_HEAD + "".join(f"{locked[each]}\n" for each in sorted(locked)))
+
+
+def _name(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found is not None
+    return found[0].lower()
+
+
+def _besides(whole: dict[str, str], brought: dict[str, str]) -> dict[str, str]:
+    return {name: entry for name, entry in brought.items() if name not in whole}
 
 
 if __name__ == "__main__":

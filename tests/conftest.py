@@ -17,12 +17,12 @@ import lanes
 import pytest
 import redis as redis_py
 from hypothesis import settings
-from launching import fresh_torchrun, torchrun
+from launching import fresh_torchrun, rank_servers, torchrun
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout, JobPaths
 
-__all__ = ["broker", "data", "fresh_torchrun", "redis", "torchrun"]
+__all__ = ["broker", "data", "fresh_torchrun", "rank_servers", "redis", "torchrun"]
 
 
 LIMIT_OF_SLOW_TESTS_S = 900.0
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Say which command runs, for properties; let C++ be compiled once for all processes of the session."""
     lanes.leaves_slow_out = config.option.markexpr == "not slow"
     # How long an example takes says nothing where other processes have the cores.
-    settings.register_profile("trivet", deadline=None, max_examples=lanes.examples(40, 100))
+    settings.register_profile("trivet", deadline=None, max_examples=lanes.examples(25, 100))
     settings.load_profile("trivet")
     compiler = shutil.which("g++")
     if compiler is None or "CXX" in os.environ:

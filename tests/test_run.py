@@ -34,10 +34,10 @@ def test_fixture(torn_down): pass
 BROKEN = "\ndef test_always(): assert False\n"
 
 
-def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_these.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis -p no:hypothesispytest\n")
-    command = [sys.executable, str(RUN), "--processes", "2", "-ra"]
+    command = [sys.executable, str(RUN), "--processes", "2", "-ra", *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -85,6 +85,14 @@ def test_two(kept): assert kept == os.getpid()
     made, taken_down = ((tmp_path / name).read_text().split() for name in ("made", "taken down"))
     assert len(made) == 9
     assert sorted(set(made)) == sorted(taken_down)
+
+
+def test_files_that_took_long_come_first_the_next_time(tmp_path: Path) -> None:
+    (tmp_path / "test_tough.py").write_text("import time\ndef test_slow(): time.sleep(0.5)\n")
+    for first in ("test_these.py", "test_tough.py"):
+        ended = run(tmp_path, "def test_quick(): pass\n", "--processes", "1", "-v")
+        passed = [line for line in ended.stdout.splitlines() if "PASSED" in line]
+        assert passed[-2:][0].startswith(first), ended.stdout
 
 
 def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from service.jobs.layout import DataLayout
 from service.jobs.private import NotPrivateError, check_owned, read_private
 from service.jobs.settings import LOOPBACK, Settings, sources
 from service.jobs.settings_file import ENV_PREFIX, in_file
@@ -60,7 +59,7 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
     if secret is not None and not _KEY.fullmatch(secret.value):
         raise TrivetError(f"the key from {secret.source} is not an API key: it has characters that no key has")
     if address is None:
-        return _of_data_folder(settings.layout, secret)
+        return _of_data_folder(settings, secret)
     if urlsplit(address.value).scheme not in ("http", "https", "unix"):
         raise TrivetError(
             f"{_named('url', address)}={address.value!r} is not the address of a service; one looks like "
@@ -68,7 +67,7 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
         )
     ca_cert = settings.ca_cert if _same_side(chosen.get("ca_cert"), address) else None
     if secret is None:
-        return _known_here(settings.layout, address, ca_cert)
+        return _known_here(settings, address, ca_cert)
     _check_meant(secret, address, _url_beside(secret, settings, chosen))
     advice = None if key else f"the key is that of {_named('key', secret)}"
     return Endpoint(address.value, secret.value, ca_cert, advice)
@@ -100,15 +99,16 @@ def _url_beside(secret: _ChosenSetting, settings: Settings, chosen: dict[str, st
     return None if secret.source == "environment" else in_file().get("url")
 
 
-def _of_data_folder(data: DataLayout, secret: _ChosenSetting | None) -> Endpoint:
+def _of_data_folder(settings: Settings, secret: _ChosenSetting | None) -> Endpoint:
     """Return the service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket
     only.
     """
+    data = settings.layout
     url = f"unix://{data.api_socket}"
-    admin_key = _admin_key(data)
+    admin_key = _admin_key(settings)
     if secret is None and admin_key is None:
         here = "run it from the folder of `trivet up`, or set TRIVET_DATA, or TRIVET_URL and TRIVET_KEY"
-        return Endpoint(url, None, advice=f"no key in {data.admin_key}; {here}")
+        return Endpoint(url, None, advice=f"no key in {settings.admin_key_path}; {here}")
     if secret is not None and secret.found:
         raise MisdirectedKey(
             f"{secret.source} has a key and no url; the key was not sent anywhere: say there which service it is for"
@@ -118,24 +118,24 @@ def _of_data_folder(data: DataLayout, secret: _ChosenSetting | None) -> Endpoint
             check_owned(data.root, or_for_root=secret is None)
     except NotPrivateError as error:
         raise MisdirectedKey(f"the key was not sent: {error}") from None
-    named = f"that of {_named('key', secret)}" if secret else f"that in {data.admin_key}"
+    named = f"that of {_named('key', secret)}" if secret else f"that in {settings.admin_key_path}"
     return Endpoint(url, secret.value if secret else admin_key, advice=f"the key is {named}")
 
 
-def _known_here(data: DataLayout, address: _ChosenSetting, ca_cert: Path | None) -> Endpoint:
+def _known_here(settings: Settings, address: _ChosenSetting, ca_cert: Path | None) -> Endpoint:
     """Return the endpoint of an address without a key: where it is that of the data folder's own service, its
     socket.
     """
-    recorded = read_private(data.api_address)
+    recorded = read_private(settings.layout.api_address)
     if recorded is not None and same_service(recorded, address.value):
-        return _of_data_folder(data, None)
-    there = f"; the key in {data.admin_key} is for {recorded or 'the service of that folder'} only"
-    missing = f"no key for {address.value}: set TRIVET_KEY{there if _admin_key(data) else ''}"
+        return _of_data_folder(settings, None)
+    there = f"; the key in {settings.admin_key_path} is for {recorded or 'the service of that folder'} only"
+    missing = f"no key for {address.value}: set TRIVET_KEY{there if _admin_key(settings) else ''}"
     return Endpoint(address.value, None, ca_cert, missing)
 
 
-def _admin_key(data: DataLayout) -> str | None:
-    return read_private(data.admin_key) if data.root.is_dir() else None
+def _admin_key(settings: Settings) -> str | None:
+    return read_private(settings.admin_key_path) if settings.admin_key_path.parent.is_dir() else None
 
 
 def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[str, str]) -> _ChosenSetting | None:

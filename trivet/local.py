@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +61,7 @@ class LocalService:
             self.was_open = close_to_others(self.settings.layout.root)
         except NotPrivateError as error:
             raise StartError(str(error)) from None
-        had_key = self.settings.admin_key_file.exists()
+        had_key = self.settings.admin_key_path.exists()
         try:
             self.lock = self._lock_data_folder()
             for log in ApiProcesses.logs(self.settings.layout):  # they may hold the port
@@ -77,7 +75,7 @@ class LocalService:
         except BaseException:
             self.stop()
             raise
-        self.first_start = not had_key and self.settings.admin_key_file.exists()
+        self.first_start = not had_key and self.settings.admin_key_path.exists()
         return self
 
     def __exit__(
@@ -176,7 +174,8 @@ class LocalService:
     def _end_jobs(self, worker: ChildProcess) -> None:
         launched = _children(worker.process.pid)
         worker.end()
-        _end_supervisors(self.settings, launched, self.times.report_within_s)
+        registry = SupervisorRegistry(self.settings.layout.host(self.settings.worker_name))
+        registry.stop_all(launched, self.settings.stop_grace_s, self.times.report_within_s)
 
     def _start(self, api: ApiProcesses) -> None:
         self.url = api.url
@@ -205,7 +204,7 @@ class LocalService:
         return {**os.environ, **chosen, **own, **SAFE_PATH, "PYTHONUNBUFFERED": "1"}
 
     def _wait_until_ready(self) -> None:
-        key_file = self.settings.admin_key_file
+        key_file = self.settings.admin_key_path
         within_s = self.times.ready_within_s
         _until(
             lambda: self._alive() and Client(self.url, "none", timeout_s=_PROBE_S).is_ready(),
@@ -233,32 +232,9 @@ class LocalService:
         return True
 
 
-def _end_supervisors(settings: Settings, launched: Sequence[psutil.Process], report_within_s: float) -> None:
-    """Ask every supervisor of this host to end its group and to give its part back to the queue.
-
-    ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.
-    """
-    entered = SupervisorRegistry(settings.layout.host(settings.worker_name)).supervisors()
-    processes = list({*_running(process.pid for process in entered), *launched})
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGINT)
-    _, alive = psutil.wait_procs(processes, timeout=settings.stop_grace_s + report_within_s)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()  # its keeper ends the group
-    psutil.wait_procs(alive, timeout=report_within_s)
-
-
-def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            yield psutil.Process(pid)
-
-
-def _children(pid: int) -> list[psutil.Process]:
+def _children(pid: int) -> list[int]:
     try:
-        return psutil.Process(pid).children()
+        return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:
         return []
 

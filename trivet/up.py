@@ -41,7 +41,7 @@ def _announce(service: LocalService, console: Terminal) -> None:
         console.print(f"Closed {service.settings.layout.root} to other users, who could read it.", style="yellow")
     console.print("Trivet is up:", Text(service.url, style="bold"))
     if service.first_start:
-        console.print(f"Admin key, kept in {service.settings.admin_key_file} for you alone:")
+        console.print(f"Admin key, kept in {service.settings.admin_key_path} for you alone:")
         console.print(Text(str(service.key), style="bold"))
     folder = service.settings.layout.root
     console.print(f"Data in {folder}. Ctrl-C stops everything; running jobs resume at the next start.")

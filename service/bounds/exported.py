@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
 from service.bounds.graph import (
+    CHOICE,
     COMPARABLE,
     FLOOR_OF_SIGNED,
     INPUT,
@@ -30,6 +31,7 @@ from service.bounds.graph import (
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
 BATCHED = "aten.bmm.default"
+ABOVE, CHOOSING = "aten.gt.Scalar", "aten.where.self"
 _OF_TWO = {"aten.mul.Tensor": PRODUCT, "aten.div.Tensor": PRODUCT, "aten.matmul.default": MATRIX_OF_TWO}
 ALL_REDUCE = "_c10d_functional.all_reduce.default"
 _RESULTS = {"aten.copy.default": "src", "_c10d_functional.wait_tensor.default": "tensor"}
@@ -47,6 +49,13 @@ class _Unusable:
     """The result of a call that is no tensor and no size: an error only where something uses it."""
 
     fx: FxNode
+
+
+@dataclass(frozen=True)
+class _Positive:
+    """Whether a value is above 0, which only a choice may ask."""
+
+    value: Ref
 
 
 class GraphBuilder:
@@ -106,8 +115,14 @@ class GraphBuilder:
             return _Unusable(fx)
         return self._read_tensor(fx, str(target), arguments, value)
 
-    def _read_tensor(self, fx: FxNode, operator: str, arguments: dict[str, Any], value: Tensor) -> Ref:
+    def _read_tensor(self, fx: FxNode, operator: str, arguments: dict[str, Any], value: Tensor) -> Ref | _Positive:
         """Return a call whose result depends on the input."""
+        if operator == ABOVE and isinstance(arguments["self"], Ref) and arguments["other"] == 0:
+            return _Positive(arguments["self"])
+        if operator == CHOOSING and isinstance(arguments["condition"], _Positive):
+            operator, arguments = CHOICE, arguments | {"condition": arguments["condition"].value}
+        if any(isinstance(each, _Positive) for each in arguments.values()):
+            raise _unsupported(fx)
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
@@ -264,7 +279,7 @@ def _finite(operand: Any) -> Any:
 def _depends(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_depends(item) for item in value)
-    return isinstance(value, Ref | BatchSize | Repeated)
+    return isinstance(value, Ref | BatchSize | Repeated | _Positive)
 
 
 def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:

@@ -24,6 +24,8 @@ FLOOR_OF_SIGNED = "trivet.floor_of_signed"
 """The greatest whole number not above ``self``, whose lower end is no rounded 0 where it is 0."""
 MAXIMUM = "trivet.maximum"
 """The larger of ``self`` and ``other``, with their ``difference``, which decides, as a value of its own."""
+CHOICE = "trivet.choice"
+"""``self`` where ``condition``, a value, is above 0, and ``other`` elsewhere."""
 COMPARABLE = {torch.float32: 2.0**125, torch.float64: 2.0**960}
 """A size of values by their type: constants are compared as if they were no larger, so that differences are finite."""
 MATRIX_OF_TWO = "trivet.matrix_product"

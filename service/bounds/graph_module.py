@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.graph import (
+    CHOICE,
     FLOOR_OF_SIGNED,
     MATRIX_FROM_LEFT,
     MATRIX_OF_TWO,
@@ -25,6 +26,7 @@ from service.bounds.graph import (
 
 _OWN: Mapping[str, Callable[..., Tensor]] = {
     FLOOR_OF_SIGNED: torch.ops.aten.floor.default,
+    CHOICE: lambda condition, **operands: torch.ops.aten.where.self(condition > 0, **operands),
     PRODUCT: torch.ops.aten.mul.Tensor,
     MAXIMUM: lambda difference, **operands: torch.ops.aten.maximum.default(**operands),
     MATRIX_OF_TWO: torch.ops.aten.matmul.default,

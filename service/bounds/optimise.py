@@ -7,8 +7,10 @@ bound is the largest one met.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -27,11 +29,16 @@ from service.bounds.replay import Plain, Recorded
 
 @dataclass(frozen=True)
 class Ascent:
-    """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration."""
+    """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration.
+
+    After ``deadline`` (``time.monotonic``) a part has one iteration, where nothing is recorded; two ascents that differ
+    in it alone are equal.
+    """
 
     iterations: int = 20
     learning_rate: float = 0.5
     decay: float = 0.98
+    deadline: float = field(default=inf, compare=False)
 
 
 @dataclass(eq=False)
@@ -96,7 +103,7 @@ class _ChosenRelaxation(Relaxed):
         return Propagated((replace(patches, values=values, inside=True),), bias)
 
     def reset(self) -> None:
-        """Reset to the start; of patches when they come by next, since other rows show other places."""
+        """Reset to the start. Patches are reset at their next pass, since other rows show other places."""
         self.starts_anew = self.is_shown
         if not self.is_shown:
             self._set(tuple(each.unsqueeze(1) for each in self.family.start))
@@ -180,6 +187,7 @@ class RowOptimiser(SlopeOptimiser):
         super().__init__(families, start, ascent)
         self.rows = own_copy(rows)
         self.best: Tensor | None = None
+        self.has_begun = False
         device = families.backward.device
         # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
         alone = device.type == "cuda" and self.anchor is None
@@ -188,6 +196,7 @@ class RowOptimiser(SlopeOptimiser):
     def best_bounds(self, rows: InitialRows) -> Tensor:
         """Return the largest lower bounds ``(batch, rows)`` met on the way."""
         overwrite(rows, self.rows)
+        self.has_begun = False
         if self.best is not None:
             # Also where nothing was to be chosen: bounds of the part before are none of these rows.
             self.best.fill_(-torch.inf)
@@ -205,6 +214,9 @@ class RowOptimiser(SlopeOptimiser):
 
     def _ascend(self) -> None:
         """Run one iteration: a pass, its gradient, a step."""
+        if self.has_begun and isinstance(self.repeat, Plain) and time.monotonic() > self.ascent.deadline:
+            return
+        self.has_begun = True
         bounds = self.backward.lower_bounds(self.start, self.rows)
         if self.best is None:
             self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)

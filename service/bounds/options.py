@@ -11,7 +11,7 @@ from service.bounds.interval import Interval
 from service.bounds.memory import UNLIMITED, MemoryBudget
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
-from service.bounds.progress import ProgressMeter
+from service.bounds.progress import ProgressMeter, TimeLimit
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,13 @@ class BoundOptions:
     memory: MemoryBudget = UNLIMITED
     is_planned: bool = False
     progress: ProgressMeter | None = field(default=None, compare=False)
+
+    def until(self, deadline: float, tell: Callable[[float], None] = lambda _: None) -> BoundOptions:
+        """Return options of analyses that end with :class:`~service.bounds.progress.OutOfTimeError` after ``deadline``
+        (``time.monotonic``), for ranks that no other waits for; ``tell`` hears of their progress.
+        """
+        ascent = replace(self.ascent, deadline=deadline)
+        return replace(self, ascent=ascent, progress=TimeLimit(tell, deadline=deadline))
 
     def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> BoundOptions:
         """Return less where a device has little memory left, on all ranks the ``least`` that fits on any.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 import torch
 
 from service.bounds.network import Network
+
+
+class OutOfTimeError(Exception):
+    """An analysis is not over when its time is."""
 
 
 @dataclass(eq=False)
@@ -52,3 +58,30 @@ class ProgressMeter:
         else:
             self._done += work
         self.tell(min(self._done / max(sum(self._expected.values()), 1.0), 1.0))
+
+
+@dataclass(eq=False)
+class TimeLimit(ProgressMeter):
+    """Ends an analysis with :class:`OutOfTimeError` after ``deadline`` (``time.monotonic``), at the next of its parts.
+
+    It is for ranks that no other waits for. Analyses that none begins here are not measured, only ended.
+    """
+
+    deadline: float = inf
+
+    def start(self, network: Network, names: Iterable[str]) -> None:
+        self._check()
+        super().start(network, names)
+
+    def add(self, name: str, rows: int, device: torch.device) -> None:
+        self._check()
+        if name in self._cost:
+            super().add(name, rows, device)
+
+    def expect(self, name: str, rows: int) -> None:
+        if name in self._cost:
+            super().expect(name, rows)
+
+    def _check(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError

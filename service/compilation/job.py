@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis, diagnose
@@ -18,8 +19,9 @@ from service.compilation.report.publishing import announce, assemble, keep_cache
 from service.compilation.report.rows import metrics
 from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
-from service.compilation.selftest import Proof, self_test
+from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.torch_internals.caches import clear_abandoned
+from service.compilation.torch_internals.toolchain import keep_headers, own_cache
 from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
@@ -33,6 +35,9 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     kept it from judging: then there is no gate.
     """
     clear_abandoned()
+    cache = own_cache()
+    if cache is not None:
+        keep_headers(cache)
     rungs = climb_to(spec.modes)
     device = distributed.start(context.device_type)
     target = target_of(spec, context, device)
@@ -46,8 +51,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     diagnoses = list(_diagnose(context, target.program, to_explain, plan))
     if context.rank:
         return None
-    proofs = _proved(context)
-    report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proofs=proofs)
+    proved = _proved(context, cache)
+    report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proved=proved)
     write(context, report)
     announce(context, diagnoses)
     return {
@@ -92,12 +97,12 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
     context.report.progress(done, total, "rungs")
 
 
-def _proved(context: RunContext) -> tuple[Proof, ...]:
-    """Return the self-test, unless the job was asked to stop."""
+def _proved(context: RunContext, cache: Path | None) -> SelfTest:
+    """Return the self-test, this job's or one that ``cache`` holds, unless the job was asked to stop."""
     if context.should_stop():
-        return ()
+        return SelfTest(())
     context.report.log("self-test: whether each detector finds the fault that it is for")
-    return self_test()
+    return kept_or_run(self_test, cache, context.device_type)
 
 
 def _to_explain(results: list[Result]) -> list[Result]:

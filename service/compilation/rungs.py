@@ -18,14 +18,16 @@ class Rung:
 
     ``backend`` and ``mode`` are what a job would give to ``torch.compile``. ``compiles_backward``: a training step
     must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches and the toolchain
-    matter. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA device the rung is not applicable.
-    ``rehearses``: it stands in for CUDA graphs on such a device.
+    matter. ``decomposes``: operators are made of others, which may draw other random numbers of the same
+    distribution. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA device the rung is not
+    applicable. ``rehearses``: it stands in for CUDA graphs on such a device.
     """
 
     name: str
     backend: Backend
     compiles_backward: bool = True
     generates_code: bool = False
+    decomposes: bool = False
     mode: str | None = None
     cuda_graphs: bool = False
     rehearses: bool = False
@@ -35,13 +37,14 @@ class Rung:
         return self.cuda_graphs or self.rehearses
 
 
-def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False) -> Rung:
+def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False, decomposes: bool = False) -> Rung:
     compile_mode = COMPILE_MODES[name]
     return Rung(
         name,
         compile_mode.backend,
         compiles_backward,
         generates_code,
+        decomposes or generates_code,
         compile_mode.mode,
         compile_mode.cuda_graphs,
     )
@@ -50,7 +53,7 @@ def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = F
 LADDER: tuple[Rung, ...] = (
     _rung("eager", compiles_backward=False),
     _rung("aot_eager"),
-    _rung("aot_eager_decomp_partition"),
+    _rung("aot_eager_decomp_partition", decomposes=True),
     _rung("inductor", generates_code=True),
     _rung("reduce-overhead", generates_code=True),
 )

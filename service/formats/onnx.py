@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan, prod
 from pathlib import Path
@@ -33,19 +33,31 @@ _NUMBERS = (
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 )  # fmt: skip
 _OPERATORS = """
-Abs Add Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh
-CumSum DepthToSpace Div Dropout Einsum Elu Erf Exp Expand Flatten Floor GRU Gather GatherElements GatherND Gelu
-Gemm GlobalAveragePool GlobalMaxPool GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN
-LSTM LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg PRelu Pad Pow RNN
+Abs Add And Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh
+CumSum DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf Exp Expand Flatten Floor GRU Gather
+GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample
+GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Less
+LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg Not Or PRelu Pad Pow QuantizeLinear RNN
 Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-ReduceSumSquare Relu Reshape Resize ReverseSequence Round ScatterElements ScatterND Selu Shrink Sigmoid Sin Sinh
-Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze
-Upsample Where
+ReduceSumSquare Relu Reshape Resize ReverseSequence Round ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin
+Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh Tile TopK Transpose Trilu
+Unsqueeze Upsample Where Xor
+ai.onnx.ml.Binarizer ai.onnx.ml.LinearClassifier
+ai.onnx.ml.LinearRegressor ai.onnx.ml.Normalizer ai.onnx.ml.Scaler com.microsoft.BiasGelu
+com.microsoft.FastGelu com.microsoft.FusedMatMul com.microsoft.Gelu com.microsoft.QuickGelu
+com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
 """
 OPERATORS = frozenset(_OPERATORS.split())
 """Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
 _MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
 """Operators whose attributes may be: no limit, or what is below every value."""
+_ADVICE = {
+    "ArgMax": "it gives the place of the largest of '{}': make those scores an output, and ask about them",
+    "ArgMin": "it gives the place of the least of '{}': make those scores an output, and ask about them",
+    "ai.onnx.ml.TreeEnsembleClassifier": "trees jump from leaf to leaf, and none are bounded",
+    "ai.onnx.ml.TreeEnsembleRegressor": "trees jump from leaf to leaf, and none are bounded",
+}
+"""What to do about operators that people meet and that nothing bounds, by the name of what they read."""
 INNER = "a graph within it depends on the input; an If whose condition is a constant is supported"
 MOST_ENTRIES = 2**24
 """Entries of a model's input, and of an output, at a batch of one."""
@@ -297,7 +309,8 @@ def outline_of(content: bytes) -> Outline:
     inputs = prod(batch_of_one(graph_input(model)))
     supported = _supported(model)
     unsupported = tuple(
-        f"ONNX {operator_of(node)} (node {name_of(node, index)!r})" + (f", as {INNER}" if any(graphs_in(node)) else "")
+        f"ONNX {operator_of(node)} (node {name_of(node, index)!r})"
+        + (f", as {INNER}" if any(graphs_in(node)) else advice(operator_of(node), node.input))
         for index, node in working_nodes(model)
         if index not in supported
     )
@@ -335,6 +348,11 @@ def operator_of(node: onnx.NodeProto) -> str:
     """Return a node's operator, with its domain where that is not ONNX's own."""
     kind: str = node.op_type
     return kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
+
+
+def advice(operator: str, inputs: Sequence[str]) -> str:
+    """Return what a refusal of an operator adds, where there is more to say than that it has no rule."""
+    return f", as {_ADVICE[operator].format(*inputs[:1])}" if operator in _ADVICE and inputs else ""
 
 
 def name_of(node: onnx.NodeProto, index: int) -> str:

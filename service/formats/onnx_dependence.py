@@ -74,7 +74,8 @@ def _varies(
         return False
     if varying.intersection(read):
         return True
-    if kind == "Compress" or kind not in _SHAPED_BY_SHAPES.union(known) or node.domain not in ("", "ai.onnx"):
+    name = kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
+    if kind == "Compress" or name not in _SHAPED_BY_SHAPES.union(known):
         return bool(values.intersection(read))
     by_values = kind in _SHAPED_BY_VALUES or kind.startswith("Reduce")
     return by_values and bool(values.intersection(node.input[1:]))

@@ -9,6 +9,7 @@ from onnx import helper
 
 from service.formats.onnx_dependence import Dependence
 
+_CLASSIFIER = ("ai.onnx.ml", "LinearClassifier")
 _ZIPPED = ("ai.onnx.ml", "ZipMap")
 
 
@@ -21,12 +22,20 @@ def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def labels_in(model: onnx.ModelProto) -> set[str]:
+    """Return the labels that classifiers give beside their scores."""
+    return {node.output[0] for node in model.graph.node if (node.domain, node.op_type) == _CLASSIFIER}
+
+
 def scores_only(model: onnx.ModelProto, found: Dependence, supported: Collection[int]) -> onnx.ModelProto:
-    """Return the model without the outputs that other nodes than ``supported`` are needed for; with all of them if
-    nothing else is left.
+    """Return the model without labels, and without the outputs that other nodes than ``supported`` are needed for; with
+    all of them if nothing else is left.
     """
+    labels = labels_in(model)
     kept = [
-        output for output in model.graph.output if all(index in supported for index, _ in found.needed([output.name]))
+        output
+        for output in model.graph.output
+        if output.name not in labels and all(index in supported for index, _ in found.needed([output.name]))
     ]
     if kept and len(kept) < len(model.graph.output):
         kept = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in kept]

@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+Infinite = Literal["-Infinity", "Infinity"]
+"""A bound that is no finite number, as JSON has it, which has no such numbers."""
+Bound = float | None | Infinite
+"""An end of an output's bounds; rows of older jobs have ``None`` for one that is not finite."""
 RowVerdict = Literal["verified", "falsified", "unknown", "timeout"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 
@@ -19,6 +23,7 @@ ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 class BoundsRow:
     """Certified output bounds of one instance.
 
+    A bound that overflows is infinite, and ``reason`` says from which operator on bounds are.
     ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
     ``name`` is the query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's
     for it. ``decided_by`` says what gave the verdict: bounds, a witness (the
@@ -33,8 +38,8 @@ class BoundsRow:
     label: int | None = None
     prediction: int | None = None
     verdict: RowVerdict
-    lower: list[float | None]
-    upper: list[float | None]
+    lower: list[Bound]
+    upper: list[Bound]
     margin: float | None
     method: str
     decided_by: str | None = None

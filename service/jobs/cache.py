@@ -15,7 +15,7 @@ from service.jobs.safe_files import Folder
 IN_USE_S = 3600.0
 """A job that starts opens its files within so long; what was used later than that stays, whatever the limit."""
 ABANDONED_S = 86_400.0
-"""What was being made for longer belongs to nobody."""
+"""A partial entry older than this was left behind by a process that died, and is deleted."""
 
 
 def used(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from math import inf, isfinite
+from math import isfinite
 from types import NoneType
 from typing import Any
 
@@ -35,8 +35,15 @@ _TAB = r"'\t'"
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
+_MOST_VALUES = 1_000_000
+
+
 class NotJsonError(ValueError):
     """A document holds what JSON, in which specs travel, does not have."""
+
+
+class ExpansionError(yaml.YAMLError):
+    """Aliases make more of a document than may be read, or a value that holds itself."""
 
 
 class CoreLoader(yaml.SafeLoader):
@@ -108,13 +115,16 @@ def parse(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a text of YAML holds. Raises ``yaml.YAMLError``."""
+    """Return what a text of YAML holds. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
+    compose(text)
     return yaml.load(text, Loader=CoreLoader)  # noqa: S506 - a SafeLoader
 
 
 def compose(text: str) -> yaml.Node | None:
-    """Return the nodes of a text, with their places. Raises ``yaml.YAMLError``."""
+    """Return the nodes of a text, with their places. Raises as :func:`parse_yaml` does."""
     node: yaml.Node | None = yaml.compose(text, Loader=CoreLoader)
+    if node is not None and _values(node, {}) > _MOST_VALUES:
+        raise ExpansionError(f"has aliases that make more than {_MOST_VALUES:,} values of it")
     return node
 
 
@@ -126,23 +136,6 @@ def reason(error: yaml.YAMLError) -> str:
 def short_reason(error: yaml.MarkedYAMLError) -> str:
     """Return :func:`reason` without the place."""
     return f"{error.problem or error.context or error}{_hint(error)}"
-
-
-def expanded_size(node: yaml.Node | None) -> float:
-    """Return how many values a document stands for once each alias is what it names; infinite where one names what it
-    is within. It takes time for the nodes that are written only.
-    """
-    sizes: dict[int, float] = {}
-
-    def size(each: yaml.Node) -> float:
-        if id(each) not in sizes:
-            sizes[id(each)] = inf
-            inner = each.value if isinstance(each, yaml.CollectionNode) else ()
-            parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
-            sizes[id(each)] = 1 + sum(map(size, parts))
-        return sizes[id(each)]
-
-    return 0 if node is None else size(node)
 
 
 def _hint(error: yaml.YAMLError) -> str:
@@ -163,6 +156,24 @@ def check_json(value: Any, path: str) -> None:
         raise NotJsonError(f"{path} is {value}; expected a finite number")
     elif not isinstance(value, (str, int, float, NoneType)):
         raise NotJsonError(f"{path} is a {type(value).__name__} of YAML; expected text, a number, true, false or null")
+
+
+def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Return how many values a node stands for, aliases counted as what they repeat. ``known`` has those of nodes that
+    were counted, and ``None`` for those around this one.
+    """
+    if id(node) in known:
+        if (count := known[id(node)]) is None:
+            raise ExpansionError("has an alias that leads back to a value around it")
+        return count
+    known[id(node)] = None
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [each for pair in node.value for each in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    known[id(node)] = count = 1 + sum(_values(each, known) for each in inside)
+    return count
 
 
 def _written_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

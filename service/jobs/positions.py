@@ -21,7 +21,7 @@ def positions(text: str) -> dict[str, Position]:
         root = documents.compose(text)
     except (yaml.YAMLError, RecursionError):
         return {}
-    return {} if root is None else dict(_fields(root, "", root, frozenset()))
+    return {} if root is None else dict(_fields(root, "", root))
 
 
 def nearest(known: Mapping[str, Position], path: str) -> Position | None:
@@ -31,20 +31,17 @@ def nearest(known: Mapping[str, Position], path: str) -> Position | None:
     return known.get(path)
 
 
-def _fields(node: yaml.Node, path: str, place: yaml.Node, around: frozenset[int]) -> Iterator[tuple[str, Position]]:
+def _fields(node: yaml.Node, path: str, place: yaml.Node) -> Iterator[tuple[str, Position]]:
     """Yield the paths of a node and of all within it. ``place`` is what to point at: the name of a field rather than
-    its value. An alias may lead back to a node ``around`` it, which is not entered again.
+    its value.
     """
     mark = place.start_mark
     yield path, (mark.line + 1, mark.column + 1)
-    if id(node) in around:
-        return
-    inside = around | {id(node)}
     prefix = f"{path}." if path else ""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             if isinstance(name, yaml.ScalarNode):
-                yield from _fields(value, f"{prefix}{name.value}", name, inside)
+                yield from _fields(value, f"{prefix}{name.value}", name)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _fields(value, f"{prefix}{index}", value, inside)
+            yield from _fields(value, f"{prefix}{index}", value)

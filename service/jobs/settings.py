@@ -76,6 +76,12 @@ class Settings(BaseSettings):
         description="requests wait for a broker that restarts until so long after it went, in seconds",
     )
 
+    admin_key_file: Path | None = Field(
+        None,
+        description="file that the first admin key is written to, such as one that workers cannot read; `admin.key` in "
+        "the data folder when absent",
+    )
+
     host: str = Field("127.0.0.1", description="address that the API binds")
     api_processes: int = Field(1, ge=1, le=64, description="API processes of `trivet up`, which share its port")
     port: int = Field(8437, ge=0, le=65535, description="port that the API binds; 0 takes a free one")
@@ -90,6 +96,11 @@ class Settings(BaseSettings):
     request_head_s: float = Field(15.0, gt=0, description="a request's head must be complete in so long, in seconds")
     request_body_s: float = Field(
         30.0, gt=0, description="seconds within which each 10 kB of a request's body must arrive"
+    )
+    response_read_s: float = Field(
+        30.0,
+        gt=0,
+        description="seconds within which a client must take each 10 kB that wait for it; slower ones are cut off",
     )
     tls_cert: Path | None = Field(None, description="certificate chain, PEM")
     tls_key: Path | None = Field(None, description="private key, PEM")
@@ -164,7 +175,16 @@ class Settings(BaseSettings):
     worker_name: str = Field(
         default_factory=socket.gethostname, min_length=1, description="name under which a worker reports itself"
     )
-    worker_address: str = Field("127.0.0.1", description="address at which other hosts of a gang reach this one")
+    worker_address: str | None = Field(
+        None,
+        description="address at which other hosts of a gang reach this one; the one from which it reaches the broker "
+        "when absent",
+    )
+    stop_jobs: bool = Field(
+        False,
+        description="a worker that is stopped stops its jobs first, which write a checkpoint and go back to the queue, "
+        "as in a container, whose end ends all that is in it; else they go on without their worker",
+    )
     warm_supervisors: int = Field(
         1,
         ge=0,
@@ -393,9 +413,9 @@ class Settings(BaseSettings):
         )
 
     @property
-    def admin_key_file(self) -> Path:
+    def admin_key_path(self) -> Path:
         """Return where the first admin key is kept, readable by its owner only."""
-        return self.layout.admin_key
+        return self.admin_key_file or self.layout.admin_key
 
     @property
     def broker_url(self) -> str:

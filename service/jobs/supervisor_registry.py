@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,9 +85,22 @@ class SupervisorRegistry:
                 path.unlink(missing_ok=True)
         return tuple(names)
 
-    def supervisors(self) -> list[Process]:
-        """Return the live supervisors of this host."""
-        return [entry.supervisor for _, entry in self._entries() if entry.supervisor.alive]
+    def stop_all(self, launched: Iterable[int], grace_s: float, report_within_s: float) -> None:
+        """Ask every supervisor of this host to end its group and to give its part back to the queue; kill those that
+        have not done so ``report_within_s`` after the ``grace_s`` that ranks have.
+
+        ``launched`` are processes that may have a part to run and have not entered themselves yet.
+        """
+        entered = [entry.supervisor.pid for _, entry in self._entries() if entry.supervisor.alive]
+        processes = list({*_running(entered), *_running(launched)})
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGINT)
+        _, alive = psutil.wait_procs(processes, timeout=grace_s + report_within_s)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()  # its keeper ends the group
+        psutil.wait_procs(alive, timeout=report_within_s)
 
     def kill(self, ref: AttemptRef) -> None:
         """End a supervisor at once; its keeper ends the group. A keeper that outlives its supervisor until the next
@@ -107,6 +120,12 @@ class SupervisorRegistry:
 
     def _path(self, job_id: str, attempt: int) -> Path:
         return self._folder / f"{job_id}.{attempt}.json"
+
+
+def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 def _read(path: Path) -> SupervisedAttempt | None:

@@ -66,7 +66,7 @@ def certify(
         if batch.rows.shape[1]:
             margin = (analysis.lower_bounds(batch.rows) - batch.thresholds).amin(dim=1)
     tp_group = engine.network.tp_group
-    output = Interval(tp_group.agree(output.lower), tp_group.agree(output.upper))
+    output = _uncrossed(Interval(tp_group.agree(output.lower), tp_group.agree(output.upper)))
     margin = tp_group.agree(margin)
     proved = _proved(margin, output, batch)
     verdicts = tuple(_verdict(bad, good) for bad, good in zip(violated.tolist(), proved.tolist(), strict=True))
@@ -79,6 +79,13 @@ def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> In
     identity = torch.eye(outputs, dtype=like.dtype, device=like.device).reshape(outputs, *shape)
     bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
     return Interval(bounds[:, :outputs], -bounds[:, outputs:])
+
+
+def _uncrossed(output: Interval) -> Interval:
+    """Return the bounds, widened where their ends cross, which they do by rounding: by as much as they do."""
+    missing = (output.lower - output.upper).clamp(min=0)
+    lower, upper = torch.minimum(output.lower, output.upper), torch.maximum(output.lower, output.upper)
+    return Interval(lower - missing, upper + missing)
 
 
 def _proved(margin: Tensor, output: Interval, batch: InstanceBatch) -> Tensor:

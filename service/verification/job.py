@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
-from service.bounds.methods import Bounder, BoundOptions, ProgressMeter
+from service.bounds.methods import IBP, Bounder, BoundOptions, ProgressMeter
 from service.bounds.methods.repeated import Repeating
+from service.bounds.progress import OutOfTimeError
 from service.bounds.workspace import keep_workspaces_small
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import Completion, RunContext
@@ -32,6 +34,7 @@ from service.verification.resume_log import DecidedRow, ResumeLog
 from service.verification.rounding_guard import REASON, RoundingGuard
 from service.verification.search_runner import SearchRunner, StoppedError
 from service.verification.task import RefusedModel, Task, memory_of, method_of
+from service.verification.verdict import Verdict
 
 
 def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
@@ -170,7 +173,7 @@ class _InstanceRunner:
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
             for entry in self._bounded(task, instances, method, searches, guard):
-                row = guard.settled(searches.decided(entry.row))
+                row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
                 self._decided([DecidedRow(_shown(row, task, checker), entry.layers)])
 
     def _resumed(self) -> set[int]:
@@ -199,19 +202,29 @@ class _InstanceRunner:
         guard: RoundingGuard,
     ) -> list[DecidedRow]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
-        begun = time.time()
-        entries = self._entries(task, instances, method, guard.checker)
+        begun, limits = time.time(), [searches.limit_of_bounds(instance) for instance in instances]
+        entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
+        each = (time.time() - begun) / len(instances)
+        entries = [replace(entry, row=replace(entry.row, seconds=each)) for entry in entries]
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
-        self._decided([replace(entry, row=guard.settled(entry.row)) for entry in entries if entry not in waiting])
+        ready = [entry for entry in entries if entry not in waiting]
+        for entry in ready:
+            row = guard.settled(entry.row, searches.limit_of_bounds(entry.instance))
+            self._record([replace(entry, row=row)])
+        self._count(len(ready))
         return waiting
 
     def _entries(
-        self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
+        self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker, deadline: float
     ) -> list[DecidedRow]:
-        """Bound a batch, in smaller ones where memory runs out; an instance too large by itself stays undecided."""
+        """Bound a batch, in smaller ones where memory runs out; an instance too large by itself stays undecided. What
+        is not bounded by the deadline has the bounds of intervals.
+        """
         try:
-            return self._at_once(task, instances, method, checker)
+            return self._at_once(task, instances, method, checker, deadline)
+        except OutOfTimeError:
+            return self._by_intervals(task, instances, checker)
         except Exception as error:
             if not task.engine.survives(error):
                 raise
@@ -224,12 +237,22 @@ class _InstanceRunner:
             return [DecidedRow(row, [])]
         half = len(instances) // 2
         parts = instances[:half], instances[half:]
-        return [entry for part in parts for entry in self._entries(task, part, method, checker)]
+        return [entry for part in parts for entry in self._entries(task, part, method, checker, deadline)]
+
+    def _by_intervals(self, task: Task, instances: list[int], checker: CounterexampleChecker) -> list[DecidedRow]:
+        """Bound a batch by what takes next to no time, where there was none for more."""
+        make_room(task.device)
+        note = f"its seconds were spent on bounds by {task.method_label}; these are by intervals"
+        entries = self._at_once(task, instances, task.engine.bounder(IBP), checker, inf)
+        rows = [replace(each.row, method=IBP.label + task.engine.arithmetic.note) for each in entries]
+        reasons = [note if row.verdict == Verdict.UNKNOWN.value else None for row in rows]
+        found = zip(rows, reasons, entries, strict=True)
+        return [replace(entry, row=replace(row, reason=reason)) for row, reason, entry in found]
 
     def _at_once(
-        self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
+        self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker, deadline: float
     ) -> list[DecidedRow]:
-        batch, options = task.asked.batch(instances, task.like), self._metered(task, len(instances))
+        batch, options = task.asked.batch(instances, task.like), self._metered(task, len(instances), deadline)
         outcome = certify(task.engine, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
@@ -237,20 +260,34 @@ class _InstanceRunner:
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
-    def _metered(self, task: Task, size: int) -> BoundOptions:
-        """Return the task's options, whose progress tells how far the analysis of a batch of ``size`` instances is."""
-        if (progress := self.progress) is None:
-            return task.options
-        progress.begin_batch()
-        return replace(task.options, progress=ProgressMeter(lambda share: progress.analyse(size, share)))
+    def _metered(self, task: Task, size: int, deadline: float) -> BoundOptions:
+        """Return the task's options, whose progress tells how far the analysis of a batch of ``size`` instances is, and
+        ends it at the deadline where no other rank waits.
+        """
+
+        def tell(share: float) -> None:
+            if self.progress is not None:
+                self.progress.analyse(size, share)
+
+        if self.progress is not None:
+            self.progress.begin_batch()
+        if task.engine.is_alone and task.search_group.axis.size == 1:
+            return task.options.until(deadline, tell)
+        return task.options if self.progress is None else replace(task.options, progress=ProgressMeter(tell))
 
     def _decided(self, entries: list[DecidedRow]) -> None:
+        self._record(entries)
+        self._count(len(entries))
+
+    def _record(self, entries: list[DecidedRow]) -> None:
         if self.loaded.assignment.leads:
             self.resume_log.add(entries)
             for entry in entries:
                 self._tell(entry)
+
+    def _count(self, decided: int) -> None:
         if self.progress is not None:
-            self.progress.decide(len(entries))
+            self.progress.decide(decided)
 
     def _tell(self, entry: DecidedRow) -> None:
         if self.loaded.assignment.leads:

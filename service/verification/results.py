@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import pyarrow
 import torch
@@ -31,7 +31,7 @@ _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict
 def rows_of(
     outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None
 ) -> list[BoundsRow]:
-    """Return a row per instance; numbers that are not finite are ``None``.
+    """Return a row per instance; bounds that are not finite are infinite, and a margin is ``None`` then.
 
     ``predictions`` are the model's classes of labelled samples.
     """
@@ -44,12 +44,12 @@ def rows_of(
             label=asked.label(instance),
             prediction=None if predictions is None else predictions[index],
             verdict=verdict.value,
-            lower=[_finite(value) for value in lower[index]],
-            upper=[_finite(value) for value in upper[index]],
+            lower=[value if isfinite(value) else "-Infinity" for value in lower[index]],
+            upper=[value if isfinite(value) else "Infinity" for value in upper[index]],
             margin=_finite(margins[index]),
             method=method,
             decided_by=_DECIDED_BY[verdict],
-            reason=_undecided(asked, instance) if verdict is Verdict.UNKNOWN else None,
+            reason=_undecided(asked, instance, _overflow(outcome, index)) if verdict is Verdict.UNKNOWN else None,
             seconds=outcome.seconds,
             domains=1,
             counterexample=witnesses[index].double().tolist() if verdict is Verdict.FALSIFIED else None,
@@ -58,8 +58,21 @@ def rows_of(
     ]
 
 
-def _undecided(asked: Property, instance: int) -> str:
-    return "only bounds were asked for" if asked.query(instance) is None else "the bounds do not decide it"
+def _undecided(asked: Property, instance: int, overflow: str) -> str:
+    reason = "only bounds were asked for" if asked.query(instance) is None else "the bounds do not decide it"
+    return reason + overflow
+
+
+def _overflow(outcome: Outcome, index: int) -> str:
+    """Return from where on the bounds of an instance of a batch are not finite, if those of its outputs are not."""
+    ends = outcome.output.lower[index], outcome.output.upper[index]
+    if all(bool(end.isfinite().all()) for end in ends):
+        return ""
+    for name, bounds in outcome.inputs.items():
+        if not all(bool(end[index].isfinite().all()) for each in bounds for end in (each.lower, each.upper)):
+            return f"; bounds are infinite from what {name!r} reads on"
+    last = next(reversed(outcome.inputs), None)
+    return f"; bounds are infinite from {last!r} on" if last is not None else "; the sums of its bounds overflow"
 
 
 def refused_row(instance: int, method: str, asked: Property, reason: str) -> BoundsRow:
@@ -198,20 +211,21 @@ def summary(rows: Sequence[BoundsRow], has_labels: bool, eps: float | None) -> M
 def _widths(rows: Iterable[BoundsRow]) -> Iterable[float | None]:
     for row in rows:
         for low, high in zip(row.lower, row.upper, strict=True):
-            yield high - low if low is not None and high is not None else None
+            yield high - low if isinstance(low, float) and isinstance(high, float) else None
 
 
 PARQUET = "application/vnd.apache.parquet"
 _FILE = "bounds.parquet"
+ENDS = ("lower", "upper")
 _COLUMNS = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
 
 
 def _column(annotation: Any) -> pyarrow.DataType:
     """Return the type of the column for a field with this annotation; every column may hold null."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is UnionType:
-        (kind,) = (argument for argument in arguments if argument is not NoneType)
-        return _column(kind)
+    if origin in {Union, UnionType}:
+        kinds = [argument for argument in arguments if argument is not NoneType]
+        return _column(float if float in kinds else kinds[0])
     if origin is Literal:
         return _column(type(arguments[0]))
     return pyarrow.list_(_column(arguments[0])) if origin is list else _COLUMNS[annotation]
@@ -225,5 +239,11 @@ def write_rows(rows: Sequence[BoundsRow], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / _FILE
     with atomic_draft(target) as draft:
-        parquet.write_table(pyarrow.Table.from_pylist([row.as_dict() for row in rows], SCHEMA), draft)
+        parquet.write_table(pyarrow.Table.from_pylist([_with_numbers(row) for row in rows], SCHEMA), draft)
     return target
+
+
+def _with_numbers(row: BoundsRow) -> dict[str, Any]:
+    """Return the fields of a row with infinite bounds as the numbers that they are."""
+    ends = {side: [float(end) if isinstance(end, str) else end for end in getattr(row, side)] for side in ENDS}
+    return row.as_dict() | ends

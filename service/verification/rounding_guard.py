@@ -8,6 +8,7 @@ unknown.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import prepare
+from service.bounds.progress import OutOfTimeError
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.verification.certify import certify
@@ -45,9 +47,16 @@ class RoundingGuard:
     checker: CounterexampleChecker
     search: Search
 
+    def settled(self, row: BoundsRow, limit: float = inf) -> BoundsRow:
+        """Return the row, or what float64 says where rounding may explain its verdict, within ``limit`` seconds of all
+        that is said of it.
+        """
+        started = time.monotonic()
+        found = self._settled(row, started + limit - row.seconds)
+        return found if found is row else replace(found, seconds=row.seconds + time.monotonic() - started)
+
     @torch.no_grad()
-    def settled(self, row: BoundsRow) -> BoundsRow:
-        """Return the row, or what float64 says where rounding may explain its verdict."""
+    def _settled(self, row: BoundsRow, deadline: float) -> BoundsRow:
         query = self.task.asked.query(row.instance)
         if row.verdict != Verdict.VERIFIED.value or query is None or self.task.like.dtype != torch.float32:
             return row
@@ -58,7 +67,10 @@ class RoundingGuard:
             return _undecided(row)
         # Bounds in float64 lose next to nothing; what is left is what the model itself makes of its inputs in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
-        again = self._again(row, rounding)
+        try:
+            again = self._again(row, rounding, deadline)
+        except OutOfTimeError:
+            return _undecided(row)
         return again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _undecided(again)
 
     def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
@@ -90,12 +102,13 @@ class RoundingGuard:
         checker = CounterexampleChecker(module, engine.network.tp_group, task.runtime)
         return replace(task, module=module, engine=engine), checker
 
-    def _again(self, row: BoundsRow, rounding: float) -> BoundsRow:
+    def _again(self, row: BoundsRow, rounding: float, deadline: float) -> BoundsRow:
         """Return the verdict of bounds in float64, or of a search where these leave it open."""
         assert self._double is not None
         task, checker = self._double
         bounder = task.engine.bounder(method_of(task.spec))
-        outcome = certify(task.engine, checker, bounder, task.options, task.asked.batch([row.instance], task.like))
+        batch, options = task.asked.batch([row.instance], task.like), task.options.until(deadline)
+        outcome = certify(task.engine, checker, bounder, options, batch)
         margin = float(outcome.margin[0])
         if isfinite(margin) and margin > rounding:
             return replace(row, margin=margin)

@@ -13,6 +13,7 @@ import torch
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
+from service.jobs.spec.verify import VerifyBudget
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import ModelUnderVerification
@@ -51,11 +52,15 @@ class SearchRunner:
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
     def decided(self, row: BoundsRow) -> BoundsRow:
-        """Return the row with what the search found. Raises :class:`StoppedError`."""
-        query = self._query(row)
+        """Return the row with what the search found in the seconds that its bounds have left. Raises
+        :class:`StoppedError`.
+        """
+        query, limit = self._query(row), self.limit(row.instance) - row.seconds
         assert query is not None
+        if self.task.anywhere(limit <= 0):
+            return self._timeout(row)
         try:
-            decision, left, spent = self._searched(row.instance, query)
+            decision, left, spent = self._searched(row.instance, query, limit)
         except Exception as error:
             if not self.task.survives(error):
                 raise
@@ -64,16 +69,19 @@ class SearchRunner:
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
             self._report(row.instance, DecisionProgress(decision.domains, left, decision.bound, decision.seconds))
-        found, limit = _found(decision, row), self._limit(row.instance)
+        found = _found(decision, row)
         if decision.verdict is not Verdict.UNKNOWN:
             return replace(found, verdict=decision.verdict.value, reason=None)
         if decision.seconds >= limit and decision.shortage is None:
-            return replace(found, verdict="timeout", reason=f"its {limit:g} seconds were spent")
+            return self._timeout(found)
         short = None if decision.shortage is None else str(decision.shortage)
         reason = short or spent or "what is left open cannot be split"
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
-    def _searched(self, instance: int, query: Query) -> tuple[Decision, int, str | None]:
+    def _timeout(self, row: BoundsRow) -> BoundsRow:
+        return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")
+
+    def _searched(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
         """Return the decision, how many domains stayed open, and what part of the budget ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         report = self._reporting(instance)
@@ -84,17 +92,24 @@ class SearchRunner:
             report(progress)
 
         try:
-            limit = self._limit(instance)
             decision = decide(self._model, query, method_of(self.task.spec), limit, hear, restarts=budget.restarts)
         except _SpentError:
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
             return halted, last.open, f"budget.domains: {budget.domains} were bounded"
         return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
 
-    def _limit(self, instance: int) -> float:
-        """Return the seconds that the instance's search may take."""
+    def limit(self, instance: int) -> float:
+        """Return the seconds that the instance may take, from its bounds on."""
         own = self.task.asked.seconds(instance)
         return self.task.spec.budget.seconds if own is None else own
+
+    def limit_of_bounds(self, instance: int) -> float:
+        """Return the seconds that the instance's bounds may take: those of the instance where it may be searched, or
+        where the job says some, and else no end of them.
+        """
+        spec = self.task.spec
+        is_limited = spec.searches() or spec.budget.seconds != VerifyBudget().seconds
+        return self.limit(instance) if is_limited else inf
 
     def _query(self, row: BoundsRow) -> Query | None:
         return self.task.asked.query(row.instance)

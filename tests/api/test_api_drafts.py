@@ -76,8 +76,11 @@ def test_what_json_does_not_have_is_refused(client: TestClient, text: str, messa
 def test_few_lines_that_stand_for_gigabytes_harm_nobody(client: TestClient) -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
-    assert "stands for more than" in check(client, bomb)["errors"][0]["message"]
-    assert "stands for more than" in check(client, "a: &a [*a]\n")["errors"][0]["message"]
+    huge = "a: &a [" + "x, " * 999 + "x]\nb: [" + ", ".join(["*a"] * 900) + "]\n"
+    told = [check(client, text)["errors"][0]["message"] for text in (bomb, "a: &a [*a]\n", huge)]
+    assert "alias" in told[0]
+    assert "leads back" in told[1]
+    assert "stands for more than" in told[2]
     assert check(client, "a: &a [1]\nb: *a\n")["spec"] == {"a": [1], "b": [1]}
 
 

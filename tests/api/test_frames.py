@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.frames import Cursor, Frame, FrameBatch, batches, in_order
+from api.frames import Cursor, Form, Frame, FrameBatch, batches, in_order
 from service.jobs.store.tail import RawEvent, parse_id
 
 JOBS = ["job_a", "job_b", "job_c"]
@@ -87,4 +87,25 @@ def test_a_frame_carries_its_job_and_id_and_stays_one_line() -> None:
     assert head == "event: log"
     assert json.loads(data.removeprefix("data: ")) == {"job": "job_a", "id": "5-1", "type": "log", "line": "a\nb"}
     assert rest == ["", ""]
-    assert FrameBatch("job_a", (frame,)).encoded.startswith(b"id: 5-1\nevent: log\n")
+    found = Cursor().take([FrameBatch("job_a", (frame,))])
+    assert found is not None
+    assert found.encoded(Form(composite=False)).startswith(b"id: 5-1\nevent: log\n")
+    assert found.encoded(Form(composite=True)).startswith(b"id: 5;job_a=1\nevent: log\n")
+
+
+def test_bytes_are_encoded_once_for_all_who_want_the_same() -> None:
+    found = Cursor().take(batches({"job_a": [event("job_a", (1, 0)), event("job_a", (2, 0), "log")]}, 10))
+    assert found is not None
+    whole = found.encoded(Form(composite=True))
+    assert found.encoded(Form(composite=True)) is whole
+    logs = found.encoded(Form(composite=True, types=frozenset({"log"})))
+    assert logs.count(b"event: ") == 1 < whole.count(b"event: ")
+    assert logs.startswith(b"id: 2;job_a=0\n"), "who resumes there has what came before"
+
+
+def test_jobs_that_are_shown_no_more_leave_the_cursor_and_cost_the_others_nothing() -> None:
+    cursor = Cursor(base="1000-0")
+    cursor.take(batches({job: [event(job, (at, 0))] for job, at in (("job_a", 20_000), ("job_b", 30_000))}, 10))
+    cursor.forget(["job_a", "job_c"], ["job_b", "job_d"])
+    assert (cursor.of("job_b"), cursor.of("job_d")) == ("30000-0", "1000-0")
+    assert cursor.of("job_a") == cursor.of("job_e") == "15000-0"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 
 import redis as redis_py
 
-from api.frames import Cursor, Frame
-from api.stream import Hub, HubSettings, Subscription
+from api.frames import Cursor, Form
+from api.stream import Hub, HubSettings
 from service.jobs.store import Credential
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS
 from service.jobs.store.tail import RawEvent, StreamTail
@@ -42,29 +43,27 @@ async def follow(broker: str, redis: redis_py.Redis) -> tuple[list[set[str]], in
     hub = Hub(tail, lambda _: set(), HubSettings(STREAMS, STREAMS, block_ms=20, discover_s=0.02))
     hub.start()
     with ExitStack() as opened:
-        everything = (hub.subscribe(KEY, Cursor(), {"job_0"}, project=None, everything=True) for _ in range(STREAMS))
+        form = Form(composite=True)
+        everything = (hub.subscribe(KEY, Cursor(), {}, form, project=None, everything=True) for _ in range(STREAMS))
         streams = [opened.enter_context(each) for each in everything]
         for stream in streams:
             while not stream.joined:
-                advance(stream, [frame for batch in await hub.catch_up(stream) for frame in batch.frames])
+                await hub.catch_up(stream)
         before, shown = tail.own, [set[str]() for _ in streams]
         for number in range(1, JOBS_AFTER + 1):
             add(redis, f"job_{number}", number)
             await asyncio.sleep(0.03)
         async with asyncio.timeout(LIMIT_S):
-            while not all(len(jobs) == JOBS_AFTER for jobs in shown):
+            while not all(len(jobs) == JOBS_AFTER + 1 for jobs in shown):
                 await asyncio.sleep(0.02)
                 for jobs, stream in zip(shown, streams, strict=True):
-                    taken = [frame for batch in stream.take() for frame in batch.frames]
-                    advance(stream, taken)
-                    jobs.update(frame.job_id for frame in taken)
+                    jobs.update(shown_jobs(stream.take()))
         await hub.stop()
     return shown, tail.own - before
 
 
-def advance(stream: Subscription, frames: list[Frame]) -> None:
-    for frame in frames:
-        stream.cursor.advance(frame)
+def shown_jobs(content: bytes) -> list[str]:
+    return re.findall(r'"job":"(\w+)"', content.decode())
 
 
 def test_streams_over_all_jobs_learn_of_new_ones_without_a_read_of_their_own(
@@ -72,5 +71,73 @@ def test_streams_over_all_jobs_learn_of_new_ones_without_a_read_of_their_own(
 ) -> None:
     add(redis, "job_0", 0)
     shown, own = asyncio.run(follow(broker, redis))
-    assert shown == [{f"job_{number}" for number in range(1, JOBS_AFTER + 1)}] * STREAMS
+    assert shown == [{f"job_{number}" for number in range(JOBS_AFTER + 1)}] * STREAMS
     assert own == 0
+
+
+async def resumed_beside_another(broker: str, redis: redis_py.Redis) -> tuple[int, list[str]]:
+    """Return how often a stream read for itself that came back to a job on which nothing happened since, while another
+    one follows it, and what it showed.
+    """
+    tail = CountingTail.connect(broker)
+    hub = Hub(tail, lambda _: set(), HubSettings(2, 2, block_ms=20, discover_s=0.02))
+    hub.start()
+    form, states = Form(composite=False), {"job_0": "running"}
+    with (
+        hub.subscribe(KEY, Cursor(base="9-0"), states, form, project=None) as other,
+        hub.subscribe(KEY, Cursor(base="5-0"), states, form, project=None) as resumed,
+    ):
+        while not other.joined:
+            await hub.catch_up(other)
+        before, seen = tail.own, b""
+        async with asyncio.timeout(LIMIT_S):
+            while not resumed.joined:
+                seen += await hub.catch_up(resumed)
+            own = tail.own - before
+            redis.xadd(JOB_EVENTS("job_0"), {"t": "log", "d": '{"type":"log"}'}, id="12-0")
+            while b"id: 12-0" not in seen:
+                await asyncio.sleep(0.01)
+                seen += resumed.take()
+        await hub.stop()
+    return own, re.findall(r"id: (\S+)", seen.decode())
+
+
+def test_a_stream_that_resumes_before_the_position_of_another_joins_it(broker: str, redis: redis_py.Redis) -> None:
+    for at in ("3-0", "7-0"):
+        redis.xadd(JOB_EVENTS("job_0"), {"t": "log", "d": '{"type":"log"}'}, id=at)
+    own, seen = asyncio.run(resumed_beside_another(broker, redis))
+    assert own == 1
+    assert seen == ["7-0", "12-0"]
+
+
+async def shared(broker: str, redis: redis_py.Redis) -> list[bytes]:
+    """Return what each stream was handed of one event, once all are in step."""
+    hub = Hub(StreamTail.connect(broker), lambda _: set(), HubSettings(STREAMS, STREAMS, block_ms=20, discover_s=0.02))
+    hub.start()
+    form = Form(composite=True)
+    with ExitStack() as opened:
+        streams = [
+            opened.enter_context(hub.subscribe(KEY, Cursor(), {}, form, project=None, everything=True))
+            for _ in range(STREAMS)
+        ]
+        async with asyncio.timeout(LIMIT_S):
+            for stream in streams:
+                while not stream.joined:
+                    await hub.catch_up(stream)
+            while not all(stream in stream.feed.in_step for stream in streams):
+                await asyncio.sleep(0.01)
+            before = [stream.take() for stream in streams]
+            assert all(b'"job":"job_0"' in each for each in before)
+            add(redis, "job_0", 0)
+            while not all(stream.wake.is_set() for stream in streams):
+                await asyncio.sleep(0.01)
+        handed = [stream.take() for stream in streams]
+        await hub.stop()
+    return handed
+
+
+def test_streams_over_the_same_jobs_are_handed_the_same_bytes(broker: str, redis: redis_py.Redis) -> None:
+    add(redis, "job_0", 0)
+    handed = asyncio.run(shared(broker, redis))
+    assert b'"job":"job_0"' in handed[0]
+    assert all(each is handed[0] for each in handed)

@@ -27,6 +27,7 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a site whose name leads here
 ]
 expect.set_options(timeout=300_000)
 PATIENT = StoreLimits(lease_s=3600, heartbeat_s=3600)

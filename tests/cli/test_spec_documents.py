@@ -24,6 +24,9 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 
+LAUGHTER = ("a: &a0 [1]\n" + "".join(f"b{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9))).encode()
+"""Some hundred bytes that stand for nine to the eighth values."""
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -77,6 +80,8 @@ def test_a_byte_order_mark_says_how_a_file_is_written(tmp_path: Path, encoding: 
         (b"name: \xff\n", "cannot read"),
         (codecs.BOM_UTF16_LE + b"a", "cannot read"),
         (b"[" * 5_000, "is nested too deeply"),
+        (b"steps: &steps [1, *steps]", "has an alias that leads back to a value around it"),
+        (LAUGHTER, "has aliases that make more than 1,000,000 values of it"),
     ],
 )
 def test_what_is_neither_is_refused_in_words(tmp_path: Path, content: bytes, said: str) -> None:

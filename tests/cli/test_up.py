@@ -53,7 +53,8 @@ def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
     assert "not the service" not in said(data).read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path, number: signal.Signals) -> None:
     data = tmp_path / "data"
     with up(data) as process:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,27 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
         found = counters["inductor"]
         assert found["fxgraph_cache_hit"] == 2, found
         assert found["fxgraph_cache_miss"] == 0
+
+
+def test_a_second_job_on_the_host_takes_the_self_test_of_the_first_and_says_so(
+    data: DataLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs = [(Proof("none", "nothing", False, ""),)]
+    monkeypatch.setattr(job, "self_test", proofs.pop)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", "")
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_LOCK_DIR", "")
+    since = []
+    for _ in range(2):
+        run(spec(model=MLP, modes=["eager"], phases=["inference"], steps=2), context(data)[0])
+        since.append(report(data)["selftest_kept_since"])
+        assert report(data)["selftest"] == [
+            {"detector": "none", "fault": "nothing", "fired": False, "message": "", "holds": True}
+        ]
+    assert since[0] == ""
+    assert datetime.fromisoformat(since[1]) <= datetime.now(UTC)
+    assert not proofs
+    assert str(tmp_path / "kept" / "precompiled_headers") == torch._inductor.codecache._HEADER_DIR
 
 
 @pytest.mark.usefixtures("_proven")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,14 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def marks_in(source: str) -> Iterator[int]:
     """Lines that name the step mark."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         names = [node.attr] if isinstance(node, ast.Attribute) else []
         names += [node.id] if isinstance(node, ast.Name) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom | ast.Import) else []
@@ -38,7 +44,7 @@ def marks_in(source: str) -> Iterator[int]:
 
 def compilations_in(source: str) -> Iterator[int]:
     """Lines that call a method ``compile``, or name that of torch; ``re.compile`` is another matter."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         called = node.func if isinstance(node, ast.Call) else node
         if isinstance(called, ast.Attribute) and called.attr == "compile":
             owner = called.value.id if isinstance(called.value, ast.Name) else ""
@@ -50,7 +56,7 @@ def compilations_in(source: str) -> Iterator[int]:
 
 def calls_of_modules_in(source: str) -> Iterator[int]:
     """Lines that call a held module itself: ``self.model(x)``, ``stages[0](x)``, ``parts.modules[name](x)``."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
             indexed = isinstance(node.func, ast.Subscript)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from divided_tensors import whole
+from lanes import first_fast
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -150,14 +151,14 @@ def check_collectives(grid: mesh.Mesh) -> dict[str, Any]:
     return found
 
 
-def everything(tp: int) -> dict[str, Any]:
+def everything(tp: int, compiled: bool) -> dict[str, Any]:
     device = distributed.start("cpu")
     grid = mesh.build(ParallelSpec(tp=tp), device.type)
     found = {
         "even": check_mlp(MLPS["even"], grid),
         "odd": check_mlp(MLPS["odd"], grid),
         "transformer": check_transformer(grid),
-        "compiled": check_compiled(grid),
+        "compiled": check_compiled(grid) if compiled else {},
         "cross_entropy": check_cross_entropy(grid),
         "collectives": check_collectives(grid),
     }
@@ -165,11 +166,13 @@ def everything(tp: int) -> dict[str, Any]:
     return found
 
 
-def test_two_ranks_equal_one(torchrun: Any) -> None:
-    for rank, found in enumerate(torchrun(everything, ranks=2, tp=2)):
+@pytest.mark.parametrize("compiled", first_fast(1, [False, True]))
+def test_two_ranks_equal_one(torchrun: Any, compiled: bool) -> None:
+    for rank, found in enumerate(torchrun(everything, ranks=2, tp=2, compiled=compiled)):
         assert max(found["even"].values()) < TOLERANCE, found["even"]
         assert max(found["odd"].values()) < TOLERANCE, found["odd"]
-        assert max(found["compiled"].values()) < TOLERANCE, found["compiled"]
+        assert bool(found["compiled"]) == compiled
+        assert max(found["compiled"].values(), default=0.0) < TOLERANCE, found["compiled"]
         transformer = found["transformer"]
         assert transformer.pop("shard") == [3, 10, 16]
         assert transformer.pop("kinds") == ["DTensor"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.lock", "torch.lock")
+OF_RANKS: tuple[str, ...] = runpy.run_path(str(ROOT / "docker" / "lock.py"))["OF_RANKS"]
+LOCKS = ("requirements.lock", "worker.lock", "torch-cuda.lock", "torch-cpu.lock")
 ENTRY = re.compile(r"(?m)^([A-Za-z0-9._-]+)==(\S+)(.*?\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)")
 
 
@@ -62,20 +64,30 @@ def test_a_lock_has_the_versions_of_the_constraints(name: str) -> None:
 
 def test_the_locks_hold_all_that_is_needed_in_versions_that_are_allowed() -> None:
     """`make lock` writes them again."""
-    both = locked("requirements.lock") | locked("torch.lock")
     needed = runtime()
-    assert "torch" in locked("torch.lock")
-    assert [each for each in needed if not each.specifier.contains(both[str(canonicalize_name(each.name))])] == []
-    assert closure(needed) - both.keys() == set()
-    assert locked("requirements.lock").keys() & locked("torch.lock").keys() == set()
+    for torch in ("torch-cuda.lock", "torch-cpu.lock"):
+        parts = [locked(name) for name in ("requirements.lock", "worker.lock", torch)]
+        whole = parts[0] | parts[1] | parts[2]
+        assert "torch" in parts[2]
+        assert [each for each in needed if not each.specifier.contains(whole[str(canonicalize_name(each.name))])] == []
+        assert closure(needed) - whole.keys() == set()
+        assert len(whole) == sum(map(len, parts))
 
 
-def test_the_image_is_built_from_the_locks_alone() -> None:
-    """Each package that it installs has its digest checked, and the files are let into the build."""
+def test_the_api_has_what_it_needs_and_nothing_that_only_ranks_do() -> None:
+    needed = [each for each in runtime() if each.name not in OF_RANKS]
+    assert closure(needed) - locked("requirements.lock").keys() == set()
+    assert locked("requirements.lock").keys() & set(OF_RANKS) == set()
+
+
+def test_images_are_built_from_the_locks_alone() -> None:
+    """Each package that one installs has its digest checked, or is this one, and the files are let into the build."""
     text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
-    installs = re.findall(r"pip install ((?:(?!&&|;).)*)", text)
-    assert len(installs) == 3
-    assert all("--require-hashes" in each or "--no-build-isolation --no-deps ." in each for each in installs)
+    installs = re.findall(r"pip install ((?:(?!&&|;|\|\|).)*)", text)
+    assert sum("--require-hashes --no-deps" in each for each in installs) == 3
+    assert sum(each.split() == ["--no-deps", "/wheel/*.whl"] for each in installs) == len(installs) - 3
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     copied = [word for line in re.findall(r"(?m)^COPY (.*)$", text) for word in line.split()[:-1]]
-    assert [each for each in copied if f"!{each}" not in allowed or not (ROOT / each).exists()] == []
+    mounted = re.findall(r"type=bind,source=([^,]*\.lock)", text)
+    assert {*mounted, *LOCKS} == {*mounted}
+    assert [each for each in (*copied, *mounted) if f"!{each}" not in allowed or not (ROOT / each).exists()] == []

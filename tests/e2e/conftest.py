@@ -1,4 +1,4 @@
-"""The whole service of the end-to-end tests, started once."""
+"""The whole service of a file of end-to-end tests, started once: its agent and its broker are never quite idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from running_service import Service, start, stop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running = start(tmp_path_factory.mktemp("service") / "data")
     yield running

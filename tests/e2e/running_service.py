@@ -64,7 +64,8 @@ class Service:
 def start(data: Path, **variables: str) -> Service:
     """Start ``trivet up`` on ``data``, with these environment variables, and return when it takes jobs."""
     environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_PORT": "0", "TRIVET_CPU_SLOTS": "4"}
-    environment |= variables
+    # A spare imports, after each job's start, all that the kinds of jobs need.
+    environment |= {"TRIVET_WARM_SUPERVISORS": "0", **variables}
     environment.pop("TRIVET_REDIS_URL", None)
     with (data.parent / "up.log").open("ab") as log:
         process = subprocess.Popen(

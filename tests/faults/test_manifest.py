@@ -11,7 +11,7 @@ from worker_fleet import Fleet
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.safe_files import Folder
-from workers.supervisor.publisher import clear_unpublished, publish
+from workers.supervisor.publisher import UnusableArtifact, clear_unpublished, publish
 
 
 def looked_at(fleet: Fleet, ref: AttemptRef) -> str:
@@ -45,6 +45,20 @@ def test_manifest_and_bytes_agree_while_a_job_writes_is_cancelled_and_runs_again
     fleet.store.jobs.cancel(ref.job_id)
     assert fleet.ended(again).state == "cancelled"
     looked_at(fleet, again)
+
+
+def test_a_file_that_grows_while_it_is_published_is_not_entered(paths: JobPaths) -> None:
+    path = paths.artifacts / "model.safetensors"
+    path.write_bytes(b"w" * 100)
+
+    def grow() -> bool:
+        with path.open("ab") as file:
+            file.write(b"v")
+        return False
+
+    with pytest.raises(UnusableArtifact, match="written to while it was published"):
+        publish(paths, "model.safetensors", "x/y", copied_bytes=10, is_over=grow)
+    assert list(paths.published.iterdir()) == []
 
 
 def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(paths: JobPaths) -> None:

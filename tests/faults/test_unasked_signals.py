@@ -104,6 +104,10 @@ def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, numb
         job = fleet.job(ref)
         assert (job.state, job.attempt) == ("queued" if (role, number) in LOST else "failed", 1), (role, job)
         assert LOST.get((role, number), "") in (job.reason or "")
+        if role == "launcher":
+            assert job.error is not None
+            assert (job.error.type, job.error.rank) == ("LaunchFailed", None)
+            assert f"torchrun was ended by {number.name}" in job.error.message
         assert job.result is None
         eventually(lambda ref=ref: not processes_of(ref))
     fleet.beat()

@@ -1,8 +1,9 @@
 """A plugin of pytest: tests are collected once, then run by several processes that are forked from the one that did.
 
 Each takes a file of tests after the other, so a fixture of a module is made once; those of the session are made by each
-process. What a process says about its tests is reported by the first one, as if it had run them. A test that ends its
-process has failed, and another process takes up the rest of the file.
+process. Files that took long in an earlier run come first, so that all processes end together. What a process says
+about its tests is reported by the first one, as if it had run them. A test that ends its process has failed, and
+another process takes up the rest of the file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import pytest
 from workers.linux import die_with_parent
 
 INDEX_BYTES = 4
+SECONDS_OF_FILES = "trivet/seconds-of-files"
+"""What pytest's cache keeps from run to run."""
 
 
 @dataclass
@@ -43,6 +46,10 @@ class Runner:
         read = os.read(self.said, 1 << 16)
         *lines, self.rest = (self.rest + read).split(b"\n")
         return (pickle.loads(base64.b64decode(line)) for line in lines) if read else None
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 class Quiet:
@@ -71,6 +78,7 @@ class ForkedTests:
         self._processes = processes
         self._scratch = scratch
         self._running: list[Runner] = []
+        self._seconds: dict[str, float] = {}
         self._selector = selectors.DefaultSelector()
 
     @pytest.hookimpl(tryfirst=True)
@@ -79,10 +87,11 @@ class ForkedTests:
             return None  # pytest's own loop says what there is to say
         self._session = session
         self._index = {item: index for index, item in enumerate(session.items)}
-        files: dict[Path, list[pytest.Item]] = {}
+        files: dict[str, list[pytest.Item]] = {}
         for item in session.items:
-            files.setdefault(item.path, []).append(item)
-        self._files = list(files.values())
+            files.setdefault(_file(item.nodeid), []).append(item)
+        seconds = self._remembered()
+        self._files = [files[name] for name in sorted(files, key=lambda name: -seconds.get(name, 0.0))]
         self._to_do, write = os.pipe()
         os.write(write, b"".join(index.to_bytes(INDEX_BYTES) for index in range(len(self._files))))
         os.close(write)
@@ -95,9 +104,19 @@ class ForkedTests:
             for number in range(min(self._processes, len(self._files))):
                 self._fork(number)
             self._listen()
+            self._remember()
         finally:
             self._end()
         return True
+
+    def _remembered(self) -> dict[str, float]:
+        """How long each file took when it was run last, where that is known."""
+        cache = getattr(self._session.config, "cache", None)
+        return dict(cache.get(SECONDS_OF_FILES, {})) if cache else {}
+
+    def _remember(self) -> None:
+        if cache := getattr(self._session.config, "cache", None):
+            cache.set(SECONDS_OF_FILES, {**self._remembered(), **self._seconds})
 
     def _listen(self) -> None:
         """Report what the processes say until none of them is left."""
@@ -118,6 +137,8 @@ class ForkedTests:
         runner.has_ended = "ended" in message
         if "report" in message:
             report = config.hook.pytest_report_from_serializable(config=config, data=message["report"])
+            file = _file(report.nodeid)
+            self._seconds[file] = self._seconds.get(file, 0.0) + report.duration
             config.hook.pytest_runtest_logreport(report=report)
 
     def _bury(self, runner: Runner) -> None:

@@ -20,10 +20,15 @@ from typing import Any, TextIO
 import psutil
 import pytest
 
+from workers.linux import ROOM
+
 ROOT = Path(__file__).parents[2]
 HELPERS = Path(__file__).parent
 RANK_MAIN, RANK_SERVER = HELPERS / "rank_main.py", HELPERS / "rank_server.py"
 NVIDIA = Path("/dev/nvidiactl")
+"""Where it is, imports start threads, and a process that has some cannot be forked."""
+OF_TESTS = ("PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables that tests, or what they call, set in their own process, and that no rank needs."""
 LIMIT_SECONDS = 600.0
 """A group, or the import of a server, takes so long only if something is broken, on however busy a machine."""
 
@@ -75,7 +80,8 @@ def _environment() -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")]),
     }
-    environment.pop("PYTEST_CURRENT_TEST", None)
+    for name in OF_TESTS:
+        environment.pop(name, None)
     return environment
 
 
@@ -106,9 +112,11 @@ class RankServer:
     folder: str
     log: Path
 
+    def runs(self) -> bool:
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
     def is_as_now(self) -> bool:
-        runs = self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
-        return runs and (self.environment, self.folder) == (_environment(), str(Path.cwd()))
+        return self.runs() and (self.environment, self.folder) == (_environment(), str(Path.cwd()))
 
     def answer(self, timeout_s: float) -> int:
         ready, _, _ = select.select([self.answers], [], [], timeout_s)
@@ -132,6 +140,10 @@ class RankServer:
         except BaseException:
             self.end()
             raise
+
+    def order(self, **order: Any) -> None:
+        """Have it start something that nobody waits for."""
+        print(json.dumps(order), file=self.orders, flush=True)
 
     def end(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -160,8 +172,8 @@ class StartingServers:
         environment = _environment()
         with log.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, str(RANK_SERVER), *map(str, theirs)],
-                env=environment,
+                [sys.executable, str(RANK_SERVER), 1024 * ".", *map(str, theirs)],
+                env=environment | ROOM,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -206,13 +218,22 @@ class RankServers:
     current: RankServer | None = None
 
     def run(self, ranks: int, call: list[str], timeout_s: float, output: Path) -> int:
+        server = self.any()
+        if not server.is_as_now():
+            server = self._another()
+        return server.run(ranks, call, timeout_s, output)
+
+    def any(self) -> RankServer:
+        """One that runs, whatever its environment and folder."""
         if self.current is None and _inherited is not None:
             starting, number = _inherited
             self.current = starting.server(number)
-        if self.current is None or not self.current.is_as_now():
-            self.end()
-            self.current = StartingServers.start(1, self.folder / "server.txt").server(0)
-        return self.current.run(ranks, call, timeout_s, output)
+        return self.current if self.current is not None and self.current.runs() else self._another()
+
+    def _another(self) -> RankServer:
+        self.end()
+        self.current = StartingServers.start(1, self.folder / "server.txt").server(0)
+        return self.current
 
     def end(self) -> None:
         if self.current is not None:
@@ -229,12 +250,16 @@ def inherit(starting: StartingServers, number: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchrun]:
-    folder = tmp_path_factory.mktemp("torchrun")
+def rank_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServers]:
     servers = RankServers(tmp_path_factory.mktemp("rank-servers"))
-    # Where there is a GPU, imports start threads, and a process that has some cannot be forked.
-    yield Torchrun(folder, _start_fresh if NVIDIA.exists() else servers.run)
+    yield servers
     servers.end()
+
+
+@pytest.fixture(scope="session")
+def torchrun(tmp_path_factory: pytest.TempPathFactory, rank_servers: RankServers) -> Torchrun:
+    folder = tmp_path_factory.mktemp("torchrun")
+    return Torchrun(folder, _start_fresh if NVIDIA.exists() else rank_servers.run)
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,9 @@ def model(  # noqa: PLR0917 - keywords of a fixture
         [helper.make_tensor_value_info(name, kind, None) for name in outputs],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8 if opset > 9 else 6)
+    domains = sorted({each.domain for each in nodes if each.domain})
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    made = helper.make_model(graph, opset_imports=imports, ir_version=8 if opset > 9 else 6)
     data: bytes = made.SerializeToString()
     return data
 

@@ -1,11 +1,12 @@
-"""Groups of ranks that are forked from a process which has imported what they need.
+"""Groups of ranks, and supervisors, that are forked from a process which has imported what they need.
 
-``rank_server.py ORDERS ANSWERS …`` becomes a server for each two open files that are given by their numbers. A server
-answers its process id once it is ready. Then one JSON line of orders, ``{"ranks": 2, "output": file for what they
-write, "call": [arguments of rank_main.main]}``, starts one group, whose exit status is answered when all its ranks have
-ended. Ranks find the variables of torchrun, whose store is kept by a process of their group, and join it by themselves.
-The first that fails ends the others, as under torchrun. Ranks have the environment that the server was started in, and
-the hash seed of strings in common.
+``rank_server.py ROOM ORDERS ANSWERS …`` becomes a server for each two open files that are given by their numbers. ROOM
+is what its forks may use for their command lines. A server answers its process id once it is ready. Then one JSON line
+of orders, ``{"ranks": 2, "output": file for what they write, "call": [arguments of rank_main.main]}``, starts one
+group, whose exit status is answered when all its ranks have ended. ``{"supervisor": …}`` starts a supervisor, for which
+no answer waits: ``forked_supervisors.py``. Ranks find the variables of torchrun, whose store is kept by a process of
+their group, and join it by themselves. The first that fails ends the others, as under torchrun. Ranks have the
+environment that the server was started in, and the hash seed of strings in common.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked_supervisors
 import rank_main
 import torch
 import torch.distributed as dist
 
-from workers.linux import die_with_parent
+from workers.linux import ROOM, die_with_parent
 
 BEFOREHAND = (
+    *forked_supervisors.BEFOREHAND,
     "hypothesis.strategies",
     "pytest",
     "service.compilation.job",
@@ -58,6 +61,8 @@ class Order:
 
 def main(*files: str) -> None:
     die_with_parent()
+    for name in ROOM:
+        os.environ.pop(name, None)
     os.environ.setdefault(*ARROW_ALLOCATOR)  # which would have a thread
     for name in BEFOREHAND:
         importlib.import_module(name)
@@ -82,13 +87,28 @@ def serve(orders: int, answers: int) -> int:
     with os.fdopen(orders) as lines, os.fdopen(answers, "w") as out:
         print(os.getpid(), file=out, flush=True)
         for line in lines:
-            order = Order(**json.loads(line))
-            launcher = os.fork()
-            if not launcher:
-                _as_child(lambda order=order: launch(order))
-            _, status = os.waitpid(launcher, 0)
-            print(os.waitstatus_to_exitcode(status), file=out, flush=True)
+            given = json.loads(line)
+            if "supervisor" in given:
+                _start(forked_supervisors.Order(**given["supervisor"]))
+            else:
+                print(_run_group(Order(**given)), file=out, flush=True)
     return 0
+
+
+def _start(order: forked_supervisors.Order) -> None:
+    """Start the parent of a supervisor, and collect those that have ended."""
+    if not os.fork():
+        _as_child(lambda: forked_supervisors.supervise(order))
+    while os.waitpid(-1, os.WNOHANG)[0]:
+        pass
+
+
+def _run_group(order: Order) -> int:
+    launcher = os.fork()
+    if not launcher:
+        _as_child(lambda: launch(order))
+    _, status = os.waitpid(launcher, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def launch(order: Order) -> int:
@@ -187,4 +207,4 @@ def _as_child(run: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[2:])

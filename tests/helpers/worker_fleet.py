@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import redis as redis_py
+from launching import RankServers
+from supervising import Supervisor, start_supervisor
 from waiting import LIMIT_S, eventually
 
 from service.jobs.embedded import EmbeddedBroker
@@ -87,9 +89,10 @@ class Fleet:
     data: DataLayout
     url: str
     limits: StoreLimits
+    servers: RankServers
     slots: int = 4
     """CPU slots of each host."""
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Supervisor] = field(default_factory=list)
 
     def close(self) -> None:
         """End what a failed test left, and clear away the scratch folders of supervisors that were killed."""
@@ -122,8 +125,8 @@ class Fleet:
         command: Sequence[str] = SUPERVISOR,
         address: str = "127.0.0.1",
         policy: JobPolicy | None = None,
-    ) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    ) -> Supervisor:
+        process = start_supervisor(command, self.servers)
         self.processes.append(process)
         order = SupervisorOrder(
             job_id=ref.job_id,
@@ -171,8 +174,10 @@ def limits() -> StoreLimits:
 
 
 @pytest.fixture
-def fleet(broker: str, redis: redis_py.Redis, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
-    fleet = Fleet(Store.connect(broker, data, limits), data, broker, limits)
+def fleet(
+    broker: str, redis: redis_py.Redis, data: DataLayout, limits: StoreLimits, rank_servers: RankServers
+) -> Iterator[Fleet]:
+    fleet = Fleet(Store.connect(broker, data, limits), data, broker, limits, rank_servers)
     yield fleet
     fleet.close()
 
@@ -217,9 +222,9 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalBroker]:
 
 
 @pytest.fixture
-def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
+def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits, rank_servers: RankServers) -> Iterator[Fleet]:
     store = Store.connect(mortal.server.url, data, limits)
-    fleet = Fleet(store, data, mortal.server.url, limits)
+    fleet = Fleet(store, data, mortal.server.url, limits, rank_servers)
     yield fleet
     fleet.close()
 
@@ -250,7 +255,7 @@ def processes_of(ref: AttemptRef) -> list[psutil.Process]:
     return found
 
 
-def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def family(process: Supervisor) -> list[psutil.Process]:
     """A supervisor's keeper, launcher, ranks and what they started, as of now."""
     return psutil.Process(process.pid).children(recursive=True)
 

@@ -49,6 +49,7 @@ EDITS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "a further field": lambda whole: [*whole[:2], changed(whole[2], note="x"), *whole[3:]],
     "removed": lambda whole: [*whole[:2], *whole[3:]],
     "removed and renumbered": lambda whole: [*whole[:2], changed(whole[3], rehash=True, number=3)],
+    "the last renumbered": lambda whole: [*whole[:4], changed(whole[4], rehash=True, number=7)],
     "doubled": lambda whole: [*whole[:3], whole[2], *whole[3:]],
     "exchanged": lambda whole: [whole[0], whole[2], whole[1], *whole[3:]],
     "the first replaced": lambda whole: [changed(whole[0], rehash=True, actor="bob"), *whole[1:]],

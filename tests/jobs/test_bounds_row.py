@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pyarrow
 import pytest
 from pyarrow import parquet
+from pydantic import TypeAdapter
 
 from api.main import create_app
 from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
@@ -60,11 +62,20 @@ def test_the_parquet_schema_has_a_column_for_every_field(tmp_path: Path) -> None
     kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string(), "list": numbers}
     for field in results.SCHEMA:
         annotation = str(get_type_hints(BoundsRow)[field.name])
-        expected = "str" if "Literal" in annotation else re.findall("list|int|float|str", annotation)[0]
+        expected = "str" if annotation.startswith("typing.Literal") else re.findall("list|int|float|str", annotation)[0]
         assert field.type == kinds[expected], field.name
     written = parquet.read_table(results.write_rows([ROW], tmp_path))
     assert written.schema.names == NAMES
     assert written.to_pylist() == [ROW.as_dict()]
+
+
+def test_infinite_bounds_are_words_in_json_and_numbers_in_parquet(tmp_path: Path) -> None:
+    row = replace(ROW, lower=["-Infinity", 1.0], upper=[2.0, "Infinity"])
+    event = parse_event(json.dumps({**row.as_dict(), "type": "bound", "time": 1.0}).encode(), rank=0)
+    read = TypeAdapter(BoundsRow).validate_python({name: event[name] for name in NAMES})  # type: ignore[literal-required]
+    assert (read.lower, read.upper) == (["-Infinity", 1.0], [2.0, "Infinity"])
+    (written,) = parquet.read_table(results.write_rows([row], tmp_path)).to_pylist()
+    assert (written["lower"], written["upper"]) == ([-math.inf, 1.0], [2.0, math.inf])
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def address(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     settings = Settings(data=tmp_path_factory.mktemp("open"), redis_url=SecretStr(broker))
     store = Store.connect(settings.broker_url, settings.layout)
     app = create_app(settings, store)
-    http = limited(settings.request_head_s, settings.request_body_s)
+    http = limited(settings.request_head_s, settings.request_body_s, settings.response_read_s)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=http, ws="none")
     server, listening = ApiServer(config), config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -217,7 +217,7 @@ def test_b7_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("part", ["api", "workers"])
+@pytest.mark.parametrize("part", ["api", pytest.param("workers", marks=pytest.mark.slow)])
 def test_b7_each_part_says_so_and_does_not_start(broker: str, tmp_path: Path, part: str) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()

@@ -68,13 +68,23 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
         with pytest.raises(Refused, match=r"not valid, has expired, or was revoked; the key is that of TRIVET_KEY"):
             ask()
         monkeypatch.delenv("TRIVET_KEY")
+    assert not (data / "api.sock").exists()
+    with pytest.raises(Unreachable):
+        ask()
+
+
+@pytest.mark.slow
+def test_b4_a_second_service_of_a_folder_leaves_the_socket_to_the_first(
+    broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    with api(data, broker) as (process, log):
+        ready(data, process, log)
+        monkeypatch.setenv("TRIVET_DATA", str(data))
         with api(data, broker) as (second, second_log):
             eventually(lambda: b"startup complete" in second_log.read_bytes() or second.poll() is not None)
             assert "another process answers" in second_log.read_text()
             ask()
-        ask()
-    assert not (data / "api.sock").exists()
-    with pytest.raises(Unreachable):
         ask()
 
 

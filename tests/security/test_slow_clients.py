@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +21,22 @@ from sockets import received
 from waiting import LIMIT_S, eventually
 
 from api.main import create_app
-from api.serving import LEAST_BODY, LONGEST_HEAD, ApiServer, limited
+from api.serving import LEAST_BODY, LEAST_READ, LONGEST_HEAD, ApiServer, limited
+from api.stream import Hub
 from service.jobs.settings import Settings
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
+from service.jobs.store.keyspace import JOB_EVENTS
 
-HEAD_S, BODY_S = 1.0, 4.0
+HEAD_S, BODY_S, READ_S = 1.0, 4.0, 16.0
 """The server's limits, in seconds of :class:`Clock`."""
+TRAINING = TrainSpec.model_validate(
+    {
+        "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
+        "data": {"source": "digits"},
+        "steps": 1,
+    }
+)
 HALF = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Le"
 
 
@@ -49,6 +62,12 @@ class Clock:
     timers: list[Timer] = field(default_factory=list)
     loop: Any = None
     received: int = 0
+    transport: Any = None
+    """That of the newest connection."""
+
+    def waiting(self) -> int:
+        """Return how many bytes wait for the newest connection's client."""
+        return int(self.transport.get_write_buffer_size())
 
     def call_later(self, delay: float, call: Callable[..., None], *arguments: Any) -> Timer:
         """Stand in for the event loop's method of this name."""
@@ -76,7 +95,7 @@ class Clock:
 
     def protocol(self) -> type[Any]:
         """Return the server's protocol, its timers by this clock."""
-        clock, base = self, limited(HEAD_S, BODY_S)
+        clock, base = self, limited(HEAD_S, BODY_S, READ_S)
 
         class ClockedLoop:
             """The event loop, but for its clock."""
@@ -90,6 +109,10 @@ class Clock:
             def __init__(self, *arguments: Any, **named: Any) -> None:
                 super().__init__(*arguments, **named)
                 clock.loop, self.loop = self.loop, ClockedLoop()
+
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                clock.transport = transport
 
             def data_received(self, data: bytes) -> None:
                 super().data_received(data)
@@ -105,6 +128,7 @@ class Api:
     address: tuple[str, int]
     store: Store
     clock: Clock
+    hub: Hub
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(self.address)
@@ -136,10 +160,11 @@ def api(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     app = create_app(settings, store)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=clock.protocol(), ws="none")
     server, listening = ApiServer(config), config.bind_socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)  # its connections have the same
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     eventually(lambda: server.started)
-    yield Api(listening.getsockname()[:2], store, clock)
+    yield Api(listening.getsockname()[:2], store, clock, app.state.context.hub)
     app.state.context.hub.close_soon()
     server.should_exit = True
     thread.join(300)
@@ -226,3 +251,72 @@ def test_b7_a_stream_outlives_the_limits_on_requests(api: Api, redis: redis_py.R
         started.start()
         assert "event: bye" in list(lines)
         started.join()
+
+
+EVENTS, EVENT_BYTES = 600, 4096
+"""More than what sockets hold of it."""
+
+
+def reported(api: Api, redis: redis_py.Redis) -> str:
+    """A job with a long history."""
+    job, _ = api.store.jobs.submit(TRAINING, "ann")
+    event = json.dumps({"type": "log", "stream": "stdout", "line": "x" * EVENT_BYTES})
+    with redis.pipeline(transaction=False) as pipeline:
+        for _ in range(EVENTS):
+            pipeline.xadd(JOB_EVENTS(job.id), {"t": "log", "d": event})
+        pipeline.execute()
+    return job.id
+
+
+def following(api: Api, job_id: str, secret: str) -> socket.socket:
+    """A client that follows a job and reads little by itself."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(LIMIT_S)
+    connection.connect(api.address)
+    connection.sendall(
+        f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\n"
+        "Accept: text/event-stream\r\n\r\n".encode()
+    )
+    return connection
+
+
+def wait_until_unread(api: Api) -> None:
+    """Return once the server waits for the one reader that there is."""
+    eventually(lambda: api.hub.open_streams == 1 and api.clock.waiting() > LEAST_READ)
+    eventually(lambda: any(timer.due == api.clock.seconds + READ_S for timer in list(api.clock.timers)))
+
+
+def test_b7_a_stream_that_is_never_read_is_cut_off_and_resumes_where_it_was(api: Api, redis: redis_py.Redis) -> None:
+    job_id, secret = reported(api, redis), api.store.keys.create("ann", ["read"])[1]
+    with following(api, job_id, secret) as client:
+        wait_until_unread(api)
+        api.clock.advance(READ_S)
+        eventually(lambda: api.hub.open_streams == 0)
+        content = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := client.recv(1 << 20):
+                content += chunk
+    seen = re.findall(rb"id: (\S+)\nevent: \w+\ndata: .*\n\n", content)
+    ids = [item.id for item in api.store.events.page(job_id, limit=EVENTS + 10).items]
+    assert [each.decode() for each in seen] == ids[: len(seen)]
+    assert len(seen) < len(ids)
+    headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream", "Last-Event-ID": seen[-1].decode()}
+    url = f"http://127.0.0.1:{api.address[1]}/v1/jobs/{job_id}/events"
+    with httpx2.stream("GET", url, headers=headers, timeout=300) as response:
+        first = next(line for line in response.iter_lines() if line.startswith("id: "))
+    assert first == f"id: {ids[len(seen)]}"
+
+
+def test_b7_a_stream_that_is_read_slowly_goes_on(api: Api, redis: redis_py.Redis) -> None:
+    job_id, secret = reported(api, redis), api.store.keys.create("ann", ["read"])[1]
+    with following(api, job_id, secret) as client:
+        for _ in range(3):
+            wait_until_unread(api)
+            before = api.clock.waiting()
+            while api.clock.waiting() > before - LEAST_READ:
+                assert client.recv(LEAST_READ)
+            api.clock.advance(READ_S)
+        assert api.hub.open_streams == 1
+        api.clock.advance(READ_S)
+        eventually(lambda: api.hub.open_streams == 0)

@@ -58,7 +58,7 @@ def test_the_level_rises_from_nothing_to_all_of_it(warmup: int, ramp: int, kappa
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("bound", ["ibp", "crown-ibp"])
+@pytest.mark.parametrize("bound", slow_but_for(["ibp", "crown-ibp"], "crown-ibp"))
 def test_no_input_of_the_box_is_below_the_bounds(family: str, bound: Any) -> None:
     config = CONFIGS[family]
     _, model = adapted(config, Certified(eps=0.2, bound=bound, beta=0.7))

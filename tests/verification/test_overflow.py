@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 import torch
 from lanes import slow_but_for
+from onnx_jobs import upload
+from onnx_models import model, node
 from torch import Tensor, nn
+from verify_jobs import context
 
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.formats.vnnlib import Disjunct, Halfspace, Query
+from service.jobs.layout import DataLayout
+from service.jobs.spec.verify import VerifySpec
+from service.verification import job
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings
 from service.verification.bab.specification import specifications
+from service.verification.certify import _uncrossed
 from service.verification.engine import NetworkEngine
 from service.verification.verdict import Verdict
 
@@ -98,7 +106,13 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
 
 
 @pytest.mark.parametrize("features", slow_but_for([2, InputSearchSettings().most_inputs + 1], 2))
-@pytest.mark.parametrize("first", [lambda features: overflowing(features).module, Summed], ids=["weighted", "summed"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(lambda features: overflowing(features).module, id="weighted"),
+        pytest.param(Summed, id="summed", marks=pytest.mark.slow),
+    ],
+)
 def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], nn.Module], features: int) -> None:
     """The output is 0: the sum is negative, so that nothing passes the last ReLU."""
     last = nn.Linear(1, 1)
@@ -119,6 +133,27 @@ def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], n
         assert lower <= 0 <= -negated
     decision = decide(subject, asked(features, threshold=0.1), CROWN, 0.1, restarts=0)
     assert decision.verdict is not Verdict.VERIFIED
+
+
+@pytest.mark.parametrize("method", ["ibp", "crown"])
+def test_a_bound_that_overflows_is_infinite_and_the_row_says_where(data: DataLayout, method: str) -> None:
+    nodes = [node("Exp", ["x"], "e"), node("Exp", ["e"], "f"), node("Neg", ["f"], "y")]
+    box = {"lower": [0.0, 0.0], "upper": [10.0, 0.5]}
+    spec = {"model": {"onnx": upload(data, model(nodes, [1, 2]))}, "property": {"box": box}}
+    ranked, report = context(data)
+    job.run(VerifySpec.model_validate({"device": "cpu", "method": method, **spec}), ranked)
+    (row,) = report.bounds
+    assert (row["lower"][0], row["upper"][0]) == ("-Infinity", "Infinity")
+    assert row["lower"][1] == pytest.approx(-math.exp(math.exp(0.5)), rel=1e-4)
+    assert row["upper"][1] == pytest.approx(-math.e, rel=1e-4)
+    assert "bounds are infinite from" in row["reason"]
+
+
+def test_bounds_that_cross_by_rounding_are_widened_by_as_much() -> None:
+    crossed = Interval(torch.tensor([[1.0, 2.0 + 1e-6]]), torch.tensor([[1.5, 2.0]]))
+    found, gap = _uncrossed(crossed), float(crossed.lower[0, 1] - 2.0)
+    assert found.lower.tolist() == [[1.0, 2.0 - gap]]
+    assert found.upper.tolist() == [[1.5, 2.0 + gap + gap]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

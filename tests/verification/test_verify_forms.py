@@ -55,7 +55,7 @@ def test_the_queries_of_an_archive_and_of_a_list_are_instances_of_one_job(traine
     assert result["memory_gib"] > 0
 
 
-@pytest.mark.parametrize("intermediate", ["optimised", "fixed"])
+@pytest.mark.parametrize("intermediate", slow_but_for(["optimised", "fixed"], "optimised"))
 def test_optimised_bounds_certify_more_and_say_how_they_were_found(trained: DataLayout, intermediate: str) -> None:
     digits = {"data": {"source": "digits"}, "count": 16, "eps": 0.03}
     fields = {"property": {"robustness": digits}, "budget": {"batch": 16, "iterations": 5}}
@@ -149,7 +149,6 @@ def test_a_search_that_is_asked_to_stop_is_done_again_by_the_next_attempt(traine
     slow_but_for(
         [("ibp", 2), ("crown-ibp", "inf"), ("crown", "inf"), ("crown", 2), ("alpha-crown", "inf")],
         ("crown", 2),
-        ("alpha-crown", "inf"),
     ),
 )
 def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout, method: str, norm: str | int) -> None:

@@ -174,7 +174,7 @@ def run_on_mesh(folder: str, parallel: dict[str, int]) -> dict[str, Any]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("parallel", slow_but_for([{"tp": 2}, {"dp_shard": 2}, {"pp": 2}], {"dp_shard": 2}, {"pp": 2}))
+@pytest.mark.parametrize("parallel", slow_but_for([{"tp": 2}, {"dp_shard": 2}, {"pp": 2}], {"dp_shard": 2}))
 def test_a_mesh_finds_what_one_rank_finds(trained: DataLayout, torchrun: Any, parallel: dict[str, int]) -> None:
     ranked, report = context(trained)
     alone = job.run(specification(property=robustness(ON_A_MESH)), ranked)

@@ -17,12 +17,8 @@ broker_app = typer.Typer(help="The broker of a deployment.", no_args_is_help=Tru
 
 def register(app: typer.Typer) -> None:
     broker_app.command("acl")(fails_well(access_list))
+    broker_app.command("invite")(fails_well(invite))
     app.add_typer(broker_app, name="broker")
-
-
-@broker_app.callback()
-def _group() -> None:
-    """Keep ``acl`` a word of its own while it is the only command."""
 
 
 def access_list(
@@ -48,6 +44,34 @@ def access_list(
             out.write_line(line)
     else:
         output.write_text(listed)
+
+
+def invite(
+    folder: Annotated[Path, typer.Argument(help="folder with a file per user, named like it, that holds its password")],
+    user: Annotated[str, typer.Argument(help="the host's user: host or host-NAME")],
+    url: Annotated[str, typer.Argument(help="address at which the host reaches the broker: rediss://NAME:6379/0")],
+    ca_cert: Annotated[
+        Path | None,
+        typer.Option(help="certificate, PEM, that the broker has or is signed by, where hosts do not know it"),
+    ] = None,
+) -> None:
+    """Print the invitation with which `trivet worker --join` makes another host part of the fleet. It holds the user's
+    password, so send it as you would that.
+    """
+    from service.jobs.invitation import Invitation  # noqa: PLC0415
+    from service.jobs.store import acl  # noqa: PLC0415
+
+    try:
+        if acl.role_of(user) is not acl.HOST:
+            refuse(f"{user} is no host's user: host or host-NAME")
+        if user not in (passwords := _passwords(folder)):
+            refuse(
+                f"no {folder / user}: run `trivet broker acl {folder} --add {user}`, and let the broker read its list"
+            )
+        certificate = None if ca_cert is None else ca_cert.read_text()
+        out.write_line(str(Invitation(url, user, passwords[user], certificate)))
+    except ValueError as error:
+        refuse(str(error))
 
 
 def _make_password(folder: Path, user: str) -> None:

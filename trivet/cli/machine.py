@@ -11,7 +11,6 @@ import typer
 from service.jobs.settings import Settings
 from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
 from trivet.cli.first_spec import KINDS, first_spec
-from trivet.doctor import examine
 
 _WRONG = 1
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
@@ -24,6 +23,8 @@ def register(app: typer.Typer) -> None:
 
 def doctor(as_json: JsonFlag = False) -> None:
     """Say what is wrong with this machine: packages, torch, GPUs, broker, disk, port. Exit 1 if anything is."""
+    from trivet.doctor import examine  # noqa: PLC0415 - it brings the whole service, which no other command needs
+
     found = []
     for finding in examine(Settings()):
         found.append(finding)

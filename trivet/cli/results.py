@@ -271,7 +271,7 @@ def _width(row: dict[str, Any]) -> float | None:
     widths = [
         upper - lower
         for lower, upper in zip(row["lower"], row["upper"], strict=True)
-        if lower is not None and upper is not None
+        if isinstance(lower, float | int) and isinstance(upper, float | int)
     ]
     return max(widths, default=None)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from service.jobs.settings import Settings
-from trivet.cli.context import fails_well, out
+from trivet.cli.context import fails_well, out, refuse
 
 
 def register(app: typer.Typer) -> None:
@@ -45,14 +46,35 @@ def api(
     _become("api", [*options, *(["--behind-proxy"] if behind_proxy else [])])
 
 
-def worker() -> None:
+def worker(
+    join: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN@URL",
+            help="invitation (`trivet broker invite`), or a file that holds it; - for standard input",
+        ),
+    ] = None,
+) -> None:
     """Run this host's worker alone, for real deployments."""
-    _become("workers", [])
+    _become("workers", [], {} if join is None else _joined(join))
 
 
-def _become(module: str, options: list[str]) -> NoReturn:
-    """Replace this process, so that signals reach the part itself."""
+def _joined(given: str) -> dict[str, str]:
+    """Return the variables of a worker that was invited."""
+    from service.jobs.invitation import Invitation, NoInvitation  # noqa: PLC0415
+    from trivet.joining import join  # noqa: PLC0415 - others need no store
+
+    text = given if "@" in given else sys.stdin.read() if given == "-" else Path(given).read_text()
+    try:
+        return join(Invitation.read(text))
+    except NoInvitation as error:
+        refuse(str(error))
+
+
+def _become(module: str, options: list[str], variables: Mapping[str, str] | None = None) -> NoReturn:
+    """Replace this process, so that signals reach the part itself and its arguments are seen no more."""
     from trivet.local import SAFE_PATH  # noqa: PLC0415
 
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", module, *options], {**os.environ, **SAFE_PATH})  # noqa: S606
+    environment = {**os.environ, **(variables or {}), **SAFE_PATH}
+    os.execve(sys.executable, [sys.executable, "-m", module, *options], environment)  # noqa: S606

@@ -123,6 +123,8 @@ def _text(source: str) -> str:
 def _parse(source: str, text: str) -> Any:
     try:
         return documents.parse(text)
+    except documents.ExpansionError as error:
+        raise _SpecError(f"{source} {error}") from None
     except yaml.YAMLError as error:
         raise _SpecError(f"{source} is neither YAML nor JSON: {documents.reason(error)}") from None
     except RecursionError:

@@ -4,6 +4,7 @@ here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -13,9 +14,11 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from kombu.exceptions import OperationalError
 from pydantic import ValidationError
@@ -30,7 +33,9 @@ from service.jobs.settings import Settings
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
+from workers.agent.admission import CannotWork, address_of, check_admitted
 from workers.agent.celery_app import Dispatcher, create_app, serve
+from workers.agent.outage import Outage
 from workers.agent.supervisors import Supervisors
 from workers.inventory import cpu_slots, cuda_devices
 from workers.launcher.confinement import available
@@ -57,6 +62,8 @@ class AgentSettings:
     """Seconds between two looks for what may be deleted, n times."""
     outage_s: float = 0.5
     """Seconds after a chore that failed, as while the broker is away."""
+    report_within_s: float = 10.0
+    """Seconds for a supervisor that is stopped to report its attempt's end, beyond the grace of its ranks."""
     beats_per_life: int = 5
     """Heartbeats in the time after which a silent host gets no work: four may be lost."""
     refill_after_s: float = 5.0
@@ -70,10 +77,12 @@ class Agent:
         self._settings, self._chores = settings, chores
         self._limits = settings.store_limits
         self._host = settings.worker_name
+        self._address = address_of(settings, settings.broker_url)
         self._store = Store.connect(settings.broker_url, settings.layout, self._limits)
         self._app = create_app(settings.broker_url)
         self._dispatcher = Dispatcher(self._app)
         folder = settings.layout.host(self._host)
+        folder.mkdir(parents=True, exist_ok=True)
         self._registry = SupervisorRegistry(folder)
         self._policy = JobPolicy.of(settings)
         if self._policy.isolation == "none":
@@ -83,7 +92,7 @@ class Agent:
         )
         self._report = HostReport(
             name=self._host,
-            address=settings.worker_address,
+            address=self._address,
             cuda=cuda_devices(os.environ),
             cpu_slots=cpu_slots(settings.cpu_slots),
             versions=_versions(),
@@ -91,10 +100,13 @@ class Agent:
         )
         self._stop = threading.Event()
         self._meter, self._tracing = Meter(), tracing_for("agent", os.environ)
+        self._outage = Outage()
         self._fleet = 1
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, in the main thread. Supervisors at work are left alone."""
+        """Work until SIGTERM or SIGINT, in the main thread. Supervisors at work are left alone, unless the settings say
+        that a worker stops its jobs.
+        """
         every = self._chores
         beat_s = self._limits.heartbeat_s / every.beats_per_life
         threads = [
@@ -107,6 +119,7 @@ class Agent:
                 ("expiry", self._expire, lambda: every.expire_s * self._fleet),
             )
         ]
+        logger.info("%s", self._described())
         for thread in threads:
             thread.start()
         try:
@@ -117,7 +130,24 @@ class Agent:
             for thread in threads:
                 thread.join()
             self._supervisors.close()
-            self._leave()
+            if self._settings.stop_jobs:
+                self._sign_off()  # so that nothing more is placed here meanwhile
+                grace_s, report_within_s = self._settings.stop_grace_s, every.report_within_s
+                self._registry.stop_all(self._supervisors.at_work(), grace_s, report_within_s)
+            self._sign_off()
+            self._store.close()
+            self._tracing.close()
+
+    def _described(self) -> str:
+        """Return what this host is and has, and where its broker is, which may hold a password in its address."""
+        report, settings = self._report, self._settings
+        devices = [f"{count} x {name}" for name, count in Counter(report.cuda).items()]
+        devices.append(f"{report.cpu_slots} CPU slots")
+        broker = urlsplit(settings.broker_url)
+        at = f"{broker.scheme}://{broker.netloc.rpartition('@')[2]}{broker.path}"
+        user = f" as user {settings.broker_user}" if settings.broker_user else ""
+        has = ", ".join(devices)
+        return f"host {report.name} at {report.address} joins {at}{user} with {has}; data in {settings.layout.root}"
 
     def launch(self, ref: AttemptRef) -> None:
         """Start a supervisor for a part that was placed here."""
@@ -129,7 +159,7 @@ class Agent:
                 job_id=ref.job_id,
                 attempt=ref.attempt,
                 host=ref.host,
-                address=settings.worker_address,
+                address=self._address,
                 broker_url=settings.broker_url,
                 data=str(settings.layout.root),
                 stop_grace_s=settings.stop_grace_s,
@@ -191,51 +221,44 @@ class Agent:
             wait_s = pause()
             try:
                 work()
+                self._outage.over()
             except (StoreUnavailable, OperationalError) as outage:
-                logger.warning("%s: %s", threading.current_thread().name, outage)
+                self._outage.note(outage)
                 wait_s = self._chores.outage_s
             except Exception:
                 logger.exception("%s failed", threading.current_thread().name)
                 wait_s = self._chores.outage_s
             self._stop.wait(wait_s)
 
-    def _leave(self) -> None:
+    def _sign_off(self) -> None:
         try:
-            self._store.hosts.leave(self._host)
-        except (StoreUnavailable, NotFound) as error:
+            with contextlib.suppress(NotFound):
+                self._store.hosts.leave(self._host)
+        except StoreUnavailable as error:
             logger.warning("could not sign this host off: %s", error)
-        self._store.close()
-        self._tracing.close()
 
 
 def main() -> int:
     """Run the agent of this host (``python -m workers``) as the settings say; return 2 for settings that cannot be
-    used, a broker that does not admit it, or a data folder that it cannot close to other users.
+    used, a broker that does not admit it, a name or an address that cannot be its own, or a data folder that it cannot
+    close to other users.
     """
     try:
         settings = Settings()
         layout = "%(asctime)s %(name)s %(levelname)s %(message)s"
         log_to_stderr(settings.log_level, layout, settings.log_format, process="agent", host=settings.worker_name)
         close_to_others(settings.layout.root)
-        _check_admitted(settings)
-    except (NotPrivateError, ValidationError, OSError, BrokerRefused) as error:
+        chores = AgentSettings()
+        store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
+        with contextlib.closing(store):
+            address = address_of(settings, settings.broker_url)
+            check_admitted(store, settings, address, settings.heartbeat_s / chores.beats_per_life)
+        agent = Agent(settings, chores)
+    except (NotPrivateError, ValidationError, OSError, BrokerRefused, CannotWork) as error:
         logger.error("%s", error)  # noqa: TRY400 - the reason is the whole message
         return 2
-    Agent(settings, AgentSettings()).run()
+    agent.run()
     return 0
-
-
-def _check_admitted(settings: Settings) -> None:
-    """Raise :class:`BrokerRefused` at once; a broker that is away may come."""
-    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
-    try:
-        store.hosts.list()
-    except BrokerRefused:
-        raise
-    except StoreUnavailable as error:
-        logger.warning("waiting for the broker: %s", error)
-    finally:
-        store.close()
 
 
 def _versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ Celery's redelivery. The broker cannot be made to run anything but :data:`TASK`,
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
@@ -97,6 +98,7 @@ def serve(app: Celery, host: str, launch: Launch) -> None:
     def _launch(job_id: str, attempt: int, host: str) -> None:
         launch(AttemptRef(job_id, int(attempt), host))
 
+    warnings.filterwarnings("ignore", "You're running the worker with superuser", RuntimeWarning)
     worker: Any = Worker(
         app=app,
         hostname=f"trivet@{host}",

@@ -31,6 +31,11 @@ class Supervisors:
                 raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
             self._refill_at = time.monotonic() + self._refill_after_s
 
+    def at_work(self) -> list[int]:
+        """Return the pids of those that were given an order here and have not ended."""
+        with self._lock:
+            return [process.pid for process in self._started if process.poll() is None]
+
     def tend(self) -> None:
         """Collect what has ended, and start spares that are due; to be called now and then."""
         with self._lock:

@@ -4,7 +4,7 @@ Importing takes longer than everything else in a start, so a supervisor starts t
 request when the attempt is claimed: one JSON line on standard input, ``{"kind": of the job, "arguments": [torchrun's
 arguments], "environment": {…}, "folder": working folder, "report": path, "confinement": {…}}``. It confines itself, and
 so the ranks, before it forks them. Its end says how the group ended: exit code 0, or 1 with the exit codes of the
-failed ranks in the file ``report``. Without a request (end of input) it exits.
+failed ranks in the file ``report``, or the signal that came to it. Without a request (end of input) it exits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ def main() -> int:
     # The imports are what makes the process warm, so they come before the wait.
     os.environ.update(_NO_THREADS)
     import torch.distributed.run as torchrun  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
     from workers.launcher import folder_rendezvous, forked_ranks, preloading  # noqa: PLC0415
@@ -61,12 +63,22 @@ def main() -> int:
         run: Callable[[Any], None] = torchrun.run
         parse: Callable[[list[str]], Any] = torchrun.parse_args
         run(parse(request["arguments"]))
+    except SignalException as caught:
+        _end_by(caught.sigval)
     except ChildFailedError as error:
         # By rank, negative for signals.
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         os.write(report, json.dumps(exit_codes).encode())
         return 1
     return 0
+
+
+def _end_by(number: signal.Signals) -> None:
+    """End by a signal that torchrun took, now that it has passed it on to the ranks and they have ended: so it is seen
+    who got the signal first.
+    """
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _is_asked() -> bool:

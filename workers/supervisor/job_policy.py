@@ -42,7 +42,7 @@ class JobPolicy:
         secret = (
             config_file(),
             settings.tls_key,
-            settings.admin_key_file,
+            settings.admin_key_path,
             settings.broker_password_file,
             settings.broker_tls_key,
         )

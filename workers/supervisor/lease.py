@@ -49,9 +49,7 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the deadline of the group has passed once; it is not to be had back, since the group is
-        gone.
-        """
+        """Return whether the group's deadline has ever passed. No later renewal undoes that: the group is gone."""
         return self._lapsed or uptime() >= self._until
 
     def start(self) -> None:

@@ -33,6 +33,8 @@ _HOSTS_FAULTS = {
     "terminated": ("SupervisorTerminated", "the supervisor got SIGTERM, as when a host shuts down"),
     "lease_expired": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
 }
+_PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals to torchrun that it sends on to its ranks before it ends by them."""
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)|remote peer|peer.*gone"
     r"|ncclRemoteError|ncclSystemError|remote process exited|recvValue failed|sendBytes failed",
@@ -158,12 +160,17 @@ def _failure(evidence: Evidence) -> PartOutcome | None:
 
 
 def _lost_its_launcher(evidence: Evidence) -> int | None:
-    """Return the signal that ended torchrun, if one did: it takes the ranks along without their codes."""
+    """Return the signal that ended torchrun, if one did: it takes the ranks along without their codes, or
+    passes the signal on to them.
+    """
     code = evidence.launcher_code
-    if code is None or code <= 128 or evidence.exit_codes or evidence.terminated:
+    if code is None or code <= 128 or evidence.exit_codes:
         return None
-    raised = any(not _says_that_a_peer_is_gone(error) for error in evidence.errors)
-    return None if raised else code - 128
+    if evidence.terminated and code - 128 not in _PASSED_ON:
+        return None
+    passed_on = "KeyboardInterrupt" if code - 128 == signal.SIGINT else None
+    own = [error for error in evidence.errors if error["error"] != passed_on]
+    return None if any(not _says_that_a_peer_is_gone(error) for error in own) else code - 128
 
 
 def _killed(evidence: Evidence) -> _Death | None:

@@ -12,9 +12,7 @@ from service.bounds.fused.building import kernels_for
 
 
 def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
-    """Return :func:`product` whose gradient is made of TF32: for where it decides on no bound but only where to
-    look.
-    """
+    """Return :func:`product` with a gradient computed in TF32, for searches whose gradient affects no bound."""
     kernels = kernels_for(coefficients, weight) if coefficients.requires_grad else None
     plain = weight.ndim != 2 or weight.requires_grad or coefficients.dtype != torch.float32
     if kernels is None or plain:

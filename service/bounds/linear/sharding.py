@@ -62,7 +62,7 @@ class RowSharding:
         return self.divided and self.ranks > 1 and not self.network.is_own(name)
 
     def account(self, accounts: ByOwnership[T], name: str, own: bool) -> T:
-        """Return where what rows come by at a node counts; ``own`` as for :class:`Pending`."""
+        """Return the account that a node's terms are added to; ``own`` as for :class:`Pending`."""
         if own:
             return accounts.own
         return accounts.partial if self.network.is_own(name) else accounts.replicated

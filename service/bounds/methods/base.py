@@ -112,8 +112,28 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     interval = backward.intervals.get(network.graph.output.name)
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
         return found
-    known = interval.least(rows)
-    return torch.maximum(found, known.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf))
+    known = interval.least(rows).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    # An output that overflows, and that a row does not ask about, takes nothing from the others. What is no number
+    # where all are finite, as the shares of nothing, is left as it is: nothing is known of it.
+    overflows = ~(interval.lower.isfinite() & interval.upper.isfinite()).flatten(1).all(dim=1, keepdim=True)
+    known = torch.where(overflows & ~known.isfinite(), _least_of_asked(interval, rows), known)
+    return torch.maximum(torch.where(overflows & found.isnan(), -torch.inf, found), known)
+
+
+def _least_of_asked(interval: Interval, rows: Tensor) -> Tensor:
+    """Return the least values of rows whose terms are finite, −∞ for others; entries with coefficients of 0 have none.
+
+    Ends are added one by one, since the centre of an interval without an end is none.
+    """
+    rising, falling = rows.flatten(2).clamp(min=0), rows.flatten(2).clamp(max=0)
+    lower, upper = interval.lower.flatten(1).unsqueeze(2), interval.upper.flatten(1).unsqueeze(2)
+    # Where one end is infinite the other may be that of no number, as the shares of nothing are.
+    known = lower.isfinite() & upper.isfinite()
+    low, high = torch.where(known, lower, 0.0), torch.where(known, upper, 0.0)
+    missing = (rising - falling).sign() @ (~known).to(low)
+    total = rising @ low + falling @ high
+    lost = 8 * torch.finfo(low.dtype).eps * (rising @ low.abs() - falling @ high.abs())
+    return torch.where(missing > 0, -torch.inf, total - lost).squeeze(2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
 def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:

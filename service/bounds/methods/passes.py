@@ -22,7 +22,7 @@ class Passes:
     """A :data:`~service.bounds.methods.base.Bounder`.
 
     ``bounded`` is what it does with options that it can afford and a choice of the entries that are worth a row.
-    ``affordable`` may ask the device, and ranks each other.
+    ``affordable`` may query the device, and may communicate between ranks.
     """
 
     name: str

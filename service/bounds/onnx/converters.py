@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.bounds.onnx import arranging, entrywise, matrices, norms, pools, recurrent, reductions, scattering, windows
+from service.bounds.onnx import (
+    arranging,
+    entrywise,
+    extensions,
+    logic,
+    matrices,
+    norms,
+    pools,
+    quantised,
+    recurrent,
+    reductions,
+    scattering,
+    selecting,
+    windows,
+)
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.onnx import Converter
 from service.formats import onnx as files
@@ -25,7 +39,10 @@ def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
     return converters
 
 
-_FAMILIES = (arranging, entrywise, matrices, norms, pools, recurrent, reductions, scattering, windows)
+_FAMILIES = (
+    arranging, entrywise, extensions, logic, matrices, norms, pools, quantised, recurrent, reductions, scattering,
+    selecting, windows,
+)  # fmt: skip
 CONVERTERS: Mapping[str, Converter] = declared(
     {
         name: converter

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from functools import reduce
 
 import torch
+from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
+from service.bounds.onnx.logic import positive
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
 
@@ -21,7 +23,12 @@ def mean_of(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def cast(call: Call, values: Values, shape: Shape) -> Tensor:
-    if call.attributes["to"] not in (1, 10, 11, 16):
+    """Convert a cast between floating-point types, or of a truth, which is a number here, to them and back."""
+    kind, is_truth = call.attributes["to"], call.attributes["to"] == TensorProto.BOOL
+    if is_truth:
+        x = values[0].float
+        return positive(x) + positive(-x)
+    if kind not in (1, 10, 11, 16):
         raise call.refuse("a cast to another type than a floating-point one")
     return values[0].float
 

@@ -14,7 +14,7 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Description, Runtime, describe, parse
 from service.bounds.operators.onnx import ABSENT, Array, Call, Value
-from service.formats.onnx import first_line
+from service.formats.onnx import advice, first_line
 
 CHECKED_INPUTS, NEARBY = 6, 64
 TOLERANCE = {np.float16: 1e-2, np.float32: 1e-4, np.float64: 1e-4}
@@ -113,7 +113,8 @@ def model_of(description: Description, floats: Mapping[str, Tensor] | None = Non
     """Raises :class:`UnsupportedModelError` that names the operators that there are no converters for."""
     unknown = [call for call in description.calls if call.operator not in CONVERTERS]
     if unknown:
-        raise UnsupportedModelError(f"no rule for {', '.join(str(call) for call in unknown)}")
+        words = (f"{call}{advice(call.operator, call.inputs)}" for call in unknown)
+        raise UnsupportedModelError(f"no rule for {', '.join(words)}")
     return OnnxModel(description, floats).eval()
 
 

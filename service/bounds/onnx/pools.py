@@ -93,7 +93,7 @@ def _mean_of_windows(x: Tensor, windows: Array, counts_padding: bool) -> Tensor:
 
 
 def _largest_of_windows(x: Tensor, windows: Array) -> Tensor:
-    """A pixel of the window stands for those that are none."""
+    """Take the maximum of each window; padding is replaced by one of the window's own pixels."""
     return _entries(x, np.where(windows >= 0, windows, windows.max(axis=1, keepdims=True))).amax(dim=3)
 
 

@@ -30,6 +30,7 @@ from service.formats.onnx import (
     opset_of,
     working_nodes,
 )
+from service.formats.onnx_outputs import labels_in
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
 """Operators whose first output may be left out, as exporters do where only the last state is used."""
@@ -125,7 +126,8 @@ def describe(model: onnx.ModelProto) -> Description:
     for name in outputs:
         if name not in depends:
             raise UnsupportedModelError(f"output {name!r} does not depend on the input")
-    values = _values(model, {name for call in calls for name in (*call.inputs, *call.outputs) if name})
+    names = {name for call in calls for name in (*call.inputs, *call.outputs) if name}
+    values = _values(model, names - labels_in(model))
     constants = {name: value for name, value in values.items() if name not in depends}
     for name, value in constants.items():
         if value.dtype.kind == "f" and bool(np.isnan(value).any()):

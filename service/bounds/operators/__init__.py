@@ -16,6 +16,7 @@ from service.bounds.operators.base import (
     Operator,
 )
 from service.bounds.operators.cat import Concatenate
+from service.bounds.operators.choice import UndecidedWhere
 from service.bounds.operators.collectives import (
     CopyToGroup,
     GatherFromGroup,
@@ -88,6 +89,7 @@ OPERATORS: Mapping[str, Operator] = by_overload(
     Relu(),
     LeakyRelu(),
     Maximum(),
+    UndecidedWhere(),
     Absolute(),
     Floor(),
     Tanh(),

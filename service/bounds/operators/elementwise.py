@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from service.bounds.graph import Node, Repeated
+from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.operators.base import Operator
 from service.bounds.operators.sharding import Cut, Share, Whole, shared_operand
 
@@ -27,7 +27,7 @@ class Elementwise(Operator):
             for name, shape in zip(node.inputs, node.input_shapes, strict=True)
         }
         condition = node.arguments.get("condition")
-        if len(found) != 1 or not (condition is None or isinstance(condition, Tensor | Repeated)):
+        if len(found) != 1 or not (condition is None or isinstance(condition, Tensor | Repeated | Ref)):
             return Whole("its operands are not divided alike")
         (cut,) = found
         if node.shape[cut.dim] != cut.length:

@@ -34,7 +34,7 @@ def _derivative(z: Tensor) -> Tensor:
 
 
 def _error(z: Tensor, computed: Tensor) -> Tensor:
-    """Besides, Φ's argument is rounded, which moves it by ``u z φ(z)`` times a small number."""
+    """Bound the error of a computed value. Rounding Φ's argument alone moves it by a multiple of ``u z φ(z)``."""
     return 16 * UNIT * computed.abs() + 4 * UNIT * z.square() * torch.exp(-z.square() / 2) + TINY
 
 

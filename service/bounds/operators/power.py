@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.operators.curve import CLOSE, POWER_SLOPE
-from service.bounds.operators.onnx import Call, Converter, Shape, Values, entrywise, single
+from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, single
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
@@ -53,7 +53,10 @@ STEEPEST = 1e-30
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
     base, exponent = values
     if not exponent.constant:
-        raise call.refuse("its exponent depends on the input")
+        x, powers = aligned(values)
+        if base.array is not None and not bool((base.array > 0).all()):
+            raise call.refuse("its exponent depends on the input, and its base is not above 0")
+        return torch.exp(powers * torch.log(x))
     return torch.pow(base.float, single(call, exponent, "exponent"))
 
 

@@ -22,7 +22,9 @@ from service.bounds.rank_group import RankGroup
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
     condition, yes, no = values
     if condition.array is None:
-        raise call.refuse("its condition depends on the input")
+        from service.bounds.onnx.logic import where  # noqa: PLC0415 - written by means of this file's neighbours
+
+        return where(call, values, shape)
     rank = len(shape)
     mask = torch.tensor(condition.array.reshape((1,) * (rank - condition.array.ndim) + condition.array.shape))
     first, second = aligned([yes, no, Value(shape, None, condition.array)][:2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from service.compilation.detectors import error, frozen, lifetime, parity, shapes, uncalled, unstable, vacuous
+from service.compilation.detectors import error, frozen, lifetime, parity, shapes, uncalled, unseen, unstable, vacuous
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
@@ -19,6 +19,7 @@ DETECTORS: tuple[Detector, ...] = (
     parity.detect,
     unstable.detect,
     shapes.detect,
+    unseen.detect,
 )
 
 

@@ -17,6 +17,8 @@ def detect(observation: Observation) -> Iterator[Finding]:
     failed = [each for each in observation.comparisons if not (each.passed or each.is_noisy)]
     for comparison in _first(failed):
         yield Finding("fail_parity", f"{_place(comparison)}: {_how(comparison)}")
+    if observation.draws:
+        yield Finding("fail_parity", f"{observation.draws} is another than in eager, over many seeds")
     if not failed:
         noisy = [each for each in observation.comparisons if each.is_noisy]
         for comparison in _first(noisy):

@@ -26,7 +26,8 @@ from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)
-SEARCH_S, REPRODUCE_S, BISECT_S = 180.0, 120.0, 180.0
+SEARCH_S, CONFIRM_S = 30.0, 10.0
+"""Seconds for all of the search; for its script, at least, to show the fault in a process of its own."""
 _ISOLATED = ("fail_error", "fail_parity")
 """Verdicts for which a module can be to blame alone."""
 
@@ -47,7 +48,8 @@ class Reproduction:
 @dataclass(frozen=True)
 class Diagnosis:
     """Holds the cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that fails
-    alone (``None``: only several do together), ``fault`` how; ``trace`` is the folder of the compiler's own trace.
+    alone (``None``: only several do together, or it was not found), ``fault`` how; ``ended``: the time was up, and
+    this is what was known by then; ``trace`` is the folder of the compiler's own trace.
     Paths are names of artifacts.
     """
 
@@ -58,6 +60,7 @@ class Diagnosis:
     trials: int
     trace: str
     reproduction: Reproduction
+    ended: bool = False
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,7 +89,8 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
     reproduction = _reproduction(search, unit, folder) if unit else Reproduction(said="no module fails alone")
     trace = str((folder / "trace").relative_to(artifacts))
-    return Diagnosis(case.rung.name, case.phase, unit, fault, search.trials, trace, reproduction)
+    ended = any(gather(time.monotonic() > search.deadline))
+    return Diagnosis(case.rung.name, case.phase, unit, fault, search.trials, trace, reproduction, ended)
 
 
 def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction:
@@ -101,25 +105,26 @@ def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction
         graphs, problem = [], describe(error)
     found = Reproduction(said=problem or "another rank's graph cannot be run alone")
     if not any(gather(problem)) and is_first():
-        found = _alone(graphs, case.rung, search.plan.tolerance, folder, about)
+        found = _alone(graphs, search, folder, about)
     gather(None)
     return found
 
 
-def _alone(graphs: list[Captured], rung: Rung, tolerance: Tolerance, folder: Path, about: str) -> Reproduction:
+def _alone(graphs: list[Captured], search: ModuleSearch, folder: Path, about: str) -> Reproduction:
     """Return the first graph that fails alone, made small, as a script that has been tried."""
+    rung, tolerance = search.case.rung, search.plan.tolerance
     fails = partial(_fails, rung, tolerance)
     failing = next((each for each in graphs if fails(each)), None)
     if failing is None:
         return Reproduction(said="its graphs, each alone and with the inputs of the first step, do not fail")
-    deadline = time.monotonic() + REPRODUCE_S
     try:
-        small = minimised(failing, fails, deadline)
+        small = minimised(failing, fails, search.deadline)
         script = write(small, rung, tolerance, about.replace('"""', "'''").replace("\\", "/"), folder)
     except UnsuitableError as error:
         return Reproduction(said=str(error))
-    outcome = run(script, REPRODUCE_S)
-    blamed = bisect(script, BISECT_S) if outcome.shown and rung.generates_code else ""
+    outcome = run(script, max(search.deadline - time.monotonic(), CONFIRM_S))
+    left = search.deadline - time.monotonic()
+    blamed = bisect(script, left) if outcome.shown and rung.generates_code else ""
     name = str(script.relative_to(folder.parent.parent))
     return Reproduction(name, small.operators, outcome.shown, outcome.said, blamed)
 

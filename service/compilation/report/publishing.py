@@ -13,7 +13,7 @@ from service.compilation.program.target import Target
 from service.compilation.report.gate import gate, highest_safe
 from service.compilation.report.rows import counts, rung_row
 from service.compilation.report.summary import causes, summary, unproved
-from service.compilation.selftest import Proof
+from service.compilation.selftest import SelfTest
 from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
@@ -29,9 +29,10 @@ def assemble(
     toolchain_s: float | None,
     *,
     diagnoses: Sequence[Diagnosis] = (),
-    proofs: Sequence[Proof] = (),
+    proved: SelfTest | None = None,
 ) -> dict[str, Any]:
     """Return the report as plain data."""
+    proofs = proved.proofs if proved else ()
     why = unproved(proofs)
     opened = gate(results, spec.phases, target.fingerprint, toolchain_s, micro_batches=spec.forwards, closed=why)
     return {
@@ -41,6 +42,7 @@ def assemble(
         "verdicts": counts(results),
         "diagnoses": [found.row() for found in diagnoses],
         "selftest": [asdict(proof) | {"holds": proof.holds} for proof in proofs],
+        "selftest_kept_since": proved.kept_since if proved else "",
         "toolchain_s": toolchain_s,
         "tolerance": spec.permitted.model_dump(),
         "parallel": spec.parallel.model_dump(),

@@ -74,7 +74,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
 
 def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
     """Return what was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
-    return None if seen is None else {"parity": _parity_row(seen), **_usage_rows(seen.usage)}
+    return None if seen is None else {"parity": _parity_row(seen), "notes": list(seen.notes), **_usage_rows(seen.usage)}
 
 
 def _unmeasured() -> dict[str, Any]:

@@ -120,6 +120,8 @@ def unproved(proofs: Sequence[Proof]) -> str:
 
 def _cause(found: Diagnosis) -> str:
     of = f"{found.phase}, {found.rung}"
+    if found.module is None and found.ended:
+        return f"What fails in it was not found within the time for it ({of})."
     if found.module is None:
         return f"No module fails alone ({of}): only several together do."
     shown = found.reproduction

@@ -60,7 +60,7 @@ def _named(
 
 
 def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    """Return of each kind the worst, and besides it the first failures."""
+    """Return the worst comparison of each kind, and the first few that failed."""
     by_kind: dict[str, list[Comparison]] = defaultdict(list)
     for comparison in comparisons:
         by_kind[comparison.kind].append(comparison)

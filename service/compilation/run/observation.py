@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
+from service.compilation.run.audit import Audit
 from service.compilation.run.parity import Comparison
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
@@ -75,7 +76,8 @@ class Observation:
     the ``kinds`` that hold any finite number.
     ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
     program used its compiled modules in the judged iterations. ``own_limit``: a known limit of this rung alone that
-    explains all wrong results.
+    explains all wrong results. ``audit``: what is known of stale memory that parity could not see. ``draws``: what
+    has another distribution than in eager, with the random numbers of generated code.
     """
 
     case: RungCase
@@ -92,3 +94,5 @@ class Observation:
     calls: Calls = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     own_limit: str = ""
+    audit: Audit = field(default_factory=Audit)
+    draws: str = ""

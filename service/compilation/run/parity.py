@@ -29,7 +29,9 @@ class ParitySettings:
     tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
     tensors are judged at this part of their siblings' scale. ``same_computation``, as a part of its size: a float64
     output further from eager's is another computation. ``cancelled``: where eager is at least this part of its result
-    away from float64, no digit of that is right: its terms cancel. ``drift``: a tensor of an iteration that goes on
+    away from float64, no digit of that is right: its terms cancel. Where it is ``some_lost`` units in the last place
+    away, they do in part, and the terms may be taken to be so many times as large as the result, ``most_lost`` times at
+    most. ``drift``: a tensor of an iteration that goes on
     from others may be off by so many times as far as eager has drifted from float64 by then, besides ``running_on``
     times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said.
     """
@@ -39,6 +41,8 @@ class ParitySettings:
     scale_floor: float = 0.01
     same_computation: float = 0.05
     cancelled: float = 0.5
+    some_lost: float = 8.0
+    most_lost: float = 16.0
     drift: float = 16.0
     running_on: float = 10.0
     drift_limit: float = 0.003
@@ -134,7 +138,7 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     distance, noise = (got - eager).abs(), oracle.noise
     ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)
     excess = min(_beyond_close(distance, eager, oracle, min(noise.peak, oracle.bearable), tolerance), beyond)
-    # Beyond what is bearable, and yet no further off than eager is from itself: nobody can tell.
+    # Too far off to pass, but no further than two eager runs are from each other: undecidable.
     lost = excess > 1 and _beyond_close(distance, eager, oracle, noise.peak, tolerance) <= 1
     return Comparison(
         *key,
@@ -154,17 +158,29 @@ def scale_of(tensor: Tensor) -> float:
 
 
 def terms_scale(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> float:
-    """Return the size of the terms whose sum ``eager`` is, where nothing is left of it but their rounding; else 0.
+    """Return the size of the terms whose sum ``eager`` is, as far as they cancel; 0 where they do not.
 
-    As the gradient of a bias before a normalisation: the true sum is zero, and what a float32 leaves of it is about one
-    unit in the last place of its terms, in whatever order they are added.
+    What a float32 sum is off by is about one unit in the last place of its terms, in whatever order they are added:
+    nothing else is left of the gradient of a bias before a normalisation, whose true value is 0, and that of the
+    weight beside it lacks a digit or two.
     """
+    own = scale_of(eager) if eager.is_floating_point() else 0.0
+    terms = _rounding(eager, truth) / torch.finfo(eager.dtype).eps if own else 0.0
+    if terms < settings.some_lost * own:
+        return 0.0
+    return terms if is_rounding(eager, truth, settings) else min(terms, settings.most_lost * own)
+
+
+def is_rounding(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> bool:
+    """Return whether nothing is left of ``eager`` but the rounding of its terms."""
+    rounding = _rounding(eager, truth)
+    return rounding > 0 and rounding >= settings.cancelled * scale_of(eager)
+
+
+def _rounding(eager: Tensor, truth: Tensor | None) -> float:
     if truth is None or not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
         return 0.0
-    rounding = scale_of(eager.double() - truth.double())
-    if rounding < settings.cancelled * scale_of(eager):
-        return 0.0
-    return rounding / torch.finfo(eager.dtype).eps
+    return scale_of(eager.double() - truth.double())
 
 
 def compare_running_on(

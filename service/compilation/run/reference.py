@@ -13,7 +13,7 @@ from torch import Tensor
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of, terms_scale
+from service.compilation.run.parity import SETTINGS, Oracle, comparable, is_rounding, noise_of, scale_of, terms_scale
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
@@ -120,7 +120,7 @@ class Reference:
         for iteration in range(len(self.eager.records)):
             for (kind, name), oracle in self.oracles(iteration).items():
                 if kind == "gradient":
-                    found[name] = found.get(name, True) and terms_scale(oracle.eager, oracle.truth) > 0
+                    found[name] = found.get(name, True) and is_rounding(oracle.eager, oracle.truth)
         return frozenset(name for name, only in found.items() if only)
 
     def oracles(self, iteration: int) -> dict[Key, Oracle]:
@@ -254,12 +254,16 @@ def _follow_inference(
     program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord], starts: Sequence[Snapshot]
 ) -> Run:
     """Let ``step`` run each iteration once: none changes parameters. With the same ones, and a batch that repeats, what
-    is left over from the iteration before would have the right value, so they are varied a little.
+    is left over from the iteration before would have the right value, so they are varied a little, or taken from
+    ``starts`` where there are several.
     """
     before, records = state_of(program_run), []
     beginning = starts[0] if starts else Snapshot.of(program_run)
     for iteration in range(iterations):
-        beginning.vary(program_run, iteration)
+        if len(starts) > 1:
+            starts[iteration % len(starts)].restore(program_run)
+        else:
+            beginning.vary(program_run, iteration)
         records.append(step(iteration))
     after = state_of(program_run)
     return Run(tuple(records), before, after, after, {}, starts=(beginning,), unsharded=program_run.unsharded)

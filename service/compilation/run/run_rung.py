@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,27 @@ from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monito
 from service.compilation.monitor.recorder import Recorder, recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
+from service.compilation.run.audit import Audit, audit, names_of, unseen_in
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
+from service.compilation.run.distribution import differs_in_distribution
 from service.compilation.run.limits import own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
+from service.compilation.run.parity import Comparison
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.reference import Reference, Run, follow, seed
+from service.compilation.run.state import Snapshot
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import empty_caches, portable_cache
+from service.compilation.torch_internals.caches import empty_caches, forget_compiled, portable_cache
 from service.compilation.torch_internals.memory import peak, reset_peak
 from service.compilation.torch_internals.replays import Replays
-from service.compilation.torch_internals.switches import eager_random_numbers, silent_switches
+from service.compilation.torch_internals.switches import eager_random_numbers, own_random_numbers, silent_switches
 from service.compilation.torch_internals.text import first_line
 from service.jobs.spec.compile import Tolerance
 
+_BRIEF = 6
+"""How much shorter a race is that decides nothing."""
 _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
@@ -46,6 +52,10 @@ class RunPlan:
     tolerance: Tolerance
     agree: Callable[[float], float]
     race: RaceSettings = field(default_factory=RaceSettings)
+
+    def race_of(self, rung: Rung) -> RaceSettings:
+        """Return how long to race: a rung that generates no code is no faster, and its pace decides nothing."""
+        return self.race if rung.generates_code else replace(self.race, budget_s=self.race.budget_s / _BRIEF)
 
 
 def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
@@ -106,6 +116,9 @@ class _RungRun:
     records: Recorder
     replays: Replays | None = None
     monitor: BoundaryMonitor | None = None
+    audit: Audit = field(default_factory=Audit)
+    comparisons: list[Comparison] = field(default_factory=list)
+    redrawn: bool = False
 
     def observation(self) -> Observation:
         program_run = build(self.program, self.case.phase, self.case.rung)
@@ -113,16 +126,82 @@ class _RungRun:
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(program_run)
         memory = peak(self.program.device)
+        self._look_closer(program_run, run)
         self._settle(program_run)
-        timed = pace(program_run, self.plan.agree, self.plan.race)
+        timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung))
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
         return replace(
             self._compared(program_run, run, evidence),
+            draws=self._own_draws(),
             cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache),
         )
+
+    def _look_closer(self, program_run: ProgramRun, run: Run) -> None:
+        """Compare, and run the program again where that does not tell."""
+        self.comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
+        self._excuse_draws(program_run)
+        self._audit(program_run)
+        self.records.excuse()
+
+    def _excuse_draws(self, program_run: ProgramRun) -> None:
+        """Leave out what differs for other random numbers alone, of the same distribution. All ranks look, or none."""
+        wrong = [each for each in self.comparisons if not each.passed]
+        may = self.case.rung.decomposes and self.reference.eager.random and not any(each.stale_by for each in wrong)
+        if self.plan.agree(float(may and bool(wrong))):
+            differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
+            self.redrawn = may and bool(wrong) and not differs
+        if self.redrawn:
+            self.comparisons = [each if each.passed else _excused(each) for each in self.comparisons]
+
+    def _own_draws(self) -> str:
+        """Return what has another distribution than in eager where generated code draws as it does in a job."""
+        if not (self.case.rung.generates_code and self.plan.agree(float(self.reference.eager.random))):
+            return ""
+        with own_random_numbers():
+            forget_compiled()
+            program_run = build(self.program, self.case.phase, self.case.rung)
+            return differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
+
+    def _audit(self, program_run: ProgramRun) -> None:
+        """Find out, where parity could not see stale memory, whether any is read. All ranks do, or none."""
+        rung, tolerance = self.case.rung, self.plan.tolerance
+        unseen = unseen_in(self.reference, self.program.period, tolerance) if rung.overwrites else ()
+        if not all(each.passed for each in self.comparisons):
+            unseen = ()  # something was seen
+        if not self.plan.agree(float(bool(unseen))):
+            return
+        try:
+            self.audit = audit(unseen, program_run.restarted(), self._watched, self.reference, tolerance)
+        except Exception as error:
+            raise_host_fault(error)
+            self.audit = Audit(tuple(map(" ".join, unseen)), problem=f"with shuffled parameters {describe(error)}")
+
+    def _watched(self, program_run: ProgramRun, starts: Sequence[Snapshot]) -> tuple[Run, Usage]:
+        with self._monitored(program_run) as monitor:
+
+            def step(iteration: int) -> StepRecord:
+                monitor.iteration = iteration
+                return _timed(program_run, iteration)[0]
+
+            run = follow(program_run, self.plan.iterations, step, starts)
+        return run, monitor.usage()
+
+    @contextmanager
+    def _monitored(self, program_run: ProgramRun) -> Iterator[BoundaryMonitor]:
+        with monitored(
+            program_run.units,
+            program_run.trainable,
+            program_run.copied,
+            program_run.parts.modules,
+            transfers=self.replays.transfers if self.replays else None,
+            sees_reads=self.case.rung.overwrites,
+        ) as monitor:
+            if self.replays:
+                self.replays.follow(monitor)
+            yield monitor
 
     def _settle(self, program_run: ProgramRun) -> None:
         """Let the program's own compiled functions be compiled anew now that nobody watches them any more."""
@@ -136,10 +215,11 @@ class _RungRun:
         """Return the observation without what the rung costs."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         run, _ = self._judged_run(program_run)
+        self._look_closer(program_run, run)
         return self._compared(program_run, run, self.records.evidence(self.plan.warm_up, self.plan.steady))
 
     def _compared(self, program_run: ProgramRun, run: Run, evidence: CompilerEvidence) -> Observation:
-        comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
+        comparisons = self.comparisons
         return Observation(
             self.case,
             evidence,
@@ -148,12 +228,21 @@ class _RungRun:
             kinds=kinds_of(comparisons),
             training=_training(run, self.reference) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
-            notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
+            notes=tuple(self._notes()),
             units=tuple(program_run.units),
             calls=self.reference.calls,
             usage=self._usage,
             own_limit=own_limit(self.case.rung, self.reference, comparisons),
+            audit=self.audit,
         )
+
+    def _notes(self) -> Iterator[str]:
+        yield from _notes(self.reference, self.case.rung, self._usage)
+        if self.redrawn:
+            yield "draws other random numbers than eager, of the same distribution over seeds"
+        if self.audit.unseen and not (self.audit.read or self.audit.problem):
+            same = f"a stale value would be the right one of {names_of(self.audit.unseen)}, the same in every iteration"
+            yield f"{same}: with shuffled parameters, or for want of anything held over a replay, none is read"
 
     def failure(self, error: str) -> Observation:
         """Return what was seen until the rung raised."""
@@ -171,17 +260,8 @@ class _RungRun:
         """
         seconds: list[float] = []
         compiled: list[bool] = []
-        with monitored(
-            program_run.units,
-            program_run.trainable,
-            program_run.copied,
-            program_run.parts.modules,
-            transfers=self.replays.transfers if self.replays else None,
-            sees_reads=self.case.rung.overwrites,
-        ) as monitor:
+        with self._monitored(program_run) as monitor:
             self.monitor = monitor
-            if self.replays:
-                self.replays.follow(monitor)
 
             def step(iteration: int) -> StepRecord:
                 if iteration == self.plan.warm_up:
@@ -194,6 +274,10 @@ class _RungRun:
 
             run = follow(program_run, self.plan.iterations, step, self.reference.eager.starts)
         return run, cold_seconds(seconds, compiled)
+
+
+def _excused(comparison: Comparison) -> Comparison:
+    return replace(comparison, excess=0.0, is_noisy=False, note="other random numbers, of the same distribution")
 
 
 def describe(error: Exception) -> str:

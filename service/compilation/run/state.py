@@ -5,7 +5,7 @@ where it began.
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,12 @@ class Snapshot:
         for optimizer, held in zip(program_run.parts.optimizers, self.optimizers, strict=True):
             optimizer.load_state_dict(deepcopy(held))
 
+    def shuffled(self, program_run: ProgramRun, number: int) -> Snapshot:
+        """Return the same with the elements of each parameter in another order, one for each ``number``."""
+        generator = torch.Generator().manual_seed(number)
+        pairs = zip(program_run.members, self.values, strict=True)
+        return replace(self, values=tuple(_shuffled(each, before, generator) for each, before in pairs))
+
     def vary(self, program_run: ProgramRun, iteration: int) -> None:
         """Set the parameters to what they were, times a number near 1 that is another in each of ``_VARIED``
         iterations. Buffers stay as they are.
@@ -70,6 +76,12 @@ class Snapshot:
             for member, before in zip(program_run.members, self.values, strict=True):
                 if isinstance(member, nn.Parameter) and member.is_floating_point():
                     local_part(member).copy_(before * factor)
+
+
+def _shuffled(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
+    if not (isinstance(member, nn.Parameter) and before.is_floating_point()):
+        return before
+    return before.flatten()[torch.randperm(before.numel(), generator=generator)].view_as(before)
 
 
 def _on_host(state: Any) -> Any:

@@ -59,6 +59,13 @@ class Keeping(Storing):
         return scores
 
 
+class Choosing(Scorer):
+    """Gives the number of the highest score, from 1 on, which a small change of parameters leaves as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(-1) + 1
+
+
 class Disabled(Scorer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -117,6 +124,15 @@ def reads_late(loop: FaultyLoop) -> Step:
     last: Any = loop.parts.modules["scorer"].hidden
     scores = loop.score(loop.batch())
     return Step(outputs={"scores": scores if last is None else scores + last.mean()})
+
+
+def reads_unseen(loop: FaultyLoop) -> Step:
+    """Give the choice of the step before, for the same batch again and again, read where no torch function is seen."""
+    loop.boundary.step_boundary()
+    chosen = loop.score(torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype))
+    last, loop.past = [*loop.past, chosen][0], [chosen]
+    with torch._C.DisableTorchFunction():
+        return Step(outputs={"chosen": last.clone()})
 
 
 def marks_while_pending(loop: FaultyLoop) -> Step:
@@ -316,6 +332,15 @@ FAULTS: tuple[Fault, ...] = (
         "fail_lifetime",
         "held by scorer.hidden",
         FaultyProgram(reads_late, Storing),
+        REHEARSAL,
+        "inference",
+    ),
+    Fault(
+        "stale memory with the right numbers in it",
+        "unseen",
+        "fail_lifetime",
+        "with shuffled parameters output chosen, iteration ",
+        FaultyProgram(reads_unseen, Choosing),
         REHEARSAL,
         "inference",
     ),

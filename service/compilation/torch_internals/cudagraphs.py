@@ -87,7 +87,7 @@ def _forget(captures: Captures) -> None:
 
 
 def _loggers() -> list[logging.Logger]:
-    """Return those that tell of skips: which of the two does is a matter of the version."""
+    """Return the loggers that report skipped graphs; PyTorch's version decides which of the two does."""
     from torch._inductor import cudagraph_utils  # noqa: PLC0415 - brings Inductor, which other rungs do without
 
     found = (getattr(cudagraph_utils, name, None) for name in ("cudagraphs_log", "perf_hint_log"))

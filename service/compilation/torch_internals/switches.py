@@ -31,6 +31,12 @@ def eager_random_numbers() -> AbstractContextManager[Any]:
     return patch
 
 
+def own_random_numbers() -> AbstractContextManager[Any]:
+    """Make generated kernels draw as they do in a job."""
+    patch: AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=False)
+    return patch
+
+
 def _stance() -> str:
     """Return the global stance; private, and taken as the default where it cannot be read."""
     from torch._dynamo import eval_frame  # noqa: PLC0415 - a private module, read only here

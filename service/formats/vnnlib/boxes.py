@@ -8,11 +8,13 @@ from fractions import Fraction
 from functools import cached_property
 from sys import float_info
 
-from service.formats.vnnlib.query import Disjunct, Halfspace, VnnlibError
+from service.formats.vnnlib.query import Disjunct, Halfspace, Number, VnnlibError
 from service.formats.vnnlib.terms import LinearConstraint
 
 LARGEST = Fraction(float_info.max)
 """The largest end of an interval."""
+ROUNDS, ZERO = 3, Fraction(0)
+"""How often a box is drawn closer around its constraints."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,37 @@ class InputIntervals:
 
     def narrowed(self, constraint: LinearConstraint) -> bool:
         """Narrow an input's interval in place; return whether anything is left of it. Raises :class:`VnnlibError`."""
-        if len(constraint.terms) > 1:
-            expected = "inputs one at a time: only boxes of inputs are supported, for a comparison"
-            raise constraint.token.refuse(expected)
         _, index, factor = constraint.terms[0]
         end = -constraint.constant / factor
         if abs(end) > LARGEST:
             raise constraint.token.refuse(f"a bound on X_{index} that is no larger than a float64 can be")
+        return self._within(index, factor, end, constraint.strict)
+
+    def within(self, constraint: Halfspace) -> bool:
+        """Narrow the intervals of the inputs of a constraint in place, each by the ends of the others; return whether
+        anything is left of them.
+        """
+        for index, factor in constraint.coefficients:
+            others = [self._least(each, part) for each, part in constraint.coefficients if each != index]
+            if any(each is None for each in others):
+                continue
+            end = (Fraction(constraint.threshold) - sum(filter(None, others), ZERO)) / Fraction(factor)
+            # What is open beside it leaves this end open, too; to take it as closed is no loss to soundness.
+            if abs(end) <= LARGEST and not self._within(index, Fraction(factor), end, strict=False):
+                return False
+        return True
+
+    def _least(self, index: int, factor: Number) -> Fraction | None:
+        """Return the least value of a term, where the input has that end."""
+        end = (self.lower if factor > 0 else self.upper).get(index)
+        return None if end is None else Fraction(factor) * end
+
+    def _within(self, index: int, factor: Fraction, end: Fraction, strict: bool) -> bool:
         ends, opened = (self.upper, self.open_upper) if factor > 0 else (self.lower, self.open_lower)
         if index not in ends or (end < ends[index] if factor > 0 else end > ends[index]):
             ends[index] = end
             opened.discard(index)
-        if constraint.strict and ends[index] == end:
+        if strict and ends[index] == end:
             opened.add(index)
         return not self._is_empty(index)
 
@@ -50,6 +71,12 @@ class InputIntervals:
             return False
         low, high = self.lower[index], self.upper[index]
         return low >= high if index in self.open_lower or index in self.open_upper else low > high
+
+    def copied(self) -> InputIntervals:
+        """Return intervals of their own, to be narrowed."""
+        return InputIntervals(
+            self.lines, dict(self.lower), dict(self.upper), set(self.open_lower), set(self.open_upper)
+        )
 
     @cached_property
     def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
@@ -75,30 +102,40 @@ class Conditions:
     ends: InputIntervals
     halfspaces: tuple[Halfspace, ...] = ()
     empty: bool = False
+    constraints: tuple[Halfspace, ...] = ()
 
     def adding(self, constraints: Sequence[LinearConstraint]) -> Conditions:
-        """Return these conditions and some more. Raises :class:`VnnlibError` where an input is bounded by others."""
-        halfspaces, on_inputs, empty = list(self.halfspaces), [], self.empty
+        """Return these conditions and some more. Raises :class:`VnnlibError` where inputs and outputs are compared."""
+        halfspaces, on_inputs, empty = list(self.halfspaces), list[LinearConstraint](), self.empty
+        among_inputs = list(self.constraints)
         for constraint in constraints:
             names = {name for name, _, _ in constraint.terms}
             if not names:
                 empty = empty or constraint.constant > 0 or (constraint.strict and constraint.constant == 0)
-            elif names == {"Y"}:
-                terms = tuple((index, factor) for _, index, factor in constraint.terms)
-                halfspaces.append(Halfspace(terms, -constraint.constant, constraint.strict))
-            else:
+            elif len(names) > 1:
+                raise constraint.token.refuse("inputs and outputs in comparisons of their own")
+            elif names == {"X"} and len(constraint.terms) == 1:
                 on_inputs.append(constraint)
-        made = replace(self, halfspaces=tuple(halfspaces), empty=empty)
+            else:
+                terms = tuple((index, factor) for _, index, factor in constraint.terms)
+                found = Halfspace(terms, -constraint.constant, constraint.strict)
+                (halfspaces if names == {"Y"} else among_inputs).append(found)
+        made = replace(self, halfspaces=tuple(halfspaces), empty=empty, constraints=tuple(among_inputs))
         return made._within(on_inputs) if on_inputs else made
 
     def _within(self, constraints: Sequence[LinearConstraint]) -> Conditions:
-        known = self.ends
-        ends = InputIntervals(
-            known.lines, dict(known.lower), dict(known.upper), set(known.open_lower), set(known.open_upper)
-        )
+        ends = self.ends.copied()
         something = [ends.narrowed(constraint) for constraint in constraints]
         return replace(self, ends=ends, empty=self.empty or not all(something))
 
-    def disjunct(self) -> Disjunct:
-        """Return the disjunct of these conditions. Raises :class:`VnnlibError` where an end is missing."""
-        return Disjunct(*self.ends.box, self.halfspaces, *self.ends.opened)
+    def disjunct(self) -> Disjunct | None:
+        """Return the disjunct of these conditions, if anything is left of it. Raises :class:`VnnlibError` where an end
+        is missing.
+        """
+        if not self.constraints:
+            return None if self.empty else Disjunct(*self.ends.box, self.halfspaces, *self.ends.opened)
+        ends = self.ends.copied()
+        something = all(ends.within(each) for _ in range(ROUNDS) for each in self.constraints)
+        if self.empty or not something:
+            return None
+        return Disjunct(*ends.box, self.halfspaces, *ends.opened, self.constraints)

@@ -39,9 +39,10 @@ def parse(text: str) -> Query:
     found, boxes = [], 0
     for parts in product(*alternatives):
         chosen = shared.adding([linear for part in parts for linear in part])
-        if not chosen.empty:
-            found.append(chosen.disjunct())
-            boxes += chosen.ends is not shared.ends
+        disjunct = None if chosen.empty else chosen.disjunct()
+        if disjunct is not None:
+            found.append(disjunct)
+            boxes += chosen.ends is not shared.ends or bool(chosen.constraints)
             if boxes * inputs > MOST_ENDS:
                 raise VnnlibError(f"line 1: the disjunctions need more than {MOST_ENDS} numbers for their input boxes")
     return Query(inputs, outputs, tuple(found))

@@ -19,17 +19,17 @@ class VnnlibError(UploadError):
 
 @dataclass(frozen=True)
 class Halfspace:
-    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; where it is ``strict``, ``<``."""
+    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; where it is ``strict``, ``<``. ``y`` may be inputs."""
 
     coefficients: tuple[tuple[int, Number], ...]
     threshold: Number
     strict: bool = False
 
-    def contains(self, lower: Sequence[float], upper: Sequence[float]) -> bool:
+    def contains(self, lower: Sequence[Number], upper: Sequence[Number]) -> bool:
         """Return whether all outputs between these ends lie in it, without rounding; none do that are not finite."""
         most = Fraction(0)
         for index, factor in self.coefficients:
-            if not (isfinite(lower[index]) and isfinite(upper[index])):
+            if not all(isinstance(end, Fraction) or isfinite(end) for end in (lower[index], upper[index])):
                 return False
             most += Fraction(factor) * Fraction(upper[index] if factor > 0 else lower[index])
         return most < self.threshold if self.strict else most <= self.threshold
@@ -39,7 +39,8 @@ class Halfspace:
 class Disjunct:
     """One disjunct of a query: a counterexample has its input in the box and its output in all of the halfspaces.
 
-    The lower ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
+    Its input is also in all ``constraints``, halfspaces of inputs, which the box encloses as closely as each by itself
+    tells. The lower ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
     """
 
     lower: tuple[Number, ...]
@@ -47,6 +48,7 @@ class Disjunct:
     halfspaces: tuple[Halfspace, ...]
     open_lower: frozenset[int] = frozenset()
     open_upper: frozenset[int] = frozenset()
+    constraints: tuple[Halfspace, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,13 @@ class VerifyBudget(Strict):
         description="of the optimisation of slopes; a search over activations takes three times as many of a whole "
         "box, and a quarter of each domain that it splits off",
     )
-    seconds: float = Field(60.0, gt=0, le=10**6, description="of search for an instance; then its verdict is timeout")
+    seconds: float = Field(
+        60.0,
+        gt=0,
+        le=10**6,
+        description="for an instance that may be searched, from the start of its bounds to its row; then its verdict "
+        "is timeout. Bounds alone have as long as they need, unless another number is given here",
+    )
     domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")
     memory_gib: float | None = Field(
         None,

@@ -17,6 +17,7 @@ import importlib.resources
 import inspect
 import re
 from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from service.jobs.monitoring.catalogue import CAUSES, COUNTS
@@ -46,13 +47,19 @@ class Script(Generic[P, R]):
         self.name = name
         self._signature = inspect.signature(stub)
         self.text = assemble(source, arguments)
-        body = "\n".join([*_libraries(source), source])
-        self.keys = frozenset(re.findall(r"\bKEY\.(\w+)", body))
-        """The families of keys that the script and its libraries name."""
-        self.commands = frozenset(re.findall(r'\bredis\.call\(\s*"(\w+)"', body))
-        """The commands that they call."""
+        self._body = "\n".join([*_libraries(source), source])
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.__doc__ = stub.__doc__
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Return the families of keys that the script and its libraries name."""
+        return frozenset(re.findall(r"\bKEY\.(\w+)", self._body))
+
+    @cached_property
+    def commands(self) -> frozenset[str]:
+        """Return the commands that they call."""
+        return frozenset(re.findall(r'\bredis\.call\(\s*"(\w+)"', self._body))
 
     def __call__(self, client: BrokerClient, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = self._signature.bind(*args, **kwargs)
@@ -100,9 +107,15 @@ def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
 
 
 def _libraries(source: str) -> list[str]:
-    return [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
+    return [_library(name) for name in _header_lines(source, "USES").split()]
 
 
+@cache
+def _library(name: str) -> str:
+    return (_LUA / "lib" / f"{name}.lua").read_text()
+
+
+@cache
 def _constants() -> str:
     moves = ", ".join(
         f"{old} = {{{', '.join(f'{new} = true' for new in sorted(targets))}}}" for old, targets in MOVES.items()

@@ -30,8 +30,8 @@ from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
 """Problems in one answer; what has more of them is refused for the first ones."""
-_MOST_VALUES = 100_000
-"""Values of one document that is read; an answer of a check is one line."""
+_LONGEST_DOCUMENT = 1_000_000
+"""Characters of JSON of a document that is read, and of the paths of its fields; the answer is one line."""
 _Opening = Callable[[str], None]
 """Told the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
@@ -163,35 +163,42 @@ class ReadRequest(FrozenModel):
     def read(self) -> ReadDocument:
         """Return what the text holds, or why it is not a document."""
         try:
-            if not _is_json(self.text) and documents.expanded_size(documents.compose(self.text)) > _MOST_VALUES:
-                return ReadDocument(problem=f"with its aliases it stands for more than {_MOST_VALUES} values")
-            value = documents.parse(self.text)
-            documents.check_json(value, "")
-            content = json.dumps(value, ensure_ascii=False)
-            content.encode()
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            place = {} if mark is None else {"line": mark.line + 1, "column": mark.column + 1}
-            return ReadDocument(problem=documents.short_reason(error), **place)
-        except RecursionError:
-            return ReadDocument(problem="it is nested too deeply")
-        except UnicodeEncodeError:
-            return ReadDocument(problem="it holds half of a character, a lone surrogate")
-        except (yaml.YAMLError, ValueError) as error:
-            return ReadDocument(problem=str(error))
-        return ReadDocument(content=content, positions=positions(self.text))
+            content = _content(self.text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            return _unread(error)
+        found = positions(self.text)
+        return ReadDocument(content=content, positions=found if sum(map(len, found)) <= _LONGEST_DOCUMENT else {})
 
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield nothing: no file is read."""
         return iter(())
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _content(text: str) -> str:
+    """Return what a text holds as JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
+    value = documents.parse(text)
+    documents.check_json(value, "")
+    content = json.dumps(value, ensure_ascii=False)
+    content.encode()
+    if len(content) > _LONGEST_DOCUMENT:
+        raise ValueError(f"it stands for more than {_LONGEST_DOCUMENT} characters of JSON")
+    return content
+
+
+def _unread(error: Exception) -> ReadDocument:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    place = {} if mark is None else {"line": mark.line + 1, "column": mark.column + 1}
+    if isinstance(error, yaml.MarkedYAMLError):
+        problem = documents.short_reason(error)
+    elif isinstance(error, documents.ExpansionError):
+        problem = f"it {error}"
+    elif isinstance(error, RecursionError):
+        problem = "it is nested too deeply"
+    elif isinstance(error, UnicodeEncodeError):
+        problem = "it holds half of a character, a lone surrogate"
+    else:
+        problem = str(error)
+    return ReadDocument(problem=problem, **place)
 
 
 AnyRequest = CheckRequest | PlanRequest | ReadRequest

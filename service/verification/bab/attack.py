@@ -272,7 +272,7 @@ def excess_at(model: ModelUnderVerification, specification: Specification, x: Te
     """Return the :meth:`Specification.excess` ``(n, rows)`` at inputs ``(n, features)``, +inf where the outputs are no
     numbers.
     """
-    parts = model.in_parts(len(x), batch_size, lambda part: specification.excess(model.outputs(x[part])))
+    parts = model.in_parts(len(x), batch_size, lambda part: specification.excess(model.outputs(x[part]), x[part]))
     return torch.cat(parts).nan_to_num(nan=torch.inf)
 
 
@@ -305,7 +305,7 @@ def _distances_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        excess = specification.excess(model.outputs(x))
+        excess = specification.excess(model.outputs(x), x)
         by_disjunct = specification.per_disjunct(excess)
         targets = by_disjunct.argmin(dim=1) if targets is None else targets
         distances = objective = by_disjunct.gather(1, targets[:, None]).squeeze(1)

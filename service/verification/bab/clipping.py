@@ -27,6 +27,8 @@ class LinearCut:
     def of(specification: Specification, box: Interval, coefficients: Tensor, bias: Tensor) -> LinearCut:
         """Cut by planes below ``rows · y``; the margin for rounding is that of certificates, in this type."""
         thresholds = specification.thresholds.to(bias.dtype)
+        if specification.input_rows is not None:
+            coefficients = coefficients + specification.input_rows.to(bias.dtype)
         reach = torch.maximum(box.lower.abs(), box.upper.abs()).unsqueeze(1)
         size = (coefficients.abs() * reach).sum(dim=2) + bias.abs() + thresholds.abs()
         slack = ABSOLUTE_MARGIN[bias.dtype] + RELATIVE_MARGIN[bias.dtype] * size

@@ -44,7 +44,8 @@ ProgressListener = Callable[[SearchProgress], None]
 class SearchResult:
     """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that the model confirmed.
 
-    ``shortage`` tells of the memory for lack of which something was left undecided.
+    ``shortage`` tells of the memory for lack of which something was left undecided; ``is_over`` that more time would
+    change nothing.
     """
 
     verdict: Verdict
@@ -52,10 +53,20 @@ class SearchResult:
     domains: int
     bound: float
     shortage: MemoryShortageError | None = None
+    is_over: bool = True
+
+
+class Search(Protocol):
+    """A branch and bound over one specification, which may go on where it stopped."""
+
+    def run(self, deadline: float) -> SearchResult:
+        """Search until it is decided, or ``deadline`` (``time.monotonic``) has passed. All that was found counts, also
+        what earlier calls have found.
+        """
 
 
 class SearchStrategy(Protocol):
-    """A branch and bound over one specification, ``UNKNOWN`` when ``deadline`` (``time.monotonic``) has passed.
+    """Begins a search, which plans until ``deadline`` (``time.monotonic``).
 
     ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round. Raises
     :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, where it cannot begin.
@@ -68,7 +79,7 @@ class SearchStrategy(Protocol):
         method: Method,
         deadline: float,
         listener: ProgressListener,
-    ) -> SearchResult: ...
+    ) -> Search: ...
 
 
 @dataclass(frozen=True)

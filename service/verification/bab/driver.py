@@ -10,28 +10,34 @@ from math import inf
 
 import torch
 
+from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import ALPHA_CROWN, CROWN, IntermediateBounds, Method
+from service.bounds.progress import OutOfTimeError
 from service.bounds.split import Preactivations
 from service.formats.vnnlib import Query
 from service.verification.bab.activations.root_bounds import STAGE
-from service.verification.bab.activations.search import split_activations
+from service.verification.bab.activations.search import begin_splitting_activations
 from service.verification.bab.attack import attack
 from service.verification.bab.decision import (
     Decision,
     ProgressListener,
+    Search,
     SearchProgress,
     SearchResult,
     SearchStrategy,
     Technique,
 )
-from service.verification.bab.inputs.search import split_inputs
+from service.verification.bab.inputs.search import begin_splitting_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Counterexample, Specification, specifications
-from service.verification.bab.time_plan import share_of_rest
+from service.verification.bab.turns import Course, Turns
 from service.verification.verdict import Verdict
 
-SEARCHES: dict[Technique, SearchStrategy] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
+SEARCHES: dict[Technique, SearchStrategy] = {
+    Technique.INPUTS: begin_splitting_inputs,
+    Technique.ACTIVATIONS: begin_splitting_activations,
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,18 @@ def decide(
     if not query.disjuncts:
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
     started = time.monotonic()
-    allowing = [_with_roundings(model, specification, method) for specification in specifications(query, model.device)]
-    decider = _Decider(model, allowing, method, started, limit, progress)
-    counterexample = None if restarts == 0 else decider.attack(restarts)
-    if counterexample is not None:
-        return decider.end(Verdict.FALSIFIED, Technique.ATTACK, counterexample)
-    return decider.search()
+    if model.is_alone:
+        model = replace(model, options=model.options.until(started + limit))
+    asked = specifications(query, model.device)
+    decider = _Decider(model, asked, method, started, limit, progress)
+    try:
+        decider.specifications = [_with_roundings(model, specification, method) for specification in asked]
+        counterexample = None if restarts == 0 else decider.attack(restarts)
+        if counterexample is not None:
+            return decider.end(Verdict.FALSIFIED, Technique.ATTACK, counterexample)
+        return decider.search()
+    except OutOfTimeError:
+        return replace(decider.end(Verdict.UNKNOWN, decider.technique), bound=decider.heard)
 
 
 def _with_roundings(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
@@ -82,8 +94,8 @@ def _with_roundings(model: ModelUnderVerification, specification: Specification,
 
 
 def technique_for(specification: Specification, most_inputs: int) -> Technique:
-    """Choose what to split: inputs, where at most ``most_inputs`` vary in a box, since halving one of many gains
-    nothing; activations otherwise, and over a ball, whose halves are no balls.
+    """Choose what may be split: inputs too, where at most ``most_inputs`` vary in a box, since halving one of many
+    gains nothing; only activations otherwise, and over a ball, whose halves are no balls.
     """
     few = _varying_inputs(specification) <= most_inputs and specification.distance is None
     return Technique.INPUTS if few else Technique.ACTIVATIONS
@@ -107,6 +119,8 @@ class _Decider:
     bounds: list[float] = field(default_factory=list)
     attacking: float = 0.0
     shortage: MemoryShortageError | None = None
+    technique: Technique = Technique.ATTACK
+    heard: float = -inf
 
     @property
     def seconds(self) -> float:
@@ -147,37 +161,58 @@ class _Decider:
         return self.end(verdict, technique)
 
     def _decide(self, specification: Specification) -> tuple[SearchResult, Technique]:
-        """Search one specification by the technique for it; where several inputs vary, by activations first."""
-        settings = self.model.settings
-        technique, known = technique_for(specification, settings.inputs.most_inputs), -inf
-        if technique is Technique.INPUTS and _varying_inputs(specification) > settings.several_inputs:
-            first = self._search(specification, Technique.ACTIVATIONS, settings.time.activations_first, known)
-            if first.verdict is not Verdict.UNKNOWN:
-                return first, Technique.ACTIVATIONS
-            known = first.bound
-        return self._search(specification, technique, 1.0, known), technique
+        """Search one specification by what may be split, in turns."""
 
-    def _search(self, specification: Specification, technique: Technique, share: float, known: float) -> SearchResult:
-        """Search in a share of the time that is left; ``known`` bounds the margin from below."""
+        decided = self.domains
 
         def listen(progress: SearchProgress) -> None:
-            least = self._least([*self.bounds, max(known, progress.bound)])
-            self.progress(DecisionProgress(self.domains + progress.domains, progress.open, least, self.seconds))
+            least = self._least([*self.bounds, progress.bound])
+            self.domains, self.heard = decided + progress.domains, least
+            self.progress(DecisionProgress(self.domains, progress.open, least, self.seconds))
 
-        nothing_to_split = technique is Technique.ACTIVATIONS and not _has_activations(self.model)
-        search = _bound_without_splits if nothing_to_split else SEARCHES[technique]
-        deadline = share_of_rest(time.monotonic(), self.started + self.limit, share)
+        settings, end = self.model.settings, self.started + self.limit
+        self.technique = technique_for(specification, settings.inputs.most_inputs)
+        varying = _varying_inputs(specification)
+        turns = Turns(self._courses(specification), settings.time, end, self._guarded, self._late, listen)
+        is_few = varying <= settings.few_inputs
+        result, technique = turns.run(settings.time.first_turn(end - time.monotonic(), is_few))
+        self.domains = decided + result.domains
+        self.shortage = result.shortage or self.shortage
+        return result, technique
+
+    def _courses(self, specification: Specification) -> list[Course]:
+        """Return the searches that may decide a specification. Where more than a few inputs vary, half of a box is
+        hardly easier than the box: activations are split first.
+        """
+        settings, splittable = self.model.settings, _has_activations(self.model)
+        technique = technique_for(specification, settings.inputs.most_inputs)
+        found = [technique]
+        if technique is Technique.INPUTS and splittable:
+            several = _varying_inputs(specification) > settings.several_inputs
+            found = [Technique.ACTIVATIONS, technique] if several else [technique, Technique.ACTIVATIONS]
+        return [self._course(each, specification, splittable) for each in found]
+
+    def _course(self, technique: Technique, specification: Specification, splittable: bool) -> Course:
+        nothing_to_split = technique is Technique.ACTIVATIONS and not splittable
+        begin = _Unsplit if nothing_to_split else SEARCHES[technique]
+        return Course(
+            technique, lambda deadline, listen: begin(self.model, specification, self.method, deadline, listen)
+        )
+
+    def _late(self, deadline: float) -> bool:
+        return self.model.search_group.anywhere(self.model.engine.late(deadline), self.model.device)
+
+    def _guarded(self, run: Callable[[], SearchResult]) -> SearchResult:
+        """Return what a turn finds, which is nothing where memory runs out."""
         try:
-            result = search(self.model, specification, self.method, deadline, listen)
+            return run()
         except Exception as error:
             agreed = isinstance(error, MemoryShortageError) or self.model.search_group.axis.size == 1
             if not agreed or not self.model.engine.survives(error):
                 raise
             shortage = self.model.memory.shortage("the search", self.model.device, error)
-            result = SearchResult(Verdict.UNKNOWN, None, 0, -inf, shortage)
-        self.domains += result.domains
-        self.shortage = result.shortage or self.shortage
-        return replace(result, bound=max(known, result.bound))
+        make_room(self.model.device)
+        return SearchResult(Verdict.UNKNOWN, None, 0, -inf, shortage)
 
     def _least(self, bounds: Sequence[float]) -> float:
         """Return the least bound over all specifications: nothing is known of those whose turn has not come."""
@@ -195,6 +230,22 @@ def _has_activations(model: ModelUnderVerification) -> bool:
     return bool(model.engine.gathered(entries).all())
 
 
+@dataclass(frozen=True, eq=False)
+class _Unsplit(Search):
+    """Bounds the whole box, where activations cannot be split because a model or one of its stages has none: a search
+    of one domain for each disjunct.
+    """
+
+    model: ModelUnderVerification
+    specification: Specification
+    method: Method
+    deadline: float
+    listener: ProgressListener
+
+    def run(self, deadline: float) -> SearchResult:
+        return _bound_without_splits(self.model, self.specification, self.method, deadline, self.listener)
+
+
 @torch.no_grad()
 def _bound_without_splits(
     model: ModelUnderVerification,
@@ -203,10 +254,7 @@ def _bound_without_splits(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """Bound the whole box, where activations cannot be split because a model or one of its stages has none.
-
-    It is a :class:`~service.verification.bab.decision.SearchStrategy` of one domain for each disjunct.
-    """
+    """Bound the whole box by the method, and by optimisation where CROWN leaves it open."""
     bound, shortage = -inf, None
     is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
     for bounding in (method, ALPHA_CROWN) if is_crown else (method,):
@@ -227,6 +275,9 @@ def _least_margin(model: ModelUnderVerification, specification: Specification, m
     engine, rows = model.engine, specification.rows.to(model.dtype)
     analysis = engine.analyse(method, specification.box(model.dtype), model.options)
     below = engine.lower_bounds(analysis, torch.cat([rows, -rows]))
+    inputs = specification.of_inputs(model.dtype)
     least, most = below[: len(rows)], -below[len(rows) :]
+    if isinstance(inputs, Interval):
+        least, most = least + inputs.lower, most + inputs.upper
     margins = (least - specification.offsets(least, most)).nan_to_num(nan=-torch.inf)
     return float(specification.per_disjunct(margins[None]).min())

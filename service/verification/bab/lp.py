@@ -84,6 +84,8 @@ class LinearPrograms:
             values[self.network.graph.output.name] @ self.specification.rows[rows].T
             - self.specification.thresholds[rows]
         )
+        if self.specification.input_rows is not None:
+            output = output + values[self.network.graph.input.name] @ self.specification.input_rows[rows].T
         is_split = domain.sign[0] != 0
         number, sign = domain.index[:, is_split], domain.sign[:, is_split]
         splits = self._neuron_index.localised(number, sign)

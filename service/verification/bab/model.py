@@ -74,6 +74,11 @@ class ModelUnderVerification:
         return self.engine.device
 
     @property
+    def is_alone(self) -> bool:
+        """Return whether no other rank takes part in a decision."""
+        return self.engine.is_alone and self.search_group.axis.size == 1
+
+    @property
     def memory(self) -> MemoryBudget:
         return self.options.memory
 
@@ -118,7 +123,7 @@ class ModelUnderVerification:
         tp_group = self.network.tp_group
         exact = tp_group.agree(specification.nearest(candidates.double()))
         outputs = tp_group.agree(self.float64_module(exact))
-        suspects = specification.distance_to_nearest(specification.excess(outputs)) <= 0
+        suspects = specification.distance_to_nearest(specification.excess(outputs, exact)) <= 0
         for x, outputs_at_x in zip(exact[suspects], outputs[suspects], strict=True):
             violates = specification.reached(x.tolist(), Interval.point(outputs_at_x))
             if violates and self._is_confirmed(specification, x, outputs_at_x):
@@ -141,7 +146,10 @@ class ModelUnderVerification:
             enclosed = self._moved_outputs(x, outputs, specification.missed)
         else:
             return True
-        return specification.reached(x.tolist(), enclosed)
+        if specification.reached(x.tolist(), enclosed):
+            return True
+        exact = None if bool(missed.any()) else self.engine.exact_outputs(x)
+        return exact is not None and specification.reached_by(x.tolist(), exact, exact)
 
     def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
         """Bound where outputs ``(outputs,)`` go, to first order and twice that, when the input moves by ``missed``."""

@@ -7,7 +7,7 @@ subproblem left, so that those that have plenty hand over half of theirs. A grou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf
 from typing import Protocol
@@ -26,7 +26,8 @@ class SearchStatus:
     """The status of a rank, or of all: subproblems that wait and that were bounded, and the least margin of all.
 
     ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes long.
-    ``width`` is how many numbers a domain has when it is handed over.
+    ``width`` is how many numbers a domain has when it is handed over; ``is_over`` says that no time would change
+    anything.
     """
 
     open: int = 0
@@ -36,6 +37,7 @@ class SearchStatus:
     late: bool = False
     is_slow: bool = False
     width: int = 0
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,10 @@ class SearchGroup:
         """Exchange the status of all ranks, and plan who hands over to whom."""
         if self.axis.size == 1:
             return GroupState(status, counterexample)
-        numbers = status.open, status.domains, status.bound, status.stuck, status.late, status.is_slow, status.width
-        opens, domains, bounds, stuck, late, is_slow, widths = self._gathered(numbers, device).T.tolist()
-        everyone = SearchStatus(
-            int(sum(opens)), int(sum(domains)), min(bounds), any(stuck), any(late), any(is_slow), int(max(widths))
-        )
+        numbers = [float(getattr(status, each.name)) for each in fields(SearchStatus)]
+        opens, domains, bounds, stuck, late, is_slow, widths, over = self._gathered(numbers, device).T.tolist()
+        flags = any(stuck), any(late), any(is_slow), int(max(widths)), any(over)
+        everyone = SearchStatus(int(sum(opens)), int(sum(domains)), min(bounds), *flags)
         moves = plan_moves([int(count) for count in opens], self.most_moved)
         return GroupState(everyone, self.first(counterexample, device), moves)
 

@@ -83,9 +83,7 @@ class OptimiserSettings:
     adam_epsilon: float = 1e-12
 
     def within(self, options: BoundOptions, deadline: float = inf) -> OptimiserSettings:
-        """Return the same course in more steps or fewer, as a method that optimises is to take more or fewer than
-        usual.
-        """
+        """Scale the number of steps, and the decay per step, by how many a method takes beside the usual number."""
         usual, wanted = Ascent().iterations, options.ascent.iterations
         iterations = -(-self.iterations * wanted // usual)
         return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
@@ -267,13 +265,14 @@ class InputSearchSettings:
 class SearchSettings:
     """All of a decision's settings.
 
-    Where inputs are split, which is so up to ``most_inputs`` of :class:`InputSearchSettings`, but more than
-    ``several_inputs`` vary, half of a box is hardly easier than the box: activations are split first, for a share of
-    the time.
+    Where inputs may be split, which is so up to ``most_inputs`` of :class:`InputSearchSettings`, the search over them
+    takes turns with one over activations. It begins where at most ``several_inputs`` vary, and with a long turn where
+    at most ``few_inputs`` do.
     """
 
     time: TimePlan = field(default_factory=TimePlan)
     attack: AttackSettings = field(default_factory=AttackSettings)
     activations: ActivationSearchSettings = field(default_factory=ActivationSearchSettings)
     inputs: InputSearchSettings = field(default_factory=InputSearchSettings)
+    few_inputs: int = 6
     several_inputs: int = 16

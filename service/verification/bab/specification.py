@@ -37,7 +37,8 @@ class Specification:
     ``lower``, ``upper`` ``(features,)`` are ends around the exact box; ``first``, ``last`` the least and the greatest
     float64 inputs in it. Where there is none, both are one input that is at most ``missed`` ``(features,)`` away from
     it. With ``distance``, the set is also at most that far from ``middle`` ``(features,)``.
-    ``exact_disjuncts`` are the disjuncts themselves.
+    ``exact_disjuncts`` are the disjuncts themselves. With ``input_rows`` ``(rows, features)``, which are 0 in rows of
+    outputs, it has ``rows · y + input_rows · x ≤ thresholds``.
     """
 
     lower: Tensor
@@ -52,6 +53,7 @@ class Specification:
     middle: Tensor
     exact_disjuncts: tuple[Disjunct, ...]
     ball: L2Ball | None = None
+    input_rows: Tensor | None = None
 
     def on(self, device: torch.device) -> Specification:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -86,11 +88,16 @@ class Specification:
         """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
         between these.
         """
+        return self.reached_by(x, outputs.lower.tolist(), outputs.upper.tolist())
+
+    def reached_by(self, x: Sequence[float], lower: Sequence[Number], upper: Sequence[Number]) -> bool:
+        """Return the same for outputs between these numbers."""
         if self.ball is not None and not self.ball.contains(x):
             return False
-        lower, upper = outputs.lower.tolist(), outputs.upper.tolist()
         return any(
-            all(each.contains(lower, upper) for each in disjunct.halfspaces) for disjunct in self.exact_disjuncts
+            all(each.contains(lower, upper) for each in disjunct.halfspaces)
+            and all(each.contains(x, x) for each in disjunct.constraints)
+            for disjunct in self.exact_disjuncts
         )
 
     def lost(self, dtype: torch.dtype, reach: Tensor) -> Tensor:
@@ -110,9 +117,20 @@ class Specification:
         changed = torch.where(known, torch.where(lost > 0, above, self.thresholds), 0)
         return replace(self, rows=rows, residues=torch.zeros_like(rows), thresholds=changed)
 
-    def excess(self, outputs: Tensor) -> Tensor:
-        """Return ``rows · y − thresholds`` of outputs ``(n, outputs)``: ``(n, rows)``."""
-        return outputs @ self.rows.to(outputs.dtype).T - self.thresholds.to(outputs.dtype)
+    def excess(self, outputs: Tensor, x: Tensor | None = None) -> Tensor:
+        """Return ``rows · y − thresholds`` of outputs ``(n, outputs)`` at inputs ``(n, features)``: ``(n, rows)``."""
+        found = outputs @ self.rows.to(outputs.dtype).T - self.thresholds.to(outputs.dtype)
+        if self.input_rows is None or x is None:
+            return found
+        return found + x.to(outputs.dtype) @ self.input_rows.to(outputs.dtype).T
+
+    def of_inputs(self, dtype: torch.dtype) -> Interval | float:
+        """Return the ends ``(rows,)`` of what inputs of the box add to the rows; 0 where they add nothing."""
+        if self.input_rows is None:
+            return 0.0
+        rising, falling = self.input_rows.clamp(min=0), self.input_rows.clamp(max=0)
+        least = rising @ self.lower + falling @ self.upper
+        return Interval(least.to(dtype), (rising @ self.upper + falling @ self.lower).to(dtype))
 
     def offsets(self, least: Tensor, most: Tensor) -> Tensor:
         """Return what bounds ``(rows,)`` of ``rows · y`` must exceed: thresholds, and what rounding may explain.
@@ -177,10 +195,38 @@ def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball |
     middle = lower / 2 + upper / 2 if ball is None else torch.tensor(ball.middle, dtype=torch.float64)
     number = torch.tensor([index for index, _ in flat])
     ends_of_box = lower, upper, first, last, missed
-    return Specification(*ends_of_box, rows, residues, thresholds, number, middle, disjuncts, ball)
+    found = Specification(*ends_of_box, rows, residues, thresholds, number, middle, disjuncts, ball)
+    return _constrained(found) if any(each.constraints for each in disjuncts) else found
+
+
+def _constrained(found: Specification) -> Specification:
+    """Add a row for each constraint of inputs. Its threshold is raised by what rounding of its terms may cost in any
+    type: nothing is proved then of inputs that satisfy it exactly.
+    """
+    constraints = [(number, each) for number, one in enumerate(found.exact_disjuncts) for each in one.constraints]
+    input_rows = torch.zeros(len(constraints), len(found.lower), dtype=torch.float64)
+    thresholds = torch.zeros(len(constraints), dtype=torch.float64)
+    for row, (_, constraint) in enumerate(constraints):
+        coefficients, threshold = _scaled(constraint)
+        for index, factor in coefficients:
+            input_rows[row, index] = float(factor)
+        thresholds[row] = rounded_up(threshold)
+    reach = torch.maximum(found.lower.abs(), found.upper.abs())
+    thresholds += COARSE * (input_rows.abs() @ reach + thresholds.abs())
+    output_rows = torch.zeros(len(constraints), found.rows.shape[1], dtype=torch.float64)
+    return replace(
+        found,
+        rows=torch.cat([found.rows, output_rows]),
+        residues=torch.cat([found.residues, output_rows]),
+        thresholds=torch.cat([found.thresholds, thresholds]),
+        disjunct=torch.cat([found.disjunct, torch.tensor([number for number, _ in constraints])]),
+        input_rows=torch.cat([torch.zeros(len(found.rows), len(found.lower), dtype=torch.float64), input_rows]),
+    )
 
 
 ANYWHERE = Halfspace((), 0)
+COARSE = 2.0**-20
+"""More than the terms of a constraint lose in float32, as a share of their sizes."""
 
 
 def _scaled(halfspace: Halfspace) -> tuple[list[tuple[int, Fraction]], Fraction]:

@@ -1,7 +1,7 @@
 """Divide the seconds of one instance among the stages that decide it: every share is here.
 
-What a stage does within its share is divided equally there, between the layers that it tightens. Bounds of a whole
-batch come before the clock of any instance starts.
+What a stage does within its share is divided equally there, between the layers that it tightens. An instance's part of
+the time that its batch was bounded in has been taken off by then; a batch may take what its instances have together.
 
 The limit itself is the job's ``budget.seconds``, or what the instance's archive says
 (:mod:`service.verification.search_runner`). :func:`service.verification.bab.driver.decide` spends it from the top of
@@ -20,8 +20,10 @@ class TimePlan:
     Attack: all specifications' attacks must be over after the share ``attack`` of the limit; on small networks they
     take much less.
 
-    Choice of the search: where inputs are split although many vary, activations are split first, for the share
-    ``activations_first`` of what is left. Any other search has all that is left.
+    Choice of the search: where inputs and activations may be split, both have turns. One of inputs alone begins with
+    the share ``few_inputs_first`` of what is left where few of them vary. Every other turn is the share ``turn`` of
+    what they have taken so far, but at least ``least_turn`` seconds, and ``favour`` times as long for the search of the
+    best bound so far.
 
     Root bounds: an optimising method bounds the whole box if ``optimised_root_cost`` times what CROWN took there is
     left for it.
@@ -39,7 +41,10 @@ class TimePlan:
     """
 
     attack: float = 0.2
-    activations_first: float = 0.1
+    few_inputs_first: float = 0.4
+    turn: float = 0.25
+    least_turn: float = 0.5
+    favour: float = 3.0
     optimised_root_cost: float = 60
     quick_seconds: float = 1.0
     quick_share: float = 0.05
@@ -54,6 +59,14 @@ class TimePlan:
     def attack_deadline(self, started: float, limit: float) -> float:
         """Return when the attacks of an instance must be over that has ``limit`` seconds since ``started``."""
         return started + self.attack * limit
+
+    def first_turn(self, left: float, is_few: bool) -> float:
+        """Return the seconds of the first search's turn, of ``left`` for all; ``is_few`` says that few inputs vary."""
+        return max(self.least_turn, self.few_inputs_first * left) if is_few else self.least_turn
+
+    def next_turn(self, taken: float) -> float:
+        """Return the seconds of a turn after searches that have ``taken`` so many together."""
+        return max(self.least_turn, self.turn * taken)
 
     def last_start_of_optimised_root(self, deadline: float, crown_seconds: float) -> float:
         """Return after which moment a root that CROWN bounded in ``crown_seconds`` is not bounded by optimisation."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from service.bounds.exact import Values, exact_outputs
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, is_out_of_memory
 from service.bounds.methods import CROWN, IBP, Analysis, Bounder, BoundOptions, IntermediateBounds, Method
@@ -117,6 +118,14 @@ class BoundingEngine(ABC):
     def enclosure(self, options: BoundOptions) -> Callable[[Interval], Interval] | None:
         """Return what encloses the outputs over the reals in one box ``(1, features)``, if counterexamples need it."""
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
+
+    def exact_outputs(self, x: Tensor) -> Values | None:
+        """Return the outputs at an input ``(features,)`` without any rounding, where counterexamples need that and it
+        can be had.
+        """
+        if not self.is_alone:
+            return None
+        return self.arithmetic.certifying(lambda: exact_outputs(self.network, x))
 
     @property
     @abstractmethod

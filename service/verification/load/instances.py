@@ -21,7 +21,7 @@ from service.verification.task import RefusedModel, Task
 def load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
     """Yield a task for each model of the archive, with the instances that are about it, or why there is none.
 
-    Raises what a model cannot do where models are divided over ranks: each of them would have to know of it.
+    On a mesh an unsupported model raises, since every rank would have to skip it.
     """
     archive = data.file(file)
     try:

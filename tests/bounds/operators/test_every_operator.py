@@ -58,6 +58,7 @@ EXAMPLES: dict[str, Function] = {
     "Absolute": torch.abs,
     "Floor": torch.floor,
     "Maximum": lambda x: torch.maximum(x, x.sin()),
+    "UndecidedWhere": lambda x: torch.where(x > 0, x.sin(), VECTOR),
     "Tanh": torch.tanh,
     "Sigmoid": torch.sigmoid,
     "ArcTangent": torch.atan,

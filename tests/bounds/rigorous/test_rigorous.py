@@ -196,7 +196,8 @@ def test_lines_and_ranges_hold_to_many_digits(
 
 @pytest.mark.parametrize("name", EXACT)
 def test_lines_and_ranges_hold_at_edges(name: str) -> None:
-    for pair in ((0.0, 0.0), (0.0, 1e-300), (1.0, 0.0), (-1.0, 1.0), (5.0, 1e-9), (-20.0, 40.0)):
+    edges = ((0.0, 0.0), (-1.0, 1.0), (-20.0, 40.0), (0.0, 1e-300), (1.0, 0.0), (5.0, 1e-9))
+    for pair in edges[: examples(3, 6)]:
         holds(name, pair, (0.0, 0.0))
 
 

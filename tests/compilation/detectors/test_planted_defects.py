@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo
 from ladder_runs import Ascend
+from lanes import first_fast
 from programs import breaks, clean, empty, frozen, peculiar, restless, unequal
 from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
@@ -74,11 +75,14 @@ def test_a_new_shape_is_a_recompile_with_its_guard_and_not_a_defect(ascend: Asce
 
 @pytest.mark.parametrize(
     ("program", "mark", "reason"),
-    [
-        (breaks.SIDE_EFFECT, "side effect", "builtin"),
-        (breaks.BRANCH, "branch", "data-dependent branch"),
-        (breaks.HOOK, "hook", "builtin"),
-    ],
+    first_fast(
+        2,
+        [
+            (breaks.SIDE_EFFECT, "side effect", "builtin"),
+            (breaks.BRANCH, "branch", "data-dependent branch"),
+            (breaks.HOOK, "hook", "builtin"),
+        ],
+    ),
 )
 def test_graph_breaks_are_named_by_reason_and_line(ascend: Ascend, program: object, mark: str, reason: str) -> None:
     (result,) = ascend(program, rungs=LADDER[:1])

@@ -35,7 +35,7 @@ def rehearsed(ascend: Ascend, planted: Planted) -> Result:
     return result
 
 
-@pytest.mark.parametrize("planted", first_fast(3, CLEAN), ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", first_fast(2, CLEAN), ids=lambda planted: planted.name)
 def test_loops_without_a_mistake_raise_no_alarm(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)
     (finding,) = result.findings
@@ -53,7 +53,7 @@ def test_a_mistake_is_found_and_named(ascend: Ascend, planted: Planted) -> None:
     assert wrong == planted.wrong
 
 
-@pytest.mark.parametrize("name", first_fast(4, keeping.COPIES))
+@pytest.mark.parametrize("name", first_fast(2, keeping.COPIES))
 def test_results_that_are_copied_raise_no_alarm(ascend: Ascend, name: str) -> None:
     result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.COPIES[name]), "inference"))
     assert [finding.verdict for finding in result.findings] == ["not_applicable"], result.findings
@@ -92,19 +92,21 @@ def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_
     assert result.rehearsal.usage.reads[0].iteration == 1
 
 
-@pytest.mark.parametrize("name", ["reading_late", "comparing"])
+@pytest.mark.parametrize("name", first_fast(1, ["reading_late", "comparing"]))
 def test_what_only_lives_until_the_next_result_is_not_blamed(ascend: Ascend, name: str) -> None:
     planted = next(each for each in (*storing.DEFECTS, *DEFECTS) if each.name == name)
     messages = " ".join(finding.message for finding in rehearsed(ascend, planted).findings)
     assert not re.findall(r"\b(scores|loss|change|new), a variable", messages)
 
 
-@pytest.mark.parametrize("planted", storing.INNOCENT, ids=lambda planted: f"{planted.name} {planted.make.__name__}")
+@pytest.mark.parametrize(
+    "planted", first_fast(2, storing.INNOCENT), ids=lambda planted: f"{planted.name} {planted.make.__name__}"
+)
 def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Ascend, planted: Planted) -> None:
     assert [finding.verdict for finding in rehearsed(ascend, planted).findings] == ["not_applicable"]
 
 
-@pytest.mark.parametrize("rung", [RUNGS["aot_eager"], Rung("watched", "aot_eager", rehearses=True)])
+@pytest.mark.parametrize("rung", first_fast(1, [Rung("watched", "aot_eager", rehearses=True), RUNGS["aot_eager"]]))
 def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_been_watched(rung: Rung) -> None:
     program = loops.LoopProgram(loops.compiling_its_own)
     plan = plan_run(program, STEPS, Tolerance(), lambda seconds: seconds)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ladder_runs import Ascend
+from lanes import first_fast
 from packaging.version import Version
 from programs import sound
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 BELOW_CODE = [RUNGS["eager"], RUNGS["aot_eager"]]
 
 
-@pytest.mark.parametrize(("modules", "graphs"), [(sound.bare, 1), (sound.frozen_backbone, 2)])
+@pytest.mark.parametrize(("modules", "graphs"), first_fast(1, [(sound.bare, 1), (sound.frozen_backbone, 2)]))
 def test_modules_of_torch_itself_are_compiled(
     ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], graphs: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,17 @@ def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: As
     repaired.write_text(script.read_text().replace(WRONG, "eager"))
     script.with_suffix(".safetensors").rename(repaired.with_suffix(".safetensors"))
     assert run(repaired, 120).said == "nothing is wrong"
+
+
+def test_a_search_whose_time_is_up_says_so(ascend: Ascend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("service.compilation.diagnosis.diagnose"), "SEARCH_S", -1.0)
+    deep = program(Deep)
+    (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])
+    found = diagnose(deep, result, plan_run(deep, 4, Tolerance(), float), tmp_path)
+    assert found is not None
+    assert (found.module, found.trials, found.ended) == (None, 0, True)
+    assert found.row()["ended"]
+    assert causes([found]) == ["What fails in it was not found within the time for it (train, planted)."]
 
 
 def test_other_verdicts_name_their_cause_themselves(ascend: Ascend, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from ladder_runs import Ascend
-from lanes import first_fast
+from lanes import first_fast, slow_but_for
 from programs import callings
 from programs.callings import Calling, Lens
 
@@ -44,15 +44,18 @@ def test_a_module_that_is_never_called_compiled_is_vacuous_and_named(
     assert re.sub(r"\d+", "N", finding.message) == expected
 
 
+PASSING = [
+    Calling(callings.by_itself),
+    Calling(callings.by_way_of_itself),
+    Calling(callings.both_ways),
+    Calling(callings.within_another, nested=True),
+]
+
+
 @pytest.mark.parametrize("phase", first_fast(1, PHASES))
 @pytest.mark.parametrize(
     "program",
-    [
-        Calling(callings.by_itself),
-        Calling(callings.by_way_of_itself),
-        Calling(callings.both_ways),
-        Calling(callings.within_another, nested=True),
-    ],
+    slow_but_for(PASSING, *PASSING[2:]),
     ids=lambda program: program.scores.__name__,
 )
 def test_a_module_that_is_called_compiled_passes(ascend: Ascend, program: Calling, phase: Phase) -> None:

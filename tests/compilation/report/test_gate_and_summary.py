@@ -11,10 +11,12 @@ from service.compilation.report.gate import break_even_steps, gate, highest_safe
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary, unproved
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed
+from service.compilation.run.run_rung import RunPlan
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.selftest import Proof
 from service.compilation.verdicts import SEVERITY, Finding, Verdict, worst
+from service.jobs.spec.compile import Tolerance
 
 FINGERPRINT = {"torch": "x"}
 PROVED = Proof("vacuous", "a forward that may not be compiled", True, "no graph")
@@ -53,6 +55,12 @@ def test_a_rung_that_does_not_apply_breaks_no_row_of_passes_and_is_told_with_its
 def test_the_worst_verdict_is_none_of_the_better_ones(verdicts: list[Verdict]) -> None:
     found = worst(verdicts)
     assert found == "pass" if not verdicts else all(SEVERITY.index(each) <= SEVERITY.index(found) for each in verdicts)
+
+
+def test_only_rungs_that_generate_code_are_timed_at_length() -> None:
+    plan = RunPlan(4, 2, 4, Tolerance(), float)
+    budgets = [plan.race_of(rung).budget_s for rung in LADDER]
+    assert budgets == [0.5, 0.5, 0.5, 3.0, 3.0]
 
 
 def test_a_phase_that_was_not_checked_is_not_allowed_and_has_no_worth() -> None:

@@ -102,6 +102,21 @@ def test_the_scale_of_a_tensor_whose_terms_cancel_is_that_of_its_terms(seed: int
         assert verdict(result, eager, truth, scale=scale).passed == passes
 
 
+@given(seed=st.integers(0, 10_000))
+def test_terms_that_cancel_in_part_may_be_added_in_another_order(seed: int) -> None:
+    """As the gradient of a weight before a normalisation: eager lacks a digit, and sums in another order lack two."""
+    truth = torch.randn(LARGE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 1e-2
+    lost = torch.randn(2, LARGE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    unit = 1e-2 * torch.finfo(torch.float32).eps
+    eager, result = (truth + 12 * unit * lost[0]).float(), (truth + 600 * unit * lost[1]).float()
+    own = scale_of(eager)
+    scale = ParitySettings().judged_scale(own, 20 * own, terms_scale(eager, truth))
+    assert verdict(result, eager, truth, scale=scale).passed
+    assert not verdict(result, eager, truth, scale=own).passed
+    assert not verdict(result * 1.01, eager, truth, scale=scale).passed
+    assert terms_scale((truth + 2 * unit * lost[0]).float(), truth) == 0
+
+
 def test_a_tensor_with_any_right_digit_is_judged_at_its_own_scale() -> None:
     eager, truth = sample(3)
     assert terms_scale(eager, truth) == 0.0

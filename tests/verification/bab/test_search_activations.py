@@ -53,7 +53,7 @@ from service.verification.engine import NetworkEngine
 from service.verification.verdict import Verdict
 
 
-@pytest.mark.parametrize("name", first_fast(2, sorted(NETS)))
+@pytest.mark.parametrize("name", first_fast(1, sorted(NETS)))
 @settings(max_examples=examples(2, 10), deadline=None)
 @given(seed=st.integers(0, 10_000), depth=st.integers(1, 3), optimised=st.booleans())
 def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
@@ -111,7 +111,7 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
     )
 
 
-@pytest.mark.parametrize(("activation", "slope"), [(nn.ReLU(), 0.0), (nn.LeakyReLU(0.2), 0.2)])
+@pytest.mark.parametrize(("activation", "slope"), first_fast(1, [(nn.ReLU(), 0.0), (nn.LeakyReLU(0.2), 0.2)]))
 @pytest.mark.parametrize("seed", slow_but_for(range(2), 0))
 def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
     activation: nn.Module, slope: float, seed: int

@@ -302,10 +302,14 @@ def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
     far = decide(under, query(lower, upper, [([1.0], -1e3)]), CROWN, 5.0, restarts=0)
     if not suffices:
 
-        def undecided(*_: object) -> SearchResult:
-            return SearchResult(Verdict.UNKNOWN, None, 3, 0.01)
+        class Undecided:
+            def __init__(self, *_: object) -> None:
+                pass
 
-        monkeypatch.setitem(deciding.SEARCHES, Technique.ACTIVATIONS, undecided)
+            def run(self, deadline: float) -> SearchResult:
+                return SearchResult(Verdict.UNKNOWN, None, 3, 0.01)
+
+        monkeypatch.setitem(deciding.SEARCHES, Technique.ACTIVATIONS, Undecided)
     heard: list[DecisionProgress] = []
     asked = query(lower, upper, [([1.0], far.bound - 1e3 - 0.05)])
     found = decide(under, asked, CROWN, 5.0, heard.append, restarts=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lanes import slow_but_for
 from torch import nn
 
 from service.bounds.methods import CROWN
@@ -18,7 +19,7 @@ from service.verification.verdict import Verdict
 FEATURES = 70
 
 
-@pytest.mark.parametrize("rigorous", [False, True])
+@pytest.mark.parametrize("rigorous", slow_but_for([False, True], True))
 @pytest.mark.parametrize("ball", [False, True])
 def test_affine_models_are_decided_next_to_their_exact_minimum(ball: bool, rigorous: bool) -> None:
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import slow_but_for
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, upload
 from onnx_models import dense, model, node
 from pydantic import ValidationError
@@ -58,7 +59,7 @@ def run(data: DataLayout, content: bytes, **fields: Any) -> tuple[dict[str, Any]
     return job.run(specification(data, content, **fields), ranked), report
 
 
-@pytest.mark.parametrize("rigorous", [False, True])
+@pytest.mark.parametrize("rigorous", slow_but_for([False, True], False))
 def test_every_row_is_an_instance_with_the_name_that_the_file_gives_it(data: DataLayout, rigorous: bool) -> None:
     """Models one after the other, of different sizes."""
     result, report = run(data, archive(), rigorous=rigorous)

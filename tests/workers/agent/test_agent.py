@@ -62,6 +62,23 @@ def test_restarting_the_worker_touches_no_running_job_and_c10_undoes_no_drain(
     assert fleet.ended(follower).state == "succeeded"
 
 
+def test_a_worker_that_stops_its_jobs_gives_them_back_to_the_queue(fleet: Fleet, tmp_path: Path) -> None:
+    """As a container does, whose end would kill them: no retry and no lost attempt is used."""
+    worker = Worker(fleet, tmp_path / "agent.log", TRIVET_STOP_JOBS="true")
+    ref = submit(fleet, "until_told")
+    eventually(lambda: fleet.events(ref, "metric"))
+    assert worker.end() == 0, worker.said()
+    job = fleet.job(ref)
+    assert (job.state, job.retries_used) == ("queued", 0)
+    assert processes_of(ref) == []
+    assert fleet.store.hosts.list() == []
+    worker.start()
+    eventually(lambda: fleet.job(ref).state == "running")
+    release(fleet, ref)
+    assert (fleet.ended(ref).state, fleet.job(ref).attempt) == ("succeeded", 2)
+    worker.end()
+
+
 def test_a_worker_tells_what_its_host_has_and_leaves_no_process(fleet: Fleet, worker: Worker) -> None:
     (host,) = eventually(fleet.store.hosts.list)
     assert (host.name, host.cpu_slots, host.free["cpu"]) == (HOST, 4, (0, 1, 2, 3))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import RankServers
 from network_broker import PASSWORDS, network_broker
 from worker_fleet import HOST, Fleet, Worker, train_spec
 
@@ -22,13 +23,15 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.slow
-def test_a_job_runs_on_a_host_that_has_its_own_user(tmp_path: Path, data: DataLayout, limits: StoreLimits) -> None:
+def test_a_job_runs_on_a_host_that_has_its_own_user(
+    tmp_path: Path, data: DataLayout, limits: StoreLimits, rank_servers: RankServers
+) -> None:
     """Placed, sent through Celery, run and reported; the broker has refused nothing of it."""
     secret = tmp_path / "password"
     secret.write_text(PASSWORDS["host"] + "\n")
     with network_broker(tmp_path) as broker:
         store = Store.connect(broker.url("api"), data, limits)
-        fleet = Fleet(store, data, f"redis://127.0.0.1:{broker.port}/0", limits)
+        fleet = Fleet(store, data, f"redis://127.0.0.1:{broker.port}/0", limits, rank_servers)
         worker = Worker(
             fleet, tmp_path / "agent.log", TRIVET_BROKER_USER="host", TRIVET_BROKER_PASSWORD_FILE=str(secret)
         )

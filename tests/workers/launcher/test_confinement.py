@@ -167,6 +167,44 @@ def enforce(confined: Confinement, code: str, before: str = "") -> subprocess.Co
     )
 
 
+@needs_namespaces
+def test_a_process_that_forks_without_end_stops_at_its_limit() -> None:
+    """As an ordinary user: the kernel limits no processes of root."""
+    before = """
+import ctypes, os
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # whose own files in /proc are its own again
+"""
+    code = """
+children = []
+try:
+    while len(children) < 200:
+        if (child := os.fork()) == 0:
+            signal.pause()
+        children.append(child)
+except BlockingIOError:
+    print("refused after", len(children))
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+    limited = Confinement(mode="none", limits=JobLimits(processes=64))
+    script = (
+        "import json, signal, sys\n"
+        "from workers.launcher import namespaces\n"
+        "from workers.launcher.confinement import Confinement\n"
+        f"fields = json.loads({json.dumps(limited.to_json())!r})\n"
+        f"{before}"
+        "Confinement.from_json(fields).enforce(in_user_namespace=namespaces.enter_user_namespace())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script + code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "refused after 63\n", done.stderr
+
+
 @needs_files
 def test_secrets_below_a_granted_folder_stay_closed(tmp_path: Path) -> None:
     for name in ("package/code.py", "package/data/admin.key", "package/data/jobs/1/mine", "package/trivet.toml"):

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import first_fast
 
 from service.jobs.kinds.registry import KINDS
 
@@ -84,10 +86,10 @@ class Processes:
         shared = {"PATH": os.defpath, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TZ": "UTC"}
         return shared | {"USER": name, "LOGNAME": name} | {variable: str(place) for variable, place in places.items()}
 
-    def forked(self) -> dict[str, str]:
-        """Return the values in a rank that is forked from the launcher."""
+    def forked(self, preloads: Sequence[str] = PRELOADS) -> dict[str, str]:
+        """Return the values in a rank that is forked from the launcher, which has imported these modules."""
         words = json.dumps([sys.executable, "-u", str(self.script), str(self.folder / "forked.json")])
-        self._run(self.launcher, FORKS, json.dumps(PRELOADS), words, json.dumps(self.rank))
+        self._run(self.launcher, FORKS, json.dumps(preloads), words, json.dumps(self.rank))
         return self._read("forked")
 
     def fresh(self, name: str) -> dict[str, str]:
@@ -108,8 +110,11 @@ def processes(tmp_path: Path) -> Processes:
     return Processes(tmp_path)
 
 
-def test_nothing_in_a_fork_names_the_folders_or_the_user_of_its_launcher(processes: Processes) -> None:
-    forked = processes.forked()
+@pytest.mark.parametrize("preloads", first_fast(1, [PRELOADS[:1], PRELOADS]))
+def test_nothing_in_a_fork_names_the_folders_or_the_user_of_its_launcher(
+    processes: Processes, preloads: list[str]
+) -> None:
+    forked = processes.forked(preloads)
     assert {path: value for path, value in forked.items() if "of-launcher" in value} == {}
     assert any("of-rank" in value for value in forked.values())
 

@@ -7,11 +7,14 @@ import json
 
 import pytest
 from waiting import LIMIT_S, eventually
-from worker_fleet import Fleet, all_gone, family, is_called, processes_of
+from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of
 
 from service.jobs.store.keyspace import JOB
 
 pytestmark = pytest.mark.distributed
+
+each_renewal_soon = pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["renewed often"])
+"""A supervisor learns of an order when it renews its lease."""
 
 
 def test_two_ranks_succeed(fleet: Fleet) -> None:
@@ -59,7 +62,6 @@ def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytes
     assert result["folder"] == str(fleet.data.job(ref.job_id).work(1))
 
 
-@pytest.mark.slow
 def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     ref = fleet.submit("raising", ranks=2)
     supervisor = fleet.supervise(ref)
@@ -75,7 +77,6 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
-@pytest.mark.slow
 def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> None:
     ref = fleet.submit("refusing")
     supervisor = fleet.supervise(ref)
@@ -87,9 +88,9 @@ def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> No
     assert supervisor.wait(LIMIT_S) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("behaviour", "rank", "how"), [("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")]
+    ("behaviour", "rank", "how"),
+    [("vanishing", 1, "exited with code 3"), pytest.param("leaving", 0, "ended before", marks=pytest.mark.slow)],
 )
 def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int, how: str) -> None:
     ref = fleet.submit(behaviour, ranks=2)
@@ -114,6 +115,7 @@ def test_the_time_limit(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@each_renewal_soon
 def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
@@ -129,6 +131,7 @@ def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
+@each_renewal_soon
 def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
     ref = fleet.submit("endless")
     supervisor = fleet.supervise(ref)
@@ -139,7 +142,6 @@ def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
     assert all_gone(started)
 
 
-@pytest.mark.slow
 def test_cancel_before_the_claim_leaves_nothing_to_do(fleet: Fleet) -> None:
     ref = fleet.submit("endless")
     fleet.store.jobs.cancel(ref.job_id)

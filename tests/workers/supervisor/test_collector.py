@@ -78,3 +78,28 @@ async def _finish_between_turns(folder: Path) -> None:
     await collector.finish()
     await asyncio.wait_for(following, 60)
     assert len(taken) == 1
+
+
+def test_what_an_earlier_attempt_left_is_recovered_once_before_the_first_metric(tmp_path: Path) -> None:
+    with rank_file(tmp_path, 0).open("wb") as file:
+        file.write(b'{"type":"progress","done":1,"total":9,"unit":"steps"}\n')
+        file.write(
+            b'{"type":"metric","step":7,"values":{"loss":1.0}}\n{"type":"metric","step":8,"values":{"loss":1.0}}\n'
+        )
+    order: list[Any] = []
+
+    async def recover_before(event: Event | None) -> None:
+        await asyncio.sleep(0)
+        metric: Any = event
+        order.append(("recovered before", metric["step"]))
+
+    async def disk(act: Callable[[], None]) -> None:
+        await asyncio.to_thread(act)
+
+    both: Any = Room()
+    settings = SupervisorSettings()
+    collector = Collector(tmp_path, both, both, take=order.append, recover=recover_before, disk=disk, settings=settings)
+    asyncio.run(collector.finish())
+    assert [each if isinstance(each, tuple) else each["type"] for each in order] == [
+        "progress", ("recovered before", 7), "metric", "metric",
+    ]  # fmt: skip

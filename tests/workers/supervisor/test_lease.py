@@ -21,7 +21,7 @@ class World:
 
     def __init__(self) -> None:
         self.now, self.away, self.directive = ASKED_AT, False, "run"
-        self.renewals = 0
+        self.renewals, self.renewal_takes = 0, 0.0
         self.allowed: list[float] = []
         self.told: list[str] = []
         attempts: Any = self
@@ -31,6 +31,7 @@ class World:
 
     def renew(self, _: AttemptRef) -> str:
         self.renewals += 1
+        self.now += self.renewal_takes
         if self.away:
             raise StoreUnavailable("the broker does not answer")
         return self.directive
@@ -57,6 +58,12 @@ def test_every_renewal_lets_the_group_run_for_most_of_a_lease_from_when_it_was_s
         assert eventually(lambda now=now: world.allowed[-1] == now + 0.8)
     assert set(world.told) == {"run"}
     assert not world.lease.is_over
+
+
+def test_an_answer_that_was_long_on_its_way_lets_the_group_run_no_longer(world: World) -> None:
+    world.renewal_takes = 0.25
+    assert eventually(lambda: len(world.allowed) >= 3)
+    assert world.allowed[-1] < world.now + 0.8
 
 
 def test_a_lease_that_was_not_renewed_in_time_is_over_for_good(world: World) -> None:

@@ -111,6 +111,19 @@ def test_a_launcher_that_was_killed_is_the_cause_of_its_ranks_end() -> None:
     assert blame(launcher_code=None, **seen) == ("RankDied", 0)
 
 
+def test_a_launcher_that_passed_its_signal_on_is_named_with_it_and_no_rank_is_blamed() -> None:
+    seen: dict[str, Any] = {"terminated": {0: 1.0, 1: 2.0}, "silent": {1: 2.1}}
+    outcome = judge(Evidence("rank_failed", 128 + signal.SIGTERM, **seen))
+    assert outcome.error is not None
+    assert (outcome.error.type, outcome.error.rank) == ("LaunchFailed", None)
+    assert "torchrun was ended by SIGTERM" in outcome.error.message
+    assert blame(launcher_code=128 + signal.SIGKILL, **seen) == ("RankDied", 0), "it was not killed for that"
+    interrupted: dict[str, Any] = {"errors": [raised(1, "KeyboardInterrupt"), raised(0, "KeyboardInterrupt")]}
+    assert blame(launcher_code=128 + signal.SIGINT, **interrupted) == ("LaunchFailed", None)
+    failed = {**seen, "errors": [raised(1, "ValueError", time=0.5)]}
+    assert blame(launcher_code=128 + signal.SIGTERM, **failed) == ("ValueError", 1)
+
+
 def test_a_keeper_that_was_killed_is_no_fault_of_the_job() -> None:
     outcome = judge(Evidence("exited", -signal.SIGKILL, silent={0: 1.0}))
     assert (outcome.status, outcome.error and outcome.error.type) == ("lost", "KeeperEnded")

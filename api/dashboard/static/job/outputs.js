@@ -37,11 +37,12 @@ export class OutputBounds {
   }
 }
 
-/** A missing bound is infinite: its bar ends at the edge. @param {number} index @param {number | null} low @param {number | null} high @param {[number, number]} range */
+/** The bar of an infinite bound ends at the edge. @param {number} index @param {number | string | null} low @param {number | string | null} high @param {[number, number]} range */
 function bar(index, low, high, [from, to]) {
   const share = (/** @type {number} */ value) => (value - from) / (to - from || 1);
-  return h("li", {}, h("span", { class: "muted" }, index), h("span", { class: "right" }, low === null ? "−∞" : fixed(low)),
-    rail(share(low ?? from), share(high ?? to), { zero: share(0) }), h("span", {}, high === null ? "∞" : fixed(high)));
+  return h("li", {}, h("span", { class: "muted" }, index), h("span", { class: "right" }, isNumber(low) ? fixed(low) : "−∞"),
+    rail(share(isNumber(low) ? low : from), share(isNumber(high) ? high : to), { zero: share(0) }),
+    h("span", {}, isNumber(high) ? fixed(high) : "∞"));
 }
 
 /** The input and the outputs there. @param {number[]} values @param {BoundsRow} row */

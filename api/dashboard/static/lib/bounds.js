@@ -99,7 +99,7 @@ function shared(names, step) {
   return count;
 }
 
-/** @param {number | null | undefined} value @returns {value is number} */
+/** @param {number | string | null | undefined} value @returns {value is number} */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 /**

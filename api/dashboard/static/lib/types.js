@@ -58,8 +58,8 @@
  * @property {number | null} [label] of a sample
  * @property {number | null} [prediction] the model's class for it
  * @property {"verified" | "falsified" | "unknown" | "timeout"} verdict
- * @property {(number | null)[]} lower null where a bound is not finite
- * @property {(number | null)[]} upper
+ * @property {(number | "-Infinity" | "Infinity" | null)[]} lower null in rows of older jobs, where a bound is not finite
+ * @property {(number | "-Infinity" | "Infinity" | null)[]} upper
  * @property {number | null} margin
  * @property {string} method
  * @property {string | null} [decided_by]

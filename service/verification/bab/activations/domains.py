@@ -94,7 +94,7 @@ class Domains:
 
 _NAMES = tuple(field.name for field in fields(Domains))
 _MARGIN_LAST = tuple(sorted(_NAMES, key="margin".__eq__))
-"""A slot is empty until all else is written: memory may come to an end on the way."""
+"""The margin is written last and marks a slot as full: if memory runs out midway, the slot stays empty."""
 _HISTORY = ("index", "sign", "at", "beta")
 
 

@@ -72,7 +72,9 @@ def _asked(
     rows = specification.rows.to(dtype)
     below = model.engine.lower_bounds(analysis, torch.cat([rows, -rows]))
     least, most = below[: len(rows)], -below[len(rows) :]
-    offsets = specification.offsets(least, most)
+    inputs, offsets = specification.of_inputs(dtype), specification.offsets(least, most)
+    if isinstance(inputs, Interval):
+        offsets = specification.offsets(least + inputs.lower, most + inputs.upper) - inputs.lower
     place = torch.stack(
         [(specification.disjunct[:index] == own).sum() for index, own in enumerate(specification.disjunct)]
     )

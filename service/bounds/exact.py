@@ -1,0 +1,121 @@
+"""The values of a small piecewise linear network at one input, as rational numbers without any rounding.
+
+Floating-point numbers are rational, and so is what sums, products and comparisons make of them. Where a bound is
+attained, intervals around rounded values can tell nothing: these can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.network import Network
+from service.bounds.operators import LINEAR, NONLINEAR
+from service.bounds.operators.add import Addition, Subtraction
+from service.bounds.operators.broadcasting import operand
+from service.bounds.operators.cat import Concatenate
+from service.bounds.operators.convolution import Convolution
+from service.bounds.operators.expand import Expand
+from service.bounds.operators.linear import AddMatrixProduct, Linear
+from service.bounds.operators.matmul import MatrixFromLeft, MatrixProduct, TwoDimensionalProduct
+from service.bounds.operators.maximum import OPERANDS, Maximum
+from service.bounds.operators.mul import Multiple
+from service.bounds.operators.neg import Negation
+from service.bounds.operators.pad import Pad
+from service.bounds.operators.permute import Permute
+from service.bounds.operators.reshape import Reshape
+from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.sum import Sum
+from service.bounds.rank_group import RankGroup
+from service.bounds.rigorous.method import plain_convolutions
+
+MOST_ENTRIES, MOST_TERMS = 2**22, 2**18
+"""Entries of the matrix of a linear node, and terms of all sums together."""
+_EXACT = frozenset({
+    AddMatrixProduct, Addition, Concatenate, Convolution, Expand, Linear, MatrixFromLeft, MatrixProduct, Multiple,
+    Negation, Pad, Permute, Reshape, Select, Slice, Subtraction, Sum, TwoDimensionalProduct,
+})  # fmt: skip
+"""Linear operators that give the rows of an identity their constants as they are: each is multiplied by 1, and added
+to 0."""
+
+Values = Sequence[Fraction]
+
+
+@torch.no_grad()
+def exact_outputs(network: Network, x: Tensor) -> Values | None:
+    """Return the outputs at ``x`` ``(features,)``; ``None`` of a network that is large, divided, or has other operators
+    than these.
+    """
+    if network.tp_group.axis.size > 1 or network.before is not None:
+        return None
+    values: dict[str, Values] = {network.graph.input.name: [Fraction(each) for each in x.double().tolist()]}
+    left = MOST_TERMS
+    for node in network.graph.nodes[1:]:
+        inputs = [values[name] for name in node.inputs]
+        if node.operator in NONLINEAR:
+            found = _nonlinear(node, inputs, x)
+        else:
+            matrices = _matrices(node, x)
+            left -= 0 if matrices is None else sum(int(each.count_nonzero()) for each in matrices)
+            found = None if matrices is None or left < 0 else _affine(matrices, inputs)
+        if found is None:
+            return None
+        values[node.name] = found
+    return values[network.graph.output.name]
+
+
+def _matrices(node: Node, like: Tensor) -> list[Tensor] | None:
+    """Return the node's matrices of its inputs, and of 1, ``(entries, …)``; ``None`` where they may be rounded."""
+    operator = LINEAR.get(node.operator)
+    widest = max(node.size, *(torch.Size(shape).numel() for shape in node.input_shapes))
+    if operator is None or type(operator) not in _EXACT or not _is_plain(node) or node.size * widest > MOST_ENTRIES:
+        return None
+    identity = torch.eye(node.size, dtype=torch.float64, device=like.device).reshape(1, node.size, *node.shape)
+    with plain_convolutions():
+        propagated = operator.backward(node, identity, RankGroup())
+    onto = [each.reshape(node.size, -1) for each in propagated.coefficients if isinstance(each, Tensor)]
+    bias = identity.new_zeros(node.size, 1) if propagated.bias is None else propagated.bias.reshape(-1, 1)
+    return [*onto, bias.expand(node.size, 1)]
+
+
+def _is_plain(node: Node) -> bool:
+    """Return whether a node multiplies nothing by factors beside its constants."""
+    return all(abs(float(node.arguments.get(name, 1))) == 1 for name in ("alpha", "beta"))
+
+
+def _affine(matrices: Sequence[Tensor], inputs: Sequence[Values]) -> Values:
+    rows = [Fraction(0)] * len(matrices[0])
+    for matrix, given in zip(matrices, (*inputs, [Fraction(1)]), strict=True):
+        for row, column in matrix.nonzero().tolist():
+            rows[row] += Fraction(float(matrix[row, column])) * given[column]
+    return rows
+
+
+def _nonlinear(node: Node, inputs: Sequence[Values], like: Tensor) -> Values | None:
+    operator = NONLINEAR[node.operator]
+    if isinstance(operator, Maximum):
+        operands = _operands(node, inputs[1:], like)
+        return [max(pair) for pair in zip(*operands, strict=True)]
+    pieces = operator.pieces(node)
+    if pieces is None:
+        return None
+    slope = Fraction(pieces.slope)
+    return [each if each >= 0 else slope * each for each in inputs[0]]
+
+
+def _operands(node: Node, inputs: Sequence[Values], like: Tensor) -> list[Values]:
+    """Return both operands of a maximum, as they broadcast."""
+    remaining, found = iter(zip(inputs, node.input_shapes[1:], strict=True)), list[Values]()
+    for name in OPERANDS:
+        if node.is_variable(name):
+            values, shape = next(remaining)
+            places = torch.arange(len(values)).reshape(shape).expand(node.shape)
+            found.append([values[place] for place in places.flatten().tolist()])
+        else:
+            constant = operand(node, name, like.double()).expand(node.shape)
+            found.append([Fraction(each) for each in constant.flatten().tolist()])
+    return found

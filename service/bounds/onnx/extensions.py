@@ -1,0 +1,150 @@
+"""Converters of operators beyond ONNX's own: onnxruntime's fused ones, and those of scikit-learn's models.
+
+``load`` compares each with onnxruntime, which runs them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from service.bounds.onnx.logic import positive
+from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned, optional
+
+
+def bias_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+    x, bias = aligned(values)
+    return functional.gelu(x + bias)
+
+
+def fast_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+    bias = optional(values, 1)
+    x = values[0].float if bias is None else sum(aligned([values[0], bias]))
+    assert isinstance(x, Tensor)
+    return functional.gelu(x, approximate="tanh")
+
+
+def gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+    return functional.gelu(values[0].float)
+
+
+def quick_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    return x * torch.sigmoid(float(call.attributes.get("alpha", 1.702)) * x)
+
+
+def fused_product(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Multiply matrices, either of them transposed, and the product by a number."""
+    unusual = [name for name in ("transBatchA", "transBatchB") if call.attributes.get(name, 0)]
+    if unusual:
+        raise call.refuse(f"{unusual[0]} is not supported")
+    turned = [
+        value if not call.attributes.get(name, 0) else _transposed(value)
+        for value, name in zip(values, ("transA", "transB"), strict=True)
+    ]
+    left, right = aligned(turned)
+    return torch.matmul(left, right) * float(call.attributes.get("alpha", 1.0))
+
+
+def _transposed(value: Value) -> Value:
+    shape = (*value.shape[:-2], value.shape[-1], value.shape[-2])
+    return Value(shape, value.float.transpose(-1, -2), value.array)
+
+
+def skip_layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+    """Normalise a sum. Of what it may give besides, the sum itself is the fourth output."""
+    return _normalised_sum(call, values, shape, (2, 3, 4), centred=True)
+
+
+def skip_rms_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+    return _normalised_sum(call, values, shape, (2, None, 3), centred=False)
+
+
+def _normalised_sum(
+    call: Call, values: Values, shape: Shape, places: tuple[int, int | None, int], *, centred: bool
+) -> list[Tensor]:
+    weight, bias, beside = (None if place is None else optional(values, place) for place in places)
+    if any(call.outputs[1:3]):
+        raise call.refuse("its mean and its deviation are not supported")
+    total = sum(aligned([*values[:2], *([] if beside is None else [beside])]))
+    assert isinstance(total, Tensor)
+    eps, over = float(call.attributes.get("epsilon", 1e-12 if centred else 1e-6)), shape[-1:]
+    scale = None if weight is None else weight.float
+    if centred:
+        found = functional.layer_norm(total, over, scale, None if bias is None else bias.float, eps)
+    else:
+        found = functional.rms_norm(total, over, scale, eps)
+    return [found, total, total, total]
+
+
+def scaler(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    offset, scale = (_listed(call, name, x) for name in ("offset", "scale"))
+    return (x - offset) * scale
+
+
+def linear_regressor(call: Call, values: Values, shape: Shape) -> Tensor:
+    return _transformed(call, _scores(call, values, int(call.attributes.get("targets", 1))))
+
+
+def linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+    """Return scores after the label that they choose, which is no number here: nothing may read it."""
+    rows = len(call.attributes["coefficients"]) // values[0].shape[-1]
+    if rows == 1:
+        raise call.refuse("one score for two classes is not supported")
+    found = _transformed(call, _scores(call, values, rows))
+    return [found * torch.nan, found]
+
+
+def _scores(call: Call, values: Values, rows: int) -> Tensor:
+    x = values[0].float
+    weight = _listed(call, "coefficients", x).reshape(rows, -1)
+    found = functional.linear(x, weight)
+    return found + _listed(call, "intercepts", x) if "intercepts" in call.attributes else found
+
+
+def _listed(call: Call, name: str, like: Tensor) -> Tensor:
+    return torch.tensor([float(each) for each in call.attributes[name]], dtype=like.dtype, device=like.device)
+
+
+def _transformed(call: Call, scores: Tensor) -> Tensor:
+    kind = call.attributes.get("post_transform", "NONE")
+    if kind == "NONE":
+        return scores
+    if kind == "LOGISTIC":
+        return torch.sigmoid(scores)
+    if kind == "SOFTMAX":
+        return torch.softmax(scores, dim=-1)
+    raise call.refuse(f"post_transform {kind!r}; NONE, LOGISTIC and SOFTMAX are supported")
+
+
+def normalizer(call: Call, values: Values, shape: Shape) -> Tensor:
+    x, norm = values[0].float, call.attributes.get("norm", "MAX")
+    if norm == "L1":
+        return x / x.abs().sum(dim=-1, keepdim=True)
+    if norm == "L2":
+        return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True))
+    raise call.refuse(f"norm {norm!r}; L1 and L2 are supported")
+
+
+def binarizer(call: Call, values: Values, shape: Shape) -> Tensor:
+    return positive(values[0].float - float(call.attributes.get("threshold", 0.0)))
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "ai.onnx.ml.Binarizer": binarizer,
+    "ai.onnx.ml.LinearClassifier": linear_classifier,
+    "ai.onnx.ml.LinearRegressor": linear_regressor,
+    "ai.onnx.ml.Normalizer": normalizer,
+    "ai.onnx.ml.Scaler": scaler,
+    "com.microsoft.BiasGelu": bias_gelu,
+    "com.microsoft.FastGelu": fast_gelu,
+    "com.microsoft.FusedMatMul": fused_product,
+    "com.microsoft.Gelu": gelu,
+    "com.microsoft.QuickGelu": quick_gelu,
+    "com.microsoft.SkipLayerNormalization": skip_layer_norm,
+    "com.microsoft.SkipSimplifiedLayerNormalization": skip_rms_norm,
+}

@@ -1,0 +1,88 @@
+"""Converters of comparisons, of what joins them, and of choices by them: a truth is the number 1 or 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+
+Pair = Callable[[Tensor, Tensor], Tensor]
+
+
+def positive(x: Tensor) -> Tensor:
+    """Return 1 where a value is above 0, and else 0."""
+    return _chosen(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
+
+
+def sign(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    return positive(x) - positive(-x)
+
+
+def compared(function: Pair) -> Converter:
+    """Return the converter of a comparison, by the sign of a difference."""
+
+    def convert(call: Call, values: Values, shape: Shape) -> Tensor:
+        left, right = aligned(values)
+        return function(left, right)
+
+    return convert
+
+
+def joined(function: Pair) -> Converter:
+    """Return the converter of a function of two truths, or of two values in ``Equal``."""
+
+    def convert(call: Call, values: Values, shape: Shape) -> Tensor:
+        like = next(value.float for value in values if value.tensor is not None)
+        left, right = aligned([_truth(value, like) for value in values])
+        return function(left, right)
+
+    return convert
+
+
+def negation(call: Call, values: Values, shape: Shape) -> Tensor:
+    return 1 - values[0].float
+
+
+def where(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Choose by a condition that depends on the input; ``Where`` by a constant one is linear."""
+    condition, *operands = values
+    for operand in operands:
+        if operand.array is not None and operand.tensor is None:
+            raise call.refuse("its condition depends on the input, and it chooses integers")
+    stretched = [each if each.constant else Value(shape, _stretched(each, shape)) for each in (condition, *operands)]
+    asked, yes, no = (each.float for each in stretched)
+    return _chosen(asked - 0.5, yes, no)
+
+
+def _stretched(value: Value, shape: Shape) -> Tensor:
+    own = value.float.reshape(-1, *(1,) * (len(shape) - len(value.shape)), *value.shape)
+    return own if value.shape == shape else own.expand(-1, *shape)
+
+
+def _truth(value: Value, like: Tensor) -> Value:
+    """Return a constant of truths as numbers."""
+    if value.tensor is not None or value.array is None:
+        return value
+    return Value(value.shape, torch.from_numpy(value.array.astype("float64")).to(like), value.array)
+
+
+def _chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(x > 0, yes, no)
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "And": joined(lambda x, y: x * y),
+    "Equal": joined(lambda x, y: (1 - positive(x - y)) * (1 - positive(y - x))),
+    "Greater": compared(lambda x, y: positive(x - y)),
+    "GreaterOrEqual": compared(lambda x, y: 1 - positive(y - x)),
+    "Less": compared(lambda x, y: positive(y - x)),
+    "LessOrEqual": compared(lambda x, y: 1 - positive(x - y)),
+    "Not": negation,
+    "Or": joined(lambda x, y: x + y - x * y),
+    "Sign": sign,
+    "Xor": joined(lambda x, y: x + y - 2 * x * y),
+}

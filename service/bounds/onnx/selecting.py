@@ -1,0 +1,57 @@
+"""Converters of operators that order or sample entries: the largest ones, and images at constant places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from service.bounds.operators.onnx import Call, Converter, Shape, Values
+
+MOST_COMPARISONS, MOST_ENTRIES = 512, 2**24
+"""Comparisons of entries in a row, and entries of a matrix of samples."""
+
+
+def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+    """Return the largest or least entries, in order, by comparing neighbours; their places are not given."""
+    if call.outputs[1:] and call.opset < 10:
+        raise call.refuse("before opset 10 it is not supported")
+    if values[1].array is None:
+        raise call.refuse("its number depends on the input")
+    rank, count = len(values[0].shape), values[1].integers[0]
+    dim = int(call.attributes.get("axis", -1)) % rank + 1
+    length = values[0].shape[dim - 1]
+    if count * length > MOST_COMPARISONS:
+        raise call.refuse(f"the first {count} of {length}: at most {MOST_COMPARISONS} comparisons are supported")
+    first, second = (
+        (torch.maximum, torch.minimum) if call.attributes.get("largest", 1) else (torch.minimum, torch.maximum)
+    )
+    left, found = list(torch.split(values[0].float, 1, dim=dim)), list[Tensor]()
+    for _ in range(count):
+        for index in range(len(left) - 1, 0, -1):
+            left[index - 1], left[index] = first(left[index - 1], left[index]), second(left[index - 1], left[index])
+        found.append(left.pop(0))
+    return [torch.cat(found, dim=dim)]
+
+
+def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Sample images at constant places: the matrix of samples is what onnxruntime makes of an identity."""
+    from service.bounds.onnx.reading import run_alone  # noqa: PLC0415 - reading uses what converters are
+
+    grid, given = values[1].array, values[0].shape
+    if grid is None:
+        raise call.refuse("its places depend on the input")
+    if call.attributes.get("mode", "linear") in ("nearest",) or given[0] != 1 or len(given) != 4:
+        raise call.refuse("linear samples of one image are supported")
+    entries, samples = int(np.prod(given[2:])), int(np.prod(shape[2:]))
+    if entries * samples > MOST_ENTRIES:
+        raise call.refuse(f"{samples} samples of {entries} entries; their product may be {MOST_ENTRIES}")
+    identity = np.eye(entries, dtype=grid.dtype).reshape(1, entries, *given[2:])
+    matrix = torch.from_numpy(run_alone(call, [identity, grid]).reshape(entries, samples).copy())
+    x = values[0].float
+    return torch.matmul(x.reshape(-1, *given[:2], entries), matrix.to(x)).reshape(-1, *shape)
+
+
+CONVERTERS: Mapping[str, Converter] = {"GridSample": sampled, "TopK": top}

@@ -1,0 +1,128 @@
+"""One of two values, by the sign of a third: what comparisons and conditions become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import CHOICE, Node
+from service.bounds.interval import Interval
+from service.bounds.operators.allowance import RigorousStep
+from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.broadcasting import operand
+from service.bounds.operators.elementwise import Elementwise
+from service.bounds.operators.onnx import Converter
+from service.bounds.operators.sharding import Cut, Share, shared_operand
+from service.bounds.rank_group import RankGroup
+from service.bounds.relaxation import Relaxed
+from service.bounds.rounding import TINY, gamma, magnitude
+
+OPERANDS = ("self", "other")
+
+
+class UndecidedWhere(Elementwise, NonlinearOperator):
+    """``self`` where ``condition > 0`` and ``other`` elsewhere, all of one shape.
+
+    Where the sign of the condition is known it is that operand, to the last bit; where it is not, anything from the
+    least to the greatest of both. A last bit decides, so bounds of the condition are moved outwards by what rounding
+    may have cost them, as those of a floor are.
+    """
+
+    overloads = (CHOICE,)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
+    def refusal(self, node: Node) -> str | None:
+        if not node.is_variable("condition"):
+            return "its condition is a constant"
+        return None if all(shape == node.shape for shape in node.input_shapes) else "its operands are broadcast"
+
+    def pieces(self, node: Node) -> None:
+        """Return None: the function jumps."""
+
+    def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
+        return {name: shared_operand(value, node, cut, share) for name, value in node.arguments.items()}
+
+    @staticmethod
+    def _chosen(condition: Interval) -> tuple[Tensor, Tensor]:
+        """Return where the first, and where the second operand is taken for certain."""
+        size = magnitude(condition)
+        slack = 64 * torch.finfo(size.dtype).eps * (size + 1).nan_to_num(posinf=0.0)
+        return condition.lower > slack, condition.upper < -slack
+
+    @staticmethod
+    def _operands(node: Node, inputs: Sequence[Interval]) -> list[Interval]:
+        remaining = iter(inputs[1:])
+        return [
+            next(remaining)
+            if node.is_variable(name)
+            else Interval.point(operand(node, name, inputs[0].lower).unsqueeze(0)).map(
+                lambda end: end.expand_as(inputs[0].lower)
+            )
+            for name in OPERANDS
+        ]
+
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        (first, second), (left, right) = self._chosen(inputs[0]), self._operands(node, inputs)
+        whole = _around(left, right)
+        lower = torch.where(first, left.lower, torch.where(second, right.lower, whole.lower))
+        return Interval(lower, torch.where(first, left.upper, torch.where(second, right.upper, whole.upper)))
+
+    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> ChosenOperands:
+        return ChosenOperands(node, *self._chosen(bounds[0]), _around(*self._operands(node, bounds)))
+
+    def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+        first, second = self._chosen(bounds[0])
+        return tuple(~first & ~second for _ in bounds)
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return self.interval(node, inputs, tp_group).without_nan()
+
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
+        """Return the step, in which only sums of constants are rounded."""
+        assert isinstance(chosen, ChosenOperands)
+        constant = torch.where(chosen.first | chosen.second, 0.0, magnitude(chosen.whole))
+        for name, part in zip(OPERANDS, (chosen.first, chosen.second), strict=True):
+            if not node.is_variable(name):
+                constant = constant + torch.where(part, operand(node, name, constant).abs(), 0.0)
+        error = gamma(2 * node.size + 8) * constant
+        lost = 64 * (node.size + 8) * TINY * (1 + constant.flatten(1).sum(dim=1))
+        return RigorousStep(error.unsqueeze(1), lost, chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenOperands(Relaxed):
+    """The ``first`` operand, the ``second``, or constants ``whole`` where it may be either; all ``(batch, *shape)``."""
+
+    node: Node
+    first: Tensor
+    second: Tensor
+    whole: Interval
+
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        node, like = self.node, coefficients
+        first, second = (each.unsqueeze(1).to(like.dtype) for each in (self.first, self.second))
+        open_ = 1 - first - second
+        above, below = coefficients.clamp(min=0) * open_, coefficients.clamp(max=0) * open_
+        bias = _terms(above, self.whole.lower.unsqueeze(1)) + _terms(below, self.whole.upper.unsqueeze(1))
+        onto = [torch.zeros_like(open_ * coefficients)]
+        for name, taken in zip(OPERANDS, (first, second), strict=True):
+            part = coefficients * taken
+            if node.is_variable(name):
+                onto.append(part)
+            else:
+                bias = bias + _terms(part, operand(node, name, like))
+        return tuple(onto), bias
+
+
+def _around(left: Interval, right: Interval) -> Interval:
+    return Interval(torch.minimum(left.lower, right.lower), torch.maximum(left.upper, right.upper))
+
+
+def _terms(coefficients: Tensor, values: Tensor) -> Tensor:
+    """Return the sums of products ``(batch, rows)``; nothing is made of an infinite value without a coefficient."""
+    terms = coefficients * values
+    return torch.where(coefficients == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)

@@ -1,0 +1,24 @@
+"""Stale memory that nobody could see: a tensor is the same in every iteration, and no audit proves that it is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.compilation.run.audit import names_of
+from service.compilation.run.observation import Observation
+from service.compilation.verdicts import Finding
+
+_PROOF = "inputs that change from step to step would show whether it is"
+
+
+def detect(observation: Observation) -> Iterator[Finding]:
+    """Yield one finding at most: memory that is read after a replay began, or that may be, for all that is known."""
+    audit = observation.audit
+    if not observation.case.rung.overwrites or observation.error:
+        return
+    if audit.read:
+        yield Finding("fail_lifetime", f"something held over a replay is read: with shuffled parameters {audit.read}")
+    elif audit.problem:
+        where = f"{names_of(audit.unseen)}, the same in every iteration"
+        why = f"that none is read is not proved ({audit.problem})"
+        yield Finding("vacuous", f"stale memory could not be seen in {where}, and {why}; {_PROOF}")

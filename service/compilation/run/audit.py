@@ -1,0 +1,90 @@
+"""Looks for stale memory where it would hold the right numbers.
+
+Of a tensor that is the same in every iteration, as the number of a token, the value left over from the iteration before
+is right, and no comparison can tell it from the new one. There the program runs once more, uncompiled and compiled,
+with its parameters shuffled anew before each iteration. What is the same even then is new for certain only if nothing
+that a compiled call has made was alive when the next replays began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from service.compilation.monitor.usage import Usage
+from service.compilation.run.compare_runs import compare_runs
+from service.compilation.run.parity import compare
+from service.compilation.run.program_run import ProgramRun, build
+from service.compilation.run.reference import Reference, Run, run
+from service.compilation.run.sampling import Key
+from service.compilation.run.state import Snapshot
+from service.jobs.spec.compile import Tolerance
+
+_KINDS = frozenset({"loss", "output", "gradient"})
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Audit:
+    """``unseen`` names tensors whose stale value would be the right one. ``read`` tells what shows that stale memory is
+    read all the same; ``problem`` why nobody can tell; with neither, none is.
+    """
+
+    unseen: tuple[str, ...] = ()
+    read: str = ""
+    problem: str = ""
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def unseen_in(reference: Reference, period: int, tolerance: Tolerance) -> tuple[Key, ...]:
+    """Return the tensors that no iteration tells from their value one iteration before, or one ``period``."""
+    records = reference.eager.records
+    keys = dict.fromkeys(key for record in records for key, value in record.tensors.items() if value.numel())
+    return tuple(key for key in keys if key[0] in _KINDS and not _is_seen(key, reference, period, tolerance))
+
+
+def _is_seen(key: Key, reference: Reference, period: int, tolerance: Tolerance) -> bool:
+    values = [record.tensors.get(key) for record in reference.eager.records]
+    return any(
+        all(_differs(key, index, values[index - back], reference, tolerance) for back in {1, period} if index >= back)
+        for index in range(1, len(values))
+        if values[index] is not None
+    )
+
+
+def _differs(key: Key, index: int, before: Tensor | None, reference: Reference, tolerance: Tolerance) -> bool:
+    return before is None or not compare(key, index, before, reference.oracles(index)[key], tolerance).passed
+
+
+def audit(
+    keys: Sequence[Key],
+    compiled: ProgramRun,
+    follow: Callable[[ProgramRun, Sequence[Snapshot]], tuple[Run, Usage]],
+    reference: Reference,
+    tolerance: Tolerance,
+) -> Audit:
+    """Return what is known of the unseen tensors ``keys`` once their program ran with shuffled parameters.
+
+    ``follow`` runs and watches ``compiled``, each iteration from one of the states.
+    """
+    count = len(reference.eager.records)
+    starts = [reference.eager.starts[0].shuffled(compiled, iteration) for iteration in range(count)]
+    eager = run(build(compiled.program, compiled.phase), count, starts)
+    other = replace(reference, eager=eager, again=eager, truth=None)
+    found, usage = follow(compiled, starts)
+    names = tuple(map(" ".join, keys))
+    for each in compare_runs(found, other, tolerance):
+        if (each.kind, each.name) in keys and not each.passed:
+            held = next((f"; it may be {held}" for held in usage.overlapping if held.holders), "")
+            where = f"{each.kind} {each.name}, iteration {each.iteration}"
+            return Audit(names, f"{where}: off by {each.max_abs:.3g}{held}")
+    left = set(unseen_in(other, compiled.program.period, tolerance)).intersection(keys)
+    alive = (*usage.held, *usage.overlapping) if left else ()
+    return Audit(names, problem=f"{alive[0]}" if alive else "")

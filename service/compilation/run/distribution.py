@@ -1,0 +1,153 @@
+"""Compares by distribution, over seeds, what a rung computes that draws other random numbers than eager.
+
+Two groups of samples, one for each way of computing, are of one distribution if no statistic of theirs stands out among
+those of groups that are drawn from both at random (a permutation test, which needs nothing of the distribution itself).
+The statistics are, for each tensor, the distance of the means, of the second moments, and of the products with the
+loss and outputs: a gradient of other draws than its forward's shows in no mean of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.compilation.run.program_run import ProgramRun, build, record_step
+from service.compilation.run.reference import Reference
+from service.compilation.run.sampling import Key
+from service.jobs.spec.compile import Tolerance
+
+_JUDGED = frozenset({"loss", "output", "gradient"})
+_PERMUTED = 0xD15
+_FIRST = 10**6
+"""A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Says how many ``seeds`` each side is run with at most, and how many at least where they would take more than
+    ``budget_s`` seconds; how many ``elements`` of a tensor are looked at, among how many ``permutations`` the
+    statistics must not stand out; up to ``related`` elements of two tensors are related to each other.
+    """
+
+    seeds: int = 48
+    fewest: int = 24
+    budget_s: float = 10.0
+    elements: int = 128
+    permutations: int = 500
+    related: int = 32
+
+
+PLAN = SamplingPlan()
+
+
+def differs_in_distribution(
+    compiled: ProgramRun,
+    reference: Reference,
+    tolerance: Tolerance,
+    agree: Callable[[float], float],
+    plan: SamplingPlan = PLAN,
+) -> str:
+    """Return which tensor has another distribution in the compiled program than in eager; empty if none has.
+
+    What stands out must do so again with other seeds. ``agree`` makes of each rank's number one for all.
+    """
+    eager = build(compiled.program, compiled.phase)
+    found = ""
+    for first in (_FIRST, 2 * _FIRST):
+        groups = [_samples(each, reference, first + own, agree, plan) for own, each in enumerate((eager, compiled))]
+        found = _apart(groups, tolerance, plan)
+        if not agree(float(bool(found))):
+            break
+    return found
+
+
+def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: SamplingPlan) -> str:
+    eager, compiled = groups
+    if eager.keys() != compiled.keys():
+        return f"{' '.join(next(iter(eager.keys() ^ compiled.keys())))}, which only one of both has,"
+    return _standing_out(eager, compiled, tolerance, plan) if eager else ""
+
+
+def _samples(
+    program_run: ProgramRun, reference: Reference, first: int, agree: Callable[[float], float], plan: SamplingPlan
+) -> dict[Key, Tensor]:
+    """Return of each tensor one row for each seed; every one from the first state, and with the first batch."""
+    program_run = program_run.restarted()
+    rows: dict[Key, list[Tensor]] = {}
+    number, wanted = 0, plan.seeds
+    began = 0.0
+    while number < wanted:
+        for key, value in _sample(program_run, reference, first + 2 * number).items():
+            rows.setdefault(key, []).append(_thinned(value.flatten(), plan.elements))
+        number += 1
+        began = began or time.perf_counter()  # without what is compiled in the first step
+        if number == plan.fewest // 2:
+            each = agree(time.perf_counter() - began) / (number - 1)
+            wanted = min(plan.seeds, max(plan.fewest, int(plan.budget_s / max(each, 1e-9))))
+    return {key: torch.stack(values) for key, values in rows.items() if len(values) == number}
+
+
+def _sample(program_run: ProgramRun, reference: Reference, seed: int) -> dict[Key, Tensor]:
+    """Return what the first step gives with this seed, and run on until that one comes again."""
+    for turn in range(program_run.program.period):
+        if reference.eager.starts:
+            reference.eager.starts[0].restore(program_run)
+        torch.manual_seed(seed)
+        record = record_step(program_run)
+        if not turn:
+            found = {
+                key: each for key, each in record.tensors.items() if key[0] in _JUDGED and each.is_floating_point()
+            }
+    return found
+
+
+def _thinned(values: Tensor, elements: int) -> Tensor:
+    return values[:: max(1, values.numel() // elements)][:elements].double()
+
+
+def _standing_out(
+    eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], tolerance: Tolerance, plan: SamplingPlan
+) -> str:
+    """Return the tensor whose statistic is larger for the two groups than any of those drawn at random; or nothing."""
+    generator = torch.Generator().manual_seed(_PERMUTED)
+    moments = _moments({key: torch.cat([eager[key], compiled[key]]) for key in eager}, plan.related)
+    sizes = len(next(iter(eager.values()))), len(next(iter(compiled.values())))
+    labels = _labels(sizes, plan.permutations, generator)
+    statistics = torch.stack([_statistic(each, labels, tolerance.absolute) for each in moments.values()])
+    drawn = statistics[:, 1:]
+    standard = (statistics - drawn.mean(1, keepdim=True)) / (drawn.std(1, keepdim=True) + 1e-12)
+    worst = int(standard[:, 0].argmax())
+    (kind, name), what = list(moments)[worst]
+    return f"{what} of {kind} {name}" if standard[worst, 0] > standard[:, 1:].max() else ""
+
+
+def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], Tensor]:
+    """Return what is averaged of each tensor, (samples, numbers), in units of its own spread."""
+    units = {key: (each - each.mean(0)) / (each.std(0) + each.abs().mean() + 1e-300) for key, each in values.items()}
+    shown = torch.cat([each for (kind, _), each in units.items() if kind != "gradient"] or [*units.values()], dim=1)
+    shown = shown[:, torch.linspace(0, shown.shape[1] - 1, min(most, shown.shape[1])).long()]
+    found: dict[tuple[Key, str], Tensor] = {}
+    for key, each in units.items():
+        found[key, "the mean"] = each
+        found[key, "the variance"] = each.square()
+        found[key, "the relation to outputs"] = (each[:, :most, None] * shown[:, None, :]).flatten(1)
+    return found
+
+
+def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generator) -> Tensor:
+    """Return, by rows, which samples are of which group: as they are, then drawn at random; weights of a difference of
+    means.
+    """
+    truly = torch.cat([torch.ones(sizes[0]) / sizes[0], -torch.ones(sizes[1]) / sizes[1]]).double()
+    drawn = [truly[torch.randperm(len(truly), generator=generator)] for _ in range(permutations)]
+    return torch.stack([truly, *drawn])
+
+
+def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
+    """Return for each row of ``labels`` the root mean square of what the groups' means differ by beyond rounding."""
+    apart = (labels @ moment).abs()
+    return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()

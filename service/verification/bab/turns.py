@@ -1,0 +1,95 @@
+"""Searches of one specification that take turns: what has brought its bound nearer to a proof has the longer ones.
+
+Halving inputs decides most networks of few inputs, and splitting activations those of few activations. Which it is
+shows only while both are at work. Nothing is lost by a change: a search goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
+from service.verification.bab.time_plan import TimePlan
+from service.verification.verdict import Verdict
+
+OPEN = SearchResult(Verdict.UNKNOWN, None, 0, -inf, is_over=False)
+Run = Callable[[Callable[[], SearchResult]], SearchResult]
+
+
+@dataclass(eq=False)
+class Course:
+    """One technique's search, which ``begin`` begins, given the last deadline, at its first turn. ``latest`` is what it
+    has found so far.
+    """
+
+    technique: Technique
+    begin: Callable[[float, ProgressListener], Search]
+    search: Search | None = None
+    latest: SearchResult = OPEN
+
+    def run(self, deadline: float, end: float, listener: ProgressListener) -> SearchResult:
+        if self.search is None:
+            self.search = self.begin(end, listener)
+        return self.search.run(deadline)
+
+
+@dataclass(eq=False)
+class Turns:
+    """The searches of one specification, in the order of their first turns.
+
+    ``guarded`` runs a turn and turns a lack of memory into a result; ``late`` says, on all ranks alike, that a moment
+    has passed.
+    """
+
+    courses: Sequence[Course]
+    plan: TimePlan
+    end: float
+    guarded: Run
+    late: Callable[[float], bool]
+    listener: ProgressListener
+
+    def run(self, first: float) -> tuple[SearchResult, Technique]:
+        """Search until the end; the first turn has ``first`` seconds, if there is more than one search."""
+        started, course = time.monotonic(), self.courses[0]
+        seconds = inf if len(self.courses) == 1 else first
+        while not self._turn(course, seconds):
+            waiting = [each for each in self.courses if not each.latest.is_over]
+            if not waiting or self.late(self.end):
+                break
+            course, seconds = self._next(waiting, course, time.monotonic() - started)
+        return self._result(course), course.technique
+
+    def _next(self, waiting: Sequence[Course], last: Course, taken: float) -> tuple[Course, float]:
+        """Return whose turn is next, and how long it is: each has one, and the one of the best bound a longer one."""
+        course = waiting[(waiting.index(last) + 1) % len(waiting)] if last in waiting else waiting[0]
+        if len(waiting) == 1:
+            return course, inf
+        base = self.plan.next_turn(taken)
+        others = max(each.latest.bound for each in waiting if each is not course)
+        return course, base * (self.plan.favour if course.latest.bound > others else 1)
+
+    def _turn(self, course: Course, seconds: float) -> bool:
+        """Give a search its turn; return whether it decided."""
+        before, deadline = course.latest, min(self.end, time.monotonic() + seconds)
+        found = self.guarded(lambda: course.run(deadline, self.end, self._listening(course)))
+        course.latest = replace(found, bound=max(before.bound, found.bound), domains=max(before.domains, found.domains))
+        return found.verdict is not Verdict.UNKNOWN
+
+    def _listening(self, course: Course) -> ProgressListener:
+        def listen(progress: SearchProgress) -> None:
+            others = [each.latest for each in self.courses if each is not course]
+            domains = progress.domains + sum(each.domains for each in others)
+            bound = max(progress.bound, *(each.bound for each in (*others, course.latest)))
+            self.listener(SearchProgress(domains, progress.open, bound))
+
+        return listen
+
+    def _result(self, course: Course) -> SearchResult:
+        """Return what the last course found, with what all of them know."""
+        found = [each.latest for each in self.courses]
+        shortage = next((each.shortage for each in found if each.shortage is not None), None)
+        domains, bound = sum(each.domains for each in found), max(each.bound for each in found)
+        return replace(course.latest, domains=domains, bound=bound, shortage=shortage)

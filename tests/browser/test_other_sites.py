@@ -1,0 +1,165 @@
+"""What pages of other sites can do in the browser of somebody who is signed in, and files of jobs that open there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from dashboard_service import Complaints, Service
+from fleet import Fleet, event, train_spec, verify_spec
+from playwright.sync_api import Page, expect
+
+from service.jobs.records import JobError
+
+pytestmark = pytest.mark.browser
+
+ATTACK = """<img src=x onerror="window.hit=1"><svg onload=window.hit=1><script>window.hit=1</script>"'&lt;"""
+HTML = b"<script>window.hit = 1; top.hit = 1; fetch('/v1/jobs')</script>"
+PROBES = """async ([service, job]) => {
+  const tried = {};
+  const attempt = async (name, call) => {
+    try { tried[name] = await call(); } catch { tried[name] = "refused"; }
+  };
+  const send = (path, options) => fetch(service + path, {credentials: "include", ...options}).then((r) => r.status);
+  await attempt("read", () => send("/v1/jobs"));
+  await attempt("read with a header", () => send("/v1/jobs", {headers: {"X-Trivet-Session": "x"}}));
+  await attempt("cancel", () => send(`/v1/jobs/${job}/cancel`, {method: "POST"}));
+  const script = {method: "POST", headers: {"X-Trivet": "1"}};
+  await attempt("cancel as a script", () => send(`/v1/jobs/${job}/cancel`, script));
+  await attempt("cancel unseen", async () => {
+    await fetch(`${service}/v1/jobs/${job}/cancel`, {method: "POST", mode: "no-cors", credentials: "include"});
+    return "sent";
+  });
+  await attempt("frame", () => new Promise((resolve) => {
+    const frame = document.createElement("iframe");
+    frame.onload = () => {
+      try { resolve(frame.contentDocument ? "blank" : "closed"); } catch { resolve("closed"); }
+    };
+    frame.src = `${service}/jobs/${job}`;
+    document.body.append(frame);
+  }));
+  await attempt("script", () => new Promise((resolve) => {
+    const script = document.createElement("script");
+    script.onload = () => resolve("ran");
+    script.onerror = () => resolve("refused");
+    script.src = `${service}/v1/jobs/${job}`;
+    document.body.append(script);
+  }));
+  await attempt("stream", () => new Promise((resolve) => {
+    const source = new EventSource(`${service}/v1/events`, {withCredentials: true});
+    source.onopen = () => resolve("open");
+    source.onerror = () => { source.close(); resolve("refused"); };
+  }));
+  return tried;
+}"""
+
+
+@contextmanager
+def another_site(content: bytes = b"<p>hello</p>") -> Iterator[int]:
+    """The port of a server of somebody else's page."""
+
+    class Site(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Site) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield int(server.server_address[1])
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)])
+def test_another_sites_page_reads_nothing_and_changes_nothing(
+    page: Page, fleet: Fleet, service: Service, complaints: Complaints, host: str
+) -> None:
+    """Of another port of this very host, to which the browser sends the same cookies, and of another host."""
+    complaints.expected = ("",)
+    job = fleet.submit(train_spec())
+    page.goto("/")
+    expect(page.locator("#rows tr")).to_have_count(1)
+    with another_site() as port:
+        page.goto(f"http://{host}:{port}/")
+        tried = page.evaluate(PROBES, [service.url, job.id])
+    assert tried.pop("cancel unseen") in ("sent", "refused")
+    assert tried.pop("frame") == "closed"
+    assert set(tried.values()) == {"refused"}, tried
+    assert fleet.store.jobs.get(job.id).state == "queued"
+
+
+def test_a_name_that_another_site_lets_lead_here_is_refused(
+    visitor: Page, service: Service, complaints: Complaints
+) -> None:
+    """DNS rebinding: the browser takes the service for a part of that site."""
+    complaints.expected = ("421", "favicon", "Cross-Origin-Opener-Policy")
+    for path in ("/", "/v1/jobs", "/login"):
+        answer = visitor.goto(f"http://rebound.example:{service.port}{path}")
+        assert answer is not None
+        assert answer.status == 421, path
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("page.html", "text/html"),
+        pytest.param("drawing.svg", "image/svg+xml", marks=pytest.mark.slow),
+        pytest.param("page.txt", "text/plain", marks=pytest.mark.slow),
+        pytest.param("page.pdf", "application/pdf", marks=pytest.mark.slow),
+    ],
+)
+def test_a_file_of_a_job_that_is_opened_is_saved_and_never_shown(
+    page: Page, fleet: Fleet, name: str, media_type: str
+) -> None:
+    attempt = fleet.run(train_spec())
+    attempt.artifact(name, HTML, media_type)
+    page.goto(f"/jobs/{attempt.job_id}")
+    here = page.url
+    with page.expect_download() as saved:
+        page.locator(".file a").click()
+    assert saved.value.suggested_filename == name
+    page.locator(".file a").evaluate("(link) => link.removeAttribute('download')")
+    with page.expect_download() as again:
+        page.locator(".file a").click()
+    assert again.value.suggested_filename == name
+    assert page.url == here
+    assert page.evaluate("window.hit") is None
+
+
+def test_markup_in_names_stays_words_on_every_other_page(page: Page, fleet: Fleet) -> None:
+    """Those of the list and of a training's page are in test_dashboard_pages."""
+    fleet.host("gpu-b", cuda=[f"NVIDIA {ATTACK}"], cpu=1)
+    page.goto("/hosts")
+    expect(page.locator("main")).to_contain_text("NVIDIA <img src=x")
+    unharmed(page)
+    verify = fleet.run(verify_spec(ATTACK))
+    verify.bound(0, 0.5, name=ATTACK, decided_by="bounds")
+    verify.emit(event("span", 0, name=ATTACK, seconds=1.0, started=1.0))
+    page.goto(f"/jobs/{verify.job_id}")
+    expect(page.locator("#verify")).to_contain_text(ATTACK)
+    unharmed(page)
+    verify.fail(JobError(type=ATTACK, message=ATTACK, rank=0))
+    expect(page.locator(".failure strong")).to_contain_text(ATTACK)
+    unharmed(page)
+    page.goto(f"/?q={quote(ATTACK)}")
+    expect(page.get_by_label("Search names and ids")).to_have_value(ATTACK)
+    unharmed(page)
+    page.goto(f"/login?next={quote(f'javascript:window.hit=1//{ATTACK}')}")
+    unharmed(page)
+
+
+def unharmed(page: Page) -> None:
+    assert page.evaluate("window.hit") is None
+    assert page.locator("main img, main script, main svg[onload]").count() == 0

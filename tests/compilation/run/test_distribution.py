@@ -1,0 +1,61 @@
+"""Random numbers that are others than eager's: compared by what they do over many seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ladder_runs import Ascend
+from programs import drawing, sound
+from torch import nn
+
+from service.compilation.run.distribution import PLAN, _standing_out
+from service.compilation.rungs import RUNGS, Rung
+from service.jobs.spec.compile import Tolerance
+
+DECOMPOSED = Rung("decomposed", "aot_eager", decomposes=True)
+
+
+def test_other_draws_of_the_same_distribution_pass_where_operators_are_decomposed(ascend: Ascend) -> None:
+    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [DECOMPOSED])
+    assert (result.verdict, result.findings) == ("pass", ())
+    assert result.observation is not None
+    assert "draws other random numbers than eager, of the same distribution over seeds" in result.observation.notes
+
+
+def test_other_draws_are_a_fault_where_nothing_is_decomposed(ascend: Ascend) -> None:
+    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [RUNGS["aot_eager"]])
+    assert result.verdict == "fail_parity"
+
+
+@pytest.mark.parametrize("modules", [pytest.param(drawing.deeper, marks=pytest.mark.slow), drawing.remasking])
+def test_another_distribution_is_a_fault(ascend: Ascend, modules: Callable[[], dict[str, nn.Module]]) -> None:
+    """Also one in which each tensor has that of eager by itself, as gradients of another mask than the output's."""
+    (result,) = ascend(sound.SoundProgram(modules), [DECOMPOSED])
+    assert result.verdict == "fail_parity"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("modules", "verdict"), [(sound.dropping, "pass"), (drawing.deeper, "fail_parity")])
+def test_what_generated_code_draws_by_itself_is_compared_too(
+    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], verdict: str
+) -> None:
+    (result,) = ascend(sound.SoundProgram(modules), [RUNGS["inductor"]])
+    assert result.verdict == verdict
+    told = any(finding.message.endswith("is another than in eager, over many seeds") for finding in result.findings)
+    assert told == (verdict != "pass")
+
+
+def samples(seed: int, factor: float = 1.0, shift: float = 0.0) -> dict[tuple[str, str], torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {("output", "y"): torch.randn(64, 8, generator=generator, dtype=torch.float64) * factor + shift}
+
+
+@pytest.mark.parametrize(
+    ("factor", "shift", "what"),
+    [(1.0, 0.0, ""), (1.0, 0.5, "the mean of output y"), (1.6, 0.0, "the variance of output y")],
+)
+def test_means_and_variances_that_stand_out_are_named(factor: float, shift: float, what: str) -> None:
+    for seed in range(4):
+        assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance(), PLAN) == what

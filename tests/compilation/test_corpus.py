@@ -1,0 +1,36 @@
+"""The corpus of the compile check: its bugs are caught, its sound programs pass. On a CPU; `benchmarks/compile_corpus`
+runs it on a GPU too, and in plain torch.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.compile_corpus.measure import measured
+from benchmarks.compile_corpus.programs import LIFETIME, Entry
+from benchmarks.compile_corpus.registry import ALL
+
+pytestmark = pytest.mark.usefixtures("_imports_set_aside")
+
+
+def cases(*, bugs: bool) -> list[object]:
+    chosen = [entry for entry in ALL if bool(entry.bug) == bugs]
+    return [pytest.param(each, id=each.name, marks=() if each.fast else pytest.mark.slow) for each in chosen]
+
+
+@pytest.mark.parametrize("entry", cases(bugs=True))
+def test_a_bug_is_caught(entry: Entry) -> None:
+    row = measured(entry, "cpu", fast=entry.fast or entry.bug == LIFETIME, without="plain")
+    assert row["stopped"], row
+
+
+@pytest.mark.parametrize("entry", cases(bugs=False))
+def test_a_sound_program_passes_where_no_code_is_generated(entry: Entry) -> None:
+    row = measured(entry, "cpu", fast=True, without="plain")
+    assert not row["stopped"], row
+
+
+def test_the_corpus_is_as_large_as_it_says() -> None:
+    assert sum(bool(entry.bug) for entry in ALL) >= 60
+    assert sum(not entry.bug for entry in ALL) >= 100
+    assert all(entry.thread for entry in ALL if entry.bug)

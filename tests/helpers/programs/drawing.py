@@ -1,0 +1,64 @@
+"""Modules that draw other random numbers when they are compiled: of the same distribution, or not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from programs.sound import CLASSES, FEATURES
+
+DEPTH_KEPT = 0.5
+
+
+class Stochastic(nn.Module):
+    """Leaves out a block of some samples at random; compiled, of others."""
+
+    kept = DEPTH_KEPT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(FEATURES, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
+
+    def mask(self, x: Tensor, kept: float) -> Tensor:
+        return (torch.rand_like(x[:, :1]) < kept).to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        if torch.compiler.is_compiling():
+            torch.rand_like(x)
+            mask = self.mask(x, self.kept)
+        else:
+            mask = self.mask(x, DEPTH_KEPT)
+        scores: Tensor = self.last(x + self.masked(torch.relu(self.block(x)), mask))
+        return scores
+
+    def masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * mask
+
+
+class Deeper(Stochastic):
+    """Compiled, it leaves out fewer."""
+
+    kept = 0.8
+
+
+class Remasking(Stochastic):
+    """Compiled, its gradient is that of another mask than its output."""
+
+    def masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return super().masked(x, mask)
+        other = self.mask(x, self.kept)
+        return x * other + (x * mask - x * other).detach()
+
+
+def stochastic() -> dict[str, nn.Module]:
+    return {"net": Stochastic()}
+
+
+def deeper() -> dict[str, nn.Module]:
+    return {"net": Deeper()}
+
+
+def remasking() -> dict[str, nn.Module]:
+    return {"net": Remasking()}

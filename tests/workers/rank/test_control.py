@@ -1,0 +1,31 @@
+"""What a rank hears from outside, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LISTENS = """
+import os, signal, socket, time
+from workers.event_protocol import STOP, lease_until
+from workers.linux import uptime
+from workers.rank.control import Control
+
+ours, theirs = socket.socketpair()
+control = Control(ours, lambda: os._exit(7))
+{happens}
+sys.exit(9 if control.stop.wait(30) else 1)
+"""
+HAPPENS = {
+    "SIGTERM, which it reports": ("os.kill(os.getpid(), signal.SIGTERM)", 7),
+    "a request to stop": ("theirs.send(STOP)", 9),
+    "the end of its lease": ("theirs.send(lease_until(uptime() + 0.05))", -9),
+}
+
+
+@pytest.mark.parametrize(("happens", "code"), HAPPENS.values(), ids=HAPPENS)
+def test_a_rank_obeys(happens: str, code: int) -> None:
+    script = "import sys" + LISTENS.format(happens=happens)
+    assert subprocess.run([sys.executable, "-c", script], timeout=100, check=False).returncode == code

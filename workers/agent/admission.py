@@ -1,0 +1,106 @@
+"""Checks, before an agent works, that it can: the broker admits it, its name is free, and others reach its address."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from urllib.parse import urlsplit
+
+from service.jobs.settings import LOOPBACK, Settings
+from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.store import BrokerRefused, Store, StoreUnavailable
+from workers.supervisor.gang_rendezvous import interface_of
+
+_BROKERS_PORT = 6379
+_PAUSE_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class CannotWork(Exception):  # noqa: N818
+    """What this worker was told to be, it cannot be; the message says what to change."""
+
+
+def address_of(settings: Settings, broker_url: str) -> str:
+    """Return the address at which other hosts reach this one: the operator's choice, else the one from which the broker
+    is reached, whose name is waited for. Raises :class:`CannotWork` for an address that this host does not have, or
+    that no other host could reach although the broker is on another.
+    """
+    towards_broker = _address_towards(broker_url)
+    chosen = settings.worker_address or towards_broker
+    try:
+        interface_of(chosen)
+    except ValueError as error:
+        raise CannotWork(f"{error}; leave {ENV_PREFIX}WORKER_ADDRESS out for {towards_broker}") from None
+    if _is_loopback(chosen) and not _is_loopback(towards_broker):
+        raise CannotWork(
+            f"{ENV_PREFIX}WORKER_ADDRESS={chosen} is reached from this host alone, and the broker is on another: no "
+            f"gang could have ranks here and elsewhere. Leave it out for {towards_broker}, or name another of this host"
+        )
+    return chosen
+
+
+def check_admitted(store: Store, settings: Settings, address: str, beat_s: float) -> None:
+    """Raise :class:`BrokerRefused` where the broker does not take this host's user, and :class:`CannotWork` where no
+    gang could have ranks here and on another host, or another worker reports itself by this one's name: then the record
+    of the host is newer after two heartbeats. A broker that is away may come.
+    """
+    try:
+        for host in store.hosts.list():
+            if host.alive and host.name != settings.worker_name and _is_loopback(host.address) != _is_loopback(address):
+                raise CannotWork(_unreachable(host.name, host.address, settings.worker_name, address))
+        before = _seen(store, settings.worker_name)
+        if before is None:
+            return
+        time.sleep(2 * beat_s)
+        now = _seen(store, settings.worker_name)
+    except BrokerRefused:
+        raise
+    except StoreUnavailable as error:
+        logger.warning("waiting for the broker: %s", error)
+        return
+    if now is not None and now != before:
+        raise CannotWork(
+            f"another worker reports itself as {settings.worker_name!r}: give one of the two a name of its own, with "
+            f"{ENV_PREFIX}WORKER_NAME"
+        )
+
+
+def _unreachable(other: str, its_address: str, name: str, address: str) -> str:
+    at_loopback = other if _is_loopback(its_address) else name
+    return (
+        f"host {other} is at {its_address} and host {name} at {address}, so no gang could have ranks on both: start "
+        f"the worker of {at_loopback} with {ENV_PREFIX}WORKER_ADDRESS set to an address that others reach"
+    )
+
+
+def _seen(store: Store, name: str) -> object:
+    """Return when the host was last heard of; ``None`` for one that is not."""
+    return next((host.seen_at for host in store.hosts.list() if host.alive and host.name == name), None)
+
+
+def _address_towards(broker_url: str) -> str:
+    """Return this host's address on the way to the broker; nothing is sent there. A name that is not known yet, as
+    where the broker starts later, is waited for.
+    """
+    parts = urlsplit(broker_url)
+    if parts.scheme == "unix" or parts.hostname is None:
+        return "127.0.0.1"
+    warned = False
+    while True:
+        try:
+            found = socket.getaddrinfo(parts.hostname, parts.port or _BROKERS_PORT, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, address = found[0]
+            with socket.socket(family, kind, protocol) as towards:
+                towards.connect(address)
+                return str(towards.getsockname()[0])
+        except OSError as error:
+            if not warned:
+                logger.warning("waiting for the broker %s: %s", parts.hostname, error.strerror or error)
+                warned = True
+            time.sleep(_PAUSE_S)
+
+
+def _is_loopback(address: str) -> bool:
+    return address in LOOPBACK or address.startswith("127.")
