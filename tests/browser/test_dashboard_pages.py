@@ -66,6 +66,7 @@ def addresses(fleet: Fleet) -> dict[str, str]:
     return {
         "jobs": "/",
         "hosts": "/hosts",
+        "submit": f"/submit?from={train.job_id}",
         "compare": f"/compare?ids={train.job_id},{failed.job_id},{verify.job_id}",
         **{
             name: f"/jobs/{attempt.job_id}"
