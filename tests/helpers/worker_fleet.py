@@ -125,7 +125,16 @@ class Fleet:
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.processes.append(process)
-        order = SupervisorOrder(
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(self.order(ref, grace_s, address, policy).to_line())
+        return process
+
+    def order(
+        self, ref: AttemptRef, grace_s: float = 10.0, address: str = "127.0.0.1", policy: JobPolicy | None = None
+    ) -> SupervisorOrder:
+        """What a worker would tell a supervisor of the part."""
+        return SupervisorOrder(
             job_id=ref.job_id,
             attempt=ref.attempt,
             host=ref.host,
@@ -136,10 +145,6 @@ class Fleet:
             limits=self.limits,
             policy=policy or JobPolicy(),
         )
-        assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(order.to_line())
-        return process
 
     def expire_lease(self, ref: AttemptRef) -> None:
         """End the lease of a claimed part at the store, now."""
