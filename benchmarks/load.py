@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -40,6 +41,10 @@ CONNECTIONS = 16
 BATCH = 1000
 LONG_S = 3600.0
 HOST = "played"
+_PARTS = {
+    "--fork-server": "fork server", "-server": "broker", "trivet up": "up", "-m workers": "worker", "-m api": "API"
+}  # fmt: skip
+"""What processes are called, by what is in their command line."""
 LIMITS = StoreLimits(lease_s=LONG_S, starting_lease_s=LONG_S, heartbeat_s=LONG_S)
 SPEC = {
     "kind": "train",
@@ -173,10 +178,10 @@ def memory(service: Service, broker: EmbeddedBroker) -> dict[str, float]:
     up = psutil.Process(service.process.pid)
     found: dict[str, float] = defaultdict(float)
     for process in [up, *up.children(recursive=True), psutil.Process(broker.process.pid)]:
-        words = " ".join(process.cmdline())
-        names = ("fork-server", "valkey", "trivet up", "-m workers", "-m api")
-        name = next((each for each in names if each in words), "other")
-        found[name] += process.memory_full_info().pss / (1 << 20)
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            words = " ".join(process.cmdline())
+            name = next((name for word, name in _PARTS.items() if word in words), "others")
+            found[name] += process.memory_full_info().pss / (1 << 20)
     return dict(found)
 
 
