@@ -32,6 +32,7 @@ import psutil
 from chaos_service import Service
 
 from service.jobs.embedded import EmbeddedBroker
+from service.jobs.events import Event, MetricEvent
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport, Store, StoreLimits
@@ -158,13 +159,10 @@ def events_to_readers(store: Store, api: Api, ref: AttemptRef, readers: int, eve
     began = time.perf_counter()
     for first in range(0, events, 256):
         steps = range(first, min(first + 256, events))
-        store.attempts.emit(
-            ref,
-            [
-                {"type": "metric", "time": time.time(), "rank": 0, "step": step, "values": {"loss": 0.5}}
-                for step in steps
-            ],
-        )
+        told: list[Event] = [
+            MetricEvent(type="metric", time=time.time(), rank=0, step=step, values={"loss": 0.5}) for step in steps
+        ]
+        store.attempts.emit(ref, told)
     reading.done.wait()
     spent = time.perf_counter() - began
     delays = sorted(reading.delays)

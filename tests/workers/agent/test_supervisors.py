@@ -60,6 +60,7 @@ def look_around(fleet: Fleet, ref: AttemptRef) -> dict[str, Any]:
     return found | {"namespaces": str([own == host for own, host in zip(spaces, hosts, strict=True)])}
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpreter(
     fleet: Fleet, forks: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpret
     eventually(lambda: not supervisor.is_running())
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_takes_nothing_along_and_is_replaced(fleet: Fleet, forks: Supervisors) -> None:
     first = server(forks)
     running = fleet.submit("until_told")
@@ -118,6 +120,7 @@ def test_a_fork_that_dies_leaves_nothing_and_the_server_forks_on(fleet: Fleet, f
     assert server(forks).pid == parent.pid
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for(
     fleet: Fleet, forks: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,13 +133,14 @@ def test_a_server_that_hangs_is_not_waited_for(
     eventually(lambda: not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_the_server_knows_no_secret_has_one_thread_and_ends_with_its_agent(
-    forks: Supervisors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_knows_no_secret_and_has_one_thread(forks: Supervisors) -> None:
     parent = server(forks)
-    environment = parent.environ()
-    assert not {name for name in environment if name.startswith("TRIVET_")} - {"TRIVET_ROOM"}
+    assert not {name for name in parent.environ() if name.startswith("TRIVET_")} - {"TRIVET_ROOM"}
     assert parent.num_threads() == 1
-    assert parent.children() == []
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_its_agent(forks: Supervisors) -> None:
+    parent = server(forks)
     os.close(forks._server._control.detach())  # type: ignore[union-attr]
     eventually(lambda: not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE)
