@@ -56,17 +56,18 @@ class ForkServer:
         gc.freeze()  # so that no fork copies the pages of all objects with its first collection
         use_large_pages()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
-        self._control.send(READY)
-        while not (changed := image.change()):
-            if not select.select([self._control], [], [], _LOOK_S)[0]:
-                continue
-            message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
-            if not message:
-                return 0
+        changed, reason = image.change(), ""
+        if not changed:
+            self._control.send(READY)
+        while not (changed or reason):
+            descriptors: list[int] = []
+            if select.select([self._control], [], [], _LOOK_S)[0]:
+                message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+                if not message:
+                    return 0
             # What changed before a job was submitted is seen here.
-            if (changed := image.change()) or (reason := self._unfit()):
-                break
-            for connection in descriptors:
+            changed, reason = image.change(), self._unfit()
+            for connection in descriptors if not (changed or reason) else ():
                 forks.fork(lambda: self._supervise(environment), stdin=connection)
                 os.close(connection)
         logger.warning("supervisors are forked by another process from now on: %s", changed or reason)
