@@ -79,20 +79,23 @@ def surroundings(context: RunContext) -> dict[str, Any]:
     own = ("TRIVET_EVENTS_SECRET", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
     environment = {name: value for name, value in sorted(os.environ.items()) if name not in own}
     scratch = environment["TMPDIR"]
-    status = [line.split("\t") for line in Path("/proc/self/status").read_text().splitlines()]
-    told = ("NoNewPrivs", "Seccomp", "CapEff", "CapBnd", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "SigCgt", "Umask")
+    status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+    told = ("NoNewPrivs", "Seccomp", "CapEff", "CapBnd", "Uid", "Gid", "Groups", "Umask")
+    masks = ("SigBlk", "SigIgn", "SigCgt")
+    programs = (1 << 31) - 1  # what is beyond them belongs to the C library
     spaces = Path("/proc/self/ns")
-    shown = [(Path("/proc/self") / name).read_bytes().decode().split("\0") for name in ("cmdline", "environ")]
+    shown = Path("/proc/self/environ").read_bytes().decode().split("\0")
     found = {
         "environment": environment,
-        "shown": [sorted(word for word in words if word and not word.startswith(own)) for words in shown],
+        "shown": sorted(word for word in shown if word and not word.startswith(own)),
         "limits": {
             name: resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT")
         },
         "namespaces": [str((spaces / name).readlink()) for name in ("user", "mnt", "net", "ipc")],
         "interfaces": Path("/proc/net/dev").read_text().count(":"),
         "mounts": sorted({line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}),
-        "status": [word for word in status if word[0].rstrip(":") in told],
+        "status": {name: status.get(name) for name in told},
+        "handled": {name: int(status[name], 16) & programs for name in masks},
         "session": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()),
         "folder": str(Path.cwd()),
         "temporary": tempfile.gettempdir(),

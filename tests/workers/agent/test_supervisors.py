@@ -75,7 +75,8 @@ def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpret
     forked = look_around(fleet, refs[0])
     fleet.supervise(refs[1])
     fresh = look_around(fleet, refs[1])
-    assert {name: (forked[name], fresh[name]) for name in fresh if forked[name] != fresh[name]} == {}
+    different = {name: (forked[name], fresh[name]) for name in fresh if forked[name] != fresh[name]}
+    assert different == {}, json.dumps(different, indent=1)
     assert "hush" not in json.dumps(forked)
     assert {"environment", "limits", "namespaces", "descriptors", "status"} <= forked.keys()
     eventually(lambda: not supervisor.is_running())
