@@ -59,12 +59,11 @@ ALLOWED = {
     "service/jobs/cache.py": {"os.utime"},
     "service/jobs/event_files.py": {"os.open"},
     # The folder of one host, which no rank may enter.
-    "workers/agent/agent.py": {"folder.mkdir"},
     "service/jobs/supervisor_registry.py": {
         "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
         "self._heartbeat.touch",
     },
-    "workers/agent/supervisors.py": {"log.parent.mkdir"},
+    "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
     "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/fork_server.py": {"os.open"},
     "workers/supervisor/image.py": {"os.scandir", "os.stat"},

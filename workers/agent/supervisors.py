@@ -38,7 +38,7 @@ class Supervisors:
 
     def __init__(self, command: Sequence[str], log: Path, *, forks: bool, restart_after_s: float) -> None:
         self._command, self._log, self._forks = list(command), log, forks
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         self._started: list[subprocess.Popen[bytes]] = []
         self._forked: list[Process] = []
         self._server: _ForkServerProcess | None = None
