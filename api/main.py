@@ -27,6 +27,7 @@ from api.routes import (
     audit,
     batches,
     bounds,
+    drafts,
     events,
     files,
     health,
@@ -114,6 +115,7 @@ def _v1(settings: Settings) -> APIRouter:
     for resource in (
         jobs.router,
         batches.router,
+        drafts.router,
         queue.router,
         events.router,
         metrics.router,

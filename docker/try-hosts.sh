@@ -89,7 +89,7 @@ check "passwords in command lines" 0 "$(ps -eo args | grep -v grep | grep -c -F 
 
 echo "A gang of four ranks over both"
 SPEC='{"kind": "train", "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10}, "data": {"source": "digits"},
-  "steps": 3000, "batch": {"global": 64}, "parallel": {"dp_shard": 4}, "max_hosts": 2, "checkpoint": {"every": 100}}'
+  "steps": 1500, "batch": {"global": 64}, "parallel": {"dp_shard": 4}, "max_hosts": 2, "checkpoint": {"every": 100}}'
 JOB=$(call --fail-with-body --json "$SPEC" http://127.0.0.1:8437/v1/jobs | json "value['id']")
 for _ in $(seq 200); do call "http://127.0.0.1:8437/v1/jobs/$JOB/events?types=metric&limit=1" | grep -q '"step"' && break; sleep 1; done
 check "it runs" running "$(field "$JOB" state)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images and tries the deployment of docker-compose.yml, as a project of its own beside any that runs here:
 # it is started twice, runs a job of each kind over the published port, loses each container under a running job, and
-# runs a gang over two workers. It ends with what was lost, which must be nothing, and leaves neither containers nor
+# runs a gang over two workers, and is restored from a backup. It ends with what was lost, which must be nothing, and leaves neither containers nor
 # volumes. Needs Docker with BuildKit, Compose, curl and python3; where no registry of images is reached, debootstrap too
 # (docker/bases.sh), and root.
 #
@@ -129,6 +129,21 @@ refused() { # what, options
 }
 refused "a worker at 127.0.0.1" -e TRIVET_WORKER_ADDRESS=127.0.0.1
 refused "a worker with the name of another" -e "TRIVET_WORKER_NAME=$(call "$URL/v1/hosts" | json "value['items'][0]['name']")"
+
+say "Backup and restore"
+tarred() { # what tar does
+  for volume in broker data private; do
+    docker run --rm --user root --network none --volume "${COMPOSE_PROJECT_NAME}_$volume:/from" --volume "$FOLDER:/to" \
+      --entrypoint tar trivet-api:local -C /from "$1" "/to/$volume.tar" "${@:2}"
+  done
+}
+docker compose stop --timeout 30 > /dev/null 2>&1
+tarred -cf .
+docker compose down --volumes > /dev/null 2>&1
+docker compose create > /dev/null 2>&1
+tarred -xpf
+up --scale worker=2
+check "the gang's job, by the same key" succeeded "$(state "$GANG")"
 
 say "What was lost"
 check "jobs that did not succeed" 0 "$(call "$URL/v1/jobs?limit=100" | json "sum(job['state'] != 'succeeded' for job in value['items'])")"

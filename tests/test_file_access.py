@@ -58,7 +58,6 @@ ALLOWED = {
     # By ranks themselves, in their confinement.
     "service/jobs/cache.py": {"os.utime"},
     "service/jobs/event_files.py": {"os.open"},
-    # The folder of one host, which no rank may enter.
     "service/jobs/supervisor_registry.py": {
         "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
         "self._heartbeat.touch",

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from launching import NVIDIA
+
 RUN = Path(__file__).parent / "run.py"
 TESTS = """
 from pathlib import Path
@@ -31,6 +34,9 @@ def torn_down():
 
 def test_fixture(torn_down): pass
 """
+forks_the_tests = pytest.mark.skipif(
+    NVIDIA.exists(), reason="on a host with NVIDIA's driver pytest-xdist runs the tests, in its own order"
+)
 BROKEN = "\ndef test_always(): assert False\n"
 
 
@@ -58,6 +64,7 @@ def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     assert "FAILED TWICE test_these.py::test_always" in ended.stdout
 
 
+@forks_the_tests
 def test_a_test_that_ends_its_process_has_failed_and_the_others_of_its_file_are_run(tmp_path: Path) -> None:
     ended = run(tmp_path, "import os\ndef test_ends(): os._exit(3)\ndef test_sound(): pass\n")
     assert ended.returncode == 1
@@ -87,6 +94,7 @@ def test_two(kept): assert kept == os.getpid()
     assert sorted(set(made)) == sorted(taken_down)
 
 
+@forks_the_tests
 def test_files_that_took_long_come_first_the_next_time(tmp_path: Path) -> None:
     (tmp_path / "test_tough.py").write_text("import time\ndef test_slow(): time.sleep(0.5)\n")
     for first in ("test_these.py", "test_tough.py"):

@@ -57,6 +57,7 @@ PAGES = (
         ("job.css", "charts.css", "timeline.css", "verify.css", "compile.css"),
         parent="/",
     ),
+    Page("/submit", "New job", "submit.html", "submit.js", ("timeline.css", "charts.css", "submit.css"), parent="/"),
     Page("/compare", "Compare", "compare.html", "compare.js", ("charts.css", "compare.css"), parent="/"),
     Page("/hosts", "Hosts", "hosts.html", "hosts.js", ("hosts.css",), nav="Hosts"),
     Page("/login", "Sign in", "login.html", "login.js", ("login.css",), public=True),

@@ -148,6 +148,7 @@ CHANGES: dict[tuple[str, str], tuple[str, Callable[[World], Answer]]] = {
 """Every call that changes something: the action that it is recorded as, and how it is made to succeed. Whoever adds a
 call adds it here, and ``audit(request, …)`` to its function."""
 CHANGES_NOTHING = {
+    ("POST", "/v1/jobs:check"): "says whether a spec would be accepted, and submits nothing",
     ("POST", "/tickets"): "lets a session read by a link what it may read anyway",
     ("POST", "/login/oidc"): "begins a sign-in, of which nothing follows until it is finished",
 }

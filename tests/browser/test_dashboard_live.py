@@ -288,7 +288,6 @@ def check_permissions(page: Page) -> None:
     expect(page.locator(".permission .rungs li").nth(1)).to_have_attribute("data-tone", "failed")
 
 
-@pytest.mark.slow
 def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     page.goto(f"/jobs/{attempt.job_id}")
@@ -301,7 +300,6 @@ def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> Non
     assert download.value.path().read_bytes() == b'{"step": 10}'
 
 
-@pytest.mark.slow
 def test_cancel_asks_first_and_retry_brings_back(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec("doomed"))
     page.goto(f"/jobs/{attempt.job_id}")
@@ -350,7 +348,6 @@ def test_a_queued_job_is_cancelled_from_the_list(page: Page, fleet: Fleet) -> No
     expect(row.locator(".state")).to_have_text("cancelled")
 
 
-@pytest.mark.slow
 def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     page.goto(f"/jobs/{attempt.job_id}")

@@ -97,7 +97,6 @@ def test_a_person_comes_in_through_the_provider_and_goes_where_they_wanted(perso
     service.store.keys.revoke(key.id)
 
 
-@pytest.mark.slow
 def test_whoever_has_no_role_here_is_told(person: Page, service: Service, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     person.goto("/login")

@@ -8,10 +8,10 @@ from cli_world import TRAIN, Cli, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.jobs.positions import nearest, positions
 from service.jobs.store import Store
 from trivet.cli import completion
 from trivet.cli.ending import result_lines
-from trivet.cli.spec_positions import nearest, positions
 
 FIELDS = st.recursive(
     st.one_of(st.integers(), st.text(st.characters(codec="ascii"), max_size=5), st.none(), st.booleans()),

@@ -12,7 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trivet.cli import documents, specs
+from service.jobs import documents
+from trivet.cli import specs
 from trivet.errors import TrivetError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

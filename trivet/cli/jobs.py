@@ -9,10 +9,10 @@ from typing import Annotated, cast
 import typer
 from rich.text import Text
 
+from service.jobs import documents
 from service.jobs.records import Job, JobOrder, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
-from trivet.cli import documents
 from trivet.cli.context import (
     JobArgument,
     JobArguments,

@@ -13,8 +13,8 @@ from typing import IO, Annotated, Any, Literal, cast
 import typer
 from rich.table import Table
 
+from service.jobs import documents
 from service.jobs.states import TERMINAL
-from trivet.cli import documents
 from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
 from trivet.client import Client
 

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import yaml
 
-from trivet.cli import documents
-from trivet.cli.spec_positions import Position, nearest, positions
+from service.jobs import documents
+from service.jobs.positions import Position, nearest, positions
 from trivet.errors import Refused, TrivetError
 
 
@@ -95,7 +93,10 @@ def _place_in_batch(files: Sequence[SpecFile], path: str) -> str:
 def _changed(source: str, spec: dict[str, Any], fields: Mapping[str, Position], changes: Sequence[str]) -> SpecFile:
     for change in changes:
         apply(spec, change)
-    _check_json(spec, "")
+    try:
+        documents.check_json(spec, "")
+    except documents.NotJsonError as error:
+        raise _SpecError(str(error)) from None
     named = "standard input" if source == "-" else Path(source).name
     return SpecFile(spec, named, fields, [change.partition("=")[0] for change in reversed(changes)])
 
@@ -125,8 +126,7 @@ def _parse(source: str, text: str) -> Any:
     except documents.ExpansionError as error:
         raise _SpecError(f"{source} {error}") from None
     except yaml.YAMLError as error:
-        hint = "; a tab indents nothing in YAML, spaces do" if "'\\t'" in str(error) else ""
-        raise _SpecError(f"{source} is neither YAML nor JSON: {error}{hint}") from None
+        raise _SpecError(f"{source} is neither YAML nor JSON: {documents.reason(error)}") from None
     except RecursionError:
         raise _SpecError(f"{source} is nested too deeply") from None
 
@@ -135,24 +135,6 @@ def _mapping(source: str, spec: Any) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise _SpecError(f"{source} holds {_kind(spec)}; a spec is a mapping such as 'kind: train'")
     return spec
-
-
-def _check_json(value: Any, path: str) -> None:
-    """Refuse values of YAML that JSON, in which a spec travels, does not have. Raises :class:`_SpecError` with the
-    field.
-    """
-    if isinstance(value, dict):
-        for name, each in value.items():
-            if not isinstance(name, str):
-                raise _SpecError(f"{path or 'the spec'} has the field {name!r}; the name of a field is text")
-            _check_json(each, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            _check_json(each, f"{path}.{index}")
-    elif isinstance(value, float) and not isfinite(value):
-        raise _SpecError(f"{path} is {value}; expected a finite number")
-    elif not isinstance(value, (str, int, float, NoneType)):
-        raise _SpecError(f"{path} is a {type(value).__name__} of YAML; expected text, a number, true, false or null")
 
 
 def _enter(target: Any, name: str, path: str) -> Any:

@@ -1,4 +1,6 @@
-"""Defines what a limited process is asked, as messages: whether a job could run, and how its pipeline would."""
+"""Defines what a limited process is asked, as messages: what a text holds, whether a job could run, and how its
+pipeline would.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import Field, TypeAdapter
 
 from service.formats.llama import uploaded_config
+from service.jobs import documents
 from service.jobs.checkpoints import steps_of_checkpoints, steps_of_weights
 from service.jobs.checks.dependencies import Lookup, related
 from service.jobs.checks.files import files_of
@@ -19,12 +23,15 @@ from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
 from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
+from service.jobs.positions import Position, positions
 from service.jobs.records import FleetCapacity, FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
 """Problems in one answer; what has more of them is refused for the first ones."""
+_LONGEST_DOCUMENT = 1_000_000
+"""Characters of JSON of a document that is read, and of the paths of its fields; the answer is one line."""
 _Opening = Callable[[str], None]
 """Told the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
@@ -133,5 +140,66 @@ class PlanRequest(FrozenModel):
         return files_of(spec_adapter.validate_json(self.spec))
 
 
-AnyRequest = CheckRequest | PlanRequest
+class ReadDocument(FrozenModel):
+    """What a text of YAML or JSON holds, as JSON, and where its fields stand; or why it holds none."""
+
+    content: str | None = None
+    positions: dict[str, Position] = Field(default_factory=dict)
+    problem: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+
+class ReadRequest(FrozenModel):
+    """Asks what a text of YAML or JSON holds. A few lines whose aliases stand for gigabytes are refused."""
+
+    asks: Literal["read"] = "read"
+    text: str
+
+    def answer(self, opening: _Opening) -> bytes:
+        """Return the :class:`ReadDocument` as JSON."""
+        return self.read().model_dump_json().encode()
+
+    def read(self) -> ReadDocument:
+        """Return what the text holds, or why it is not a document."""
+        try:
+            content = _content(self.text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            return _unread(error)
+        found = positions(self.text)
+        return ReadDocument(content=content, positions=found if sum(map(len, found)) <= _LONGEST_DOCUMENT else {})
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield nothing: no file is read."""
+        return iter(())
+
+
+def _content(text: str) -> str:
+    """Return what a text holds as JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
+    value = documents.parse(text)
+    documents.check_json(value, "")
+    content = json.dumps(value, ensure_ascii=False)
+    content.encode()
+    if len(content) > _LONGEST_DOCUMENT:
+        raise ValueError(f"it stands for more than {_LONGEST_DOCUMENT} characters of JSON")
+    return content
+
+
+def _unread(error: Exception) -> ReadDocument:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    place = {} if mark is None else {"line": mark.line + 1, "column": mark.column + 1}
+    if isinstance(error, yaml.MarkedYAMLError):
+        problem = documents.short_reason(error)
+    elif isinstance(error, documents.ExpansionError):
+        problem = f"it {error}"
+    elif isinstance(error, RecursionError):
+        problem = "it is nested too deeply"
+    elif isinstance(error, UnicodeEncodeError):
+        problem = "it holds half of a character, a lone surrogate"
+    else:
+        problem = str(error)
+    return ReadDocument(problem=problem, **place)
+
+
+AnyRequest = CheckRequest | PlanRequest | ReadRequest
 request_adapter: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="asks")])

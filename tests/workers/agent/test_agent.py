@@ -69,7 +69,7 @@ def test_a_worker_that_stops_its_jobs_gives_them_back_to_the_queue(fleet: Fleet,
     assert worker.end() == 0, worker.said()
     job = fleet.job(ref)
     assert job.state == "queued"
-    assert (job.reason or "").endswith("; queued again"), "a lost attempt is queued with words about retries"
+    assert "the service on its host stopped; queued again;" in (job.reason or ""), "a lost attempt says more of retries"
     assert processes_of(ref) == []
     assert fleet.store.hosts.list() == []
     worker.start()

@@ -33,9 +33,29 @@ export class Header {
     this.cancel = this.button("Cancel", "button", () => this.askCancel());
     this.retry = this.button("Retry", "button primary", () => this.askRetry());
     this.element = h("div", { class: "jobhead" },
-      h("div", { class: "row" }, this.name, h("div", { class: "actions" }, this.cancel, this.retry)),
+      h("div", { class: "row" }, this.name, h("div", { class: "actions" }, ...this.onward(), this.cancel, this.retry)),
       h("div", { class: "facts-line" }, this.state, this.kind, this.where, this.duration),
       this.reason, this.turn, this.advance, this.error);
+  }
+
+  /** Links to new jobs that begin with this one. */
+  onward() {
+    this.again = h("a", { class: "button" }, "Run again…");
+    this.verify = h("a", { class: "button" }, "Verify…");
+    this.compile = h("a", { class: "button" }, "Compile-check…");
+    return [this.verify, this.compile, this.again];
+  }
+
+  /** @param {Job} job */
+  showOnward(job) {
+    const id = encodeURIComponent(job.id);
+    const isModel = job.kind === "train" && !job.children && isTerminal(job.state);
+    setAttribute(/** @type {Element} */ (this.again), "href", `/submit?from=${id}`);
+    for (const [link, kind] of /** @type {const} */ ([[this.verify, "verify"], [this.compile, "compile"]])) {
+      if (!link) continue;
+      setAttribute(link, "href", `/submit?kind=${kind}&model=${id}`);
+      link.hidden = !isModel || job.state !== "succeeded";
+    }
   }
 
   /** @param {string} label @param {string} look @param {() => Promise<void>} act */
@@ -61,6 +81,7 @@ export class Header {
     setText(this.counts, job.progress ? progressWords(job.progress) : "");
     this.cancel.hidden = !canCancel(job.state);
     this.retry.hidden = !canRetry(job.state);
+    this.showOnward(job);
     this.showError(job);
     document.title = visible(`${mark(job)}${title(job)} · Trivet`);
   }

@@ -168,7 +168,8 @@ function nothing() {
     return blank("No more jobs", "Those that were here have moved on.", h("a", { class: "button", href: "/" }, "First page"));
   }
   if (isNarrowed(address())) return blank("No job matches", "Change the filters, or clear them.", clear());
-  return blank("No jobs yet", "Submit the first one with: trivet submit SPEC.yaml --watch");
+  return blank("No jobs yet", "Submit the first one here, or with: trivet submit SPEC.yaml --watch",
+    h("a", { class: "button", href: "/submit" }, "New job"));
 }
 
 /** @param {string} id @param {boolean} isSelected */

@@ -20,12 +20,14 @@ export class Problem extends Error {
    * @param {number} status HTTP status; 0 when nobody answered
    * @param {string} title
    * @param {string} detail
+   * @param {{path: string, message: string, expected: string}[]} [errors] field by field
    */
-  constructor(status, title, detail) {
+  constructor(status, title, detail, errors = []) {
     super(detail || title);
     this.name = "Problem";
     this.status = status;
     this.title = title;
+    this.errors = errors;
   }
 
   /** Whether the same call may succeed a little later. */
@@ -50,6 +52,32 @@ export async function call(path, options = {}) {
  * @returns {Promise<any>}
  */
 export const post = (path) => call(path, { method: "POST" });
+
+/**
+ * A call that sends JSON, as text that was written already where it matters how.
+ * @param {string} path
+ * @param {unknown} value
+ * @param {Record<string, string>} [headers]
+ * @returns {Promise<any>}
+ */
+export const send = (path, value, headers = {}) =>
+  call(path, {
+    method: "POST",
+    body: typeof value === "string" ? value : JSON.stringify(value),
+    headers: { Accept: "application/json", "Content-Type": "application/json", ...sessionHeader(), ...headers },
+  });
+
+/**
+ * Stores a file for specs to name.
+ * @param {File} file
+ * @returns {Promise<{id: string, bytes: number}>}
+ */
+export const upload = (file) =>
+  call(`/v1/files?name=${encodeURIComponent(file.name.slice(0, 200))}`, {
+    method: "POST",
+    body: file,
+    headers: { Accept: "application/json", "Content-Type": "application/octet-stream", ...sessionHeader() },
+  });
 
 /**
  * The path with a ticket that admits the session to it for some minutes: links and event streams send no header.
@@ -103,7 +131,7 @@ async function answer(path, options) {
 /** @param {Response} response */
 async function problem(response) {
   const body = await response.json().catch(() => ({}));
-  return new Problem(response.status, String(body.title ?? response.statusText), String(body.detail ?? ""));
+  return new Problem(response.status, String(body.title ?? response.statusText), String(body.detail ?? ""), body.errors ?? []);
 }
 
 /** Whether the user is on the way out: what is still asked by this page is refused then, which is no news. */

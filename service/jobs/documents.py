@@ -9,6 +9,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from math import isfinite
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -28,10 +30,16 @@ _CORE = (
 anchors are used for.
 """
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_TAB = r"'\t'"
+"""How an error of PyYAML names a tab."""
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 _MOST_VALUES = 1_000_000
+
+
+class NotJsonError(ValueError):
+    """A document holds what JSON, in which specs travel, does not have."""
 
 
 class ExpansionError(yaml.YAMLError):
@@ -118,6 +126,36 @@ def compose(text: str) -> yaml.Node | None:
     if node is not None and _values(node, {}) > _MOST_VALUES:
         raise ExpansionError(f"has aliases that make more than {_MOST_VALUES:,} values of it")
     return node
+
+
+def reason(error: yaml.YAMLError) -> str:
+    """Return why a text is no YAML, with its place, and with a hint at what is often meant by it."""
+    return f"{error}{_hint(error)}"
+
+
+def short_reason(error: yaml.MarkedYAMLError) -> str:
+    """Return :func:`reason` without the place."""
+    return f"{error.problem or error.context or error}{_hint(error)}"
+
+
+def _hint(error: yaml.YAMLError) -> str:
+    return "; a tab indents nothing in YAML, spaces do" if _TAB in str(error) else ""
+
+
+def check_json(value: Any, path: str) -> None:
+    """Refuse values of YAML that JSON does not have. Raises :class:`NotJsonError` with the field."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise NotJsonError(f"{path or 'the spec'} has the field {name!r}; the name of a field is text")
+            check_json(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            check_json(each, f"{path}.{index}")
+    elif isinstance(value, float) and not isfinite(value):
+        raise NotJsonError(f"{path} is {value}; expected a finite number")
+    elif not isinstance(value, (str, int, float, NoneType)):
+        raise NotJsonError(f"{path} is a {type(value).__name__} of YAML; expected text, a number, true, false or null")
 
 
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from trivet.cli import documents
+from service.jobs import documents
 
 Position = tuple[int, int]
 """A line and a column, both counted from 1."""

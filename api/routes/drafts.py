@@ -1,0 +1,123 @@
+"""Drafts: specs as text, checked as their submission would be, without being submitted."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from api import sweeps
+from api.checker import Checker, while_connected
+from api.context import CheckerDep, StoreDep
+from api.error_paths import Locator
+from api.params import TargetProject
+from api.problems import FieldError, ProblemError, from_refusals, from_validation
+from api.security import Submitter, target_project
+from api.strict_json import StrictRoute
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.plan import Plan
+from service.jobs.plugins import CommonSpec
+from service.jobs.positions import nearest
+from service.jobs.records import Rejected
+from service.jobs.spec.strict import Strict
+from service.jobs.spec.train import TrainSpec
+from service.jobs.store import Store
+from service.jobs.submission.request import PlanRequest, ReadDocument, ReadRequest
+
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+_PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
+_LOCATOR = Locator(spec_adapter.core_schema)
+
+
+class Draft(Strict):
+    """A spec that may not be finished yet."""
+
+    text: Annotated[
+        str, Field(max_length=500_000, description="YAML 1.2 or JSON", examples=["kind: train\nsteps: 200\n"])
+    ]
+
+
+class DraftError(FieldError):
+    """Why a draft would be refused, and where in its text."""
+
+    line: int | None = Field(None, description="counted from 1; null where the text has no such place")
+    column: int | None = Field(None, description="counted from 1")
+
+
+class CheckedDraft(BaseModel):
+    """What a draft says, and whether it would be accepted now."""
+
+    spec: Any = Field(None, description="what the text holds; null where it cannot be read")
+    body: str | None = Field(None, description="the same as JSON, to be submitted when there are no errors")
+    errors: list[DraftError] = Field(description="why a submission would be refused; empty where it would be accepted")
+    jobs: int | None = Field(None, description="how many jobs it stands for: with `sweep` each combination is one")
+    ranks: int | None = Field(None, description="devices that each job takes")
+    plan: Plan | None = Field(None, description="the schedule of a pipeline, in units of one forward of a stage")
+
+
+@router.post("/jobs:check")
+async def check_draft(
+    *,
+    body: Draft,
+    request: Request,
+    key: Submitter,
+    store: StoreDep,
+    checker: CheckerDep,
+    project: TargetProject = None,
+) -> CheckedDraft:
+    """Check a spec as its submission would be, and submit nothing. Refusals come with the lines of the text."""
+    chosen = target_project(key, project)
+    answer = await while_connected(request, checker.answer(ReadRequest(text=body.text), key.name))
+    read = ReadDocument.model_validate_json(answer)
+    if read.content is None:
+        error = DraftError(
+            path="", message=read.problem or "", expected="YAML or JSON", line=read.line, column=read.column
+        )
+        return CheckedDraft(errors=[error])
+    told = CheckedDraft(spec=json.loads(read.content), body=read.content, errors=[])
+    try:
+        spec = spec_adapter.validate_python(told.spec)
+    except ValidationError as error:
+        located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        return told.model_copy(update={"errors": _placed(from_validation(located, _LOCATOR), read)})
+    told.ranks = spec.parallel.world_size
+    told.jobs, errors = await _checked(spec, chosen, key.name, store=store, checker=checker)
+    told.errors = _placed(errors, read)
+    if not errors and isinstance(spec, TrainSpec) and spec.parallel.pp > 1:
+        planned = await checker.answer(PlanRequest(spec=spec.model_dump_json(by_alias=True)), key.name)
+        told.plan = _PLAN.validate_json(planned)
+    return told
+
+
+async def _checked(
+    spec: CommonSpec, project: str, owner: str, *, store: Store, checker: Checker
+) -> tuple[int, list[FieldError]]:
+    """Return how many jobs a spec stands for, and why they would be refused."""
+    try:
+        if spec.sweep is None:
+            submission = await run_in_threadpool(store.jobs.submission, spec, owner, project=project)
+            asked = await run_in_threadpool(store.jobs.check_request, [submission])
+            return 1, from_refusals(await checker.problems(asked, owner))
+        children = await run_in_threadpool(sweeps.children_of, spec)
+        asked = await run_in_threadpool(
+            store.jobs.check_specs, {str(index): child for index, (_, child) in enumerate(children)}, {project}
+        )
+        return len(children), sweeps.refusals(spec, children, await checker.problems(asked, owner))
+    except Rejected as error:
+        return 0, from_refusals(error.problems)
+    except ProblemError as error:
+        if error.errors is None:
+            raise
+        return 0, list(error.errors)
+
+
+def _placed(errors: list[FieldError], read: ReadDocument) -> list[DraftError]:
+    """Return the errors with where in the text each field stands, or the one around it."""
+    placed = []
+    for error in errors:
+        line, column = nearest(read.positions, error.path) or (None, None)
+        placed.append(DraftError(**error.model_dump(), line=line, column=column))
+    return placed
