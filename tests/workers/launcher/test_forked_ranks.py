@@ -21,7 +21,8 @@ line = json.dumps({
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "session": os.getsid(0) == os.getpid(), "folder": tempfile.gettempdir(), "threads": torch.get_num_threads(),
     "descriptors": [n for n in os.listdir("/proc/self/fd") if int(n) > 2 and os.path.exists(f"/proc/self/fd/{n}")],
-    "draws": [random.random(), float(numpy.random.rand())], "forked": "workers.launcher.forked_ranks" in sys.modules,
+    "draws": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
+    "forked": "workers.launcher.forked_ranks" in sys.modules,
     "pid": os.getpid(), "main": threading.current_thread() is threading.main_thread(),
 })
 sys.stdout.write(line + "\\n")  # one write of less than PIPE_BUF: forks that share a pipe do not mix their lines
@@ -88,6 +89,7 @@ def test_a_fork_is_for_itself_and_for_others_what_its_command_would_be(script: s
     assert first["descriptors"] == []
     assert first["draws"][0] != second["draws"][0]
     assert first["draws"][1] != second["draws"][1]
+    assert first["draws"][2] != second["draws"][2]
 
 
 @pytest.mark.slow
