@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.records import ISOLATION_PARTS
-from workers.launcher import grants, landlock, namespaces
+from workers.launcher import grants, landlock, namespaces, system_calls
 from workers.launcher.grants import Grant
 from workers.linux import forbid_new_privileges
 
@@ -122,7 +122,9 @@ class Confinement:
         has_landlock = landlock.abi() >= landlock.MINIMUM_ABI
         if in_user_namespace and has_landlock:
             namespaces.protect_kernel_settings()
+            namespaces.write_only_in(write, *([Path("/proc")] if self.cuda else []))
         namespaces.drop_capabilities()
+        others_are_safe = system_calls.leave_other_processes_alone()
         if has_landlock and not (self.cuda and _may_change_kernel_settings()):
             landlock.restrict(
                 [*_system_paths(), *read],
@@ -130,7 +132,8 @@ class Confinement:
                 map(Path, self.secret),
                 [Path("/proc")] if self.cuda else [],
             )
-            held.add("files")
+            if others_are_safe:
+                held.add("files")
         return held
 
 
