@@ -122,7 +122,7 @@ class Confinement:
         has_landlock = landlock.abi() >= landlock.MINIMUM_ABI
         if in_user_namespace and has_landlock:
             namespaces.protect_kernel_settings()
-            namespaces.write_only_in(write, *([Path("/proc")] if self.cuda else []))
+            namespaces.write_only_in(write, Path("/proc"))
         namespaces.drop_capabilities()
         others_are_safe = system_calls.leave_other_processes_alone()
         if has_landlock and not (self.cuda and _may_change_kernel_settings()):
