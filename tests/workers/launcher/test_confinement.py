@@ -548,3 +548,26 @@ print(subprocess.run(["true"]).returncode)
         f"limit {refused}", "limits are read done", f"nice {refused}", f"policy {refused}",
         "limit done", "limits are read done", "nice done", "policy done", f"nice to all {refused}", "0",
     ], done.stderr  # fmt: skip
+
+
+@needs_namespaces
+def test_the_cache_of_another_owner_is_neither_seen_nor_changed(data: DataLayout) -> None:
+    """What is made of an upload tells what is in it, and decides what later jobs compute."""
+    shares = (HostShare(host=HOST, devices=(0,), pool="cpu"),)
+    claim = Claim(AttemptRef("job_1", 1, HOST), train_spec("x"), shares, "127.0.0.1", 15.0)
+    code = f"""
+from pathlib import Path
+cache = Path({str(data.cache)!r})
+print(sorted(str(path.relative_to(cache)) for path in cache.rglob("*")))
+(cache / "tokens").mkdir(exist_ok=True)
+(cache / "tokens" / "made").write_text("x")
+"""
+    seen = []
+    for owner in ("ann", "ben", "ann"):
+        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", read=[], write=[], owner=owner)
+        done = enforce(confined, code)
+        seen.append(done.stdout.strip() or done.stderr)
+    assert seen == ["[]", "[]", "['tokens', 'tokens/made']"]
+    made = [path.relative_to(data.cache).parts for path in data.cache.rglob("made")]
+    assert len(made) == len({part for part, *_ in made}) == 2
+    assert {tuple(rest) for _, *rest in made} == {("tokens", "made")}
