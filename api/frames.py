@@ -136,7 +136,7 @@ class Cursor:
     """Position in jobs that are not known yet."""
     positions: dict[str, str] = field(default_factory=dict)
     known: int | None = None
-    """Until when, in milliseconds of the broker's clock, a job must have begun for its events to have been delivered;
+    """Milliseconds of the broker's clock: the events of every job that began by then have been delivered;
     ``None`` where there are no jobs but those that are named.
     """
     doubtful: bool = False
