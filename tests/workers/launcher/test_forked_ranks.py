@@ -133,6 +133,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_fork_that_is_not_yet_its_program_does_what_it_does_to_a_new_program() -> None:
     """The parent's handler would have a second torchrun of it; and the parent goes on to take signals."""
     ended = subprocess.run([sys.executable, "-c", SIGNALLED_AT_BIRTH], capture_output=True, text=True, check=True)
@@ -141,6 +142,7 @@ def test_a_signal_to_a_fork_that_is_not_yet_its_program_does_what_it_does_to_a_n
     assert fork == f"the fork ended with {-signal.SIGTERM}"
 
 
+@pytest.mark.slow
 def test_without_room_a_fork_shows_what_there_is_room_for(script: str) -> None:
     codes, lines = forked(([script], {"RANK": "0", "LONG": 20_000 * "x"}), room=False)
     assert codes == [0]
