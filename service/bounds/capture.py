@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 
+from service.bounds.annotations import kept_by
 from service.bounds.decompositions import DECOMPOSITIONS
 from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
@@ -124,7 +125,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     for composed, written in DECOMPOSITIONS.items():
         table[composed] = written
     try:
-        with warnings.catch_warnings(), torch.no_grad(), recognised():
+        with warnings.catch_warnings(), torch.no_grad(), recognised(), kept_by(module):
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
             program: ExportedProgram = exported.run_decompositions(table)
