@@ -7,8 +7,9 @@ data: everything that needs a permission is fetched from the API by the page's m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,6 +46,8 @@ class Page:
     nav: str | None = None
     parent: str | None = None
     public: bool = False
+    operators: bool = False
+    """Whether the navigation shows it to operators only; the API decides what anybody may do."""
 
 
 PAGES = (
@@ -63,6 +66,8 @@ PAGES = (
     Page("/login", "Sign in", "login.html", "login.js", ("login.css",), public=True),
     Page("/login/callback", "Sign in", "login.html", "login.js", ("login.css",), public=True),
     Page("/docs", "API reference", "docs.html", "docs.js", ("swagger/swagger-ui.css", "docs.css"), "API", public=True),
+    Page("/specs", "Specs", "specs.html", "specs.js", ("specs.css",), nav="Specs"),
+    Page("/keys", "Keys", "keys.html", "keys.js", ("keys.css",), nav="Keys", operators=True),
 )
 
 
@@ -94,11 +99,36 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None 
             include_in_schema=False,
             name=f"dashboard:{page.module}",
         )
+    _mount_missing(app, environment, signed_in)
     app.add_api_route("/static/kinds/{kind}.js", _kind_module, include_in_schema=False, name="dashboard:kind")
     app.mount(
         "/static/swagger", _RevalidatedFiles(packages=[("fastapi_swagger", "resources")]), name="dashboard:swagger"
     )
     app.mount("/static", _RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
+
+
+def _mount_missing(app: FastAPI, environment: Environment, signed_in: SignedIn | None) -> None:
+    """Answer a browser that asks for an address without a page with one that leads back; others get the problem."""
+    template, otherwise = environment.get_template("missing.html"), app.exception_handlers[HTTPException]
+    page = Page("", "No such page", "missing.html", "")
+
+    async def show(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code != HTTPStatus.NOT_FOUND or not _wants_page(request):
+            answer: Response | Awaitable[Response] = otherwise(request, error)
+            return await answer if isinstance(answer, Awaitable) else answer
+        known = signed_in is None or signed_in(request)
+        navigation = tuple(entry for entry in PAGES if entry.nav) if known else ()
+        text = template.render(page=page, sheets=_COMMON_SHEETS, navigation=navigation, path=request.url.path)
+        return HTMLResponse(text, status_code=HTTPStatus.NOT_FOUND, headers=_REVALIDATED)
+
+    app.add_exception_handler(HTTPException, show)
+
+
+def _wants_page(request: Request) -> bool:
+    """Return whether a person looks for a page there, by the address and by what the browser accepts."""
+    is_data = request.url.path.startswith(("/v1/", "/static/"))
+    return request.method == "GET" and not is_data and "text/html" in request.headers.get("accept", "")
 
 
 def _kind_module(kind: str) -> Response:

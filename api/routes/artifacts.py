@@ -17,12 +17,9 @@ from api.access import ReadableJob
 from api.context import StoreDep
 from service.jobs.records import Artifact, NotFound
 from service.jobs.safe_files import Folder
-from service.jobs.states import TERMINAL
 
 router = APIRouter(tags=["artifacts"])
 
-_ENDED_EARLY = TERMINAL - {"succeeded"}
-"""What such a job would have published when it was done is not in its manifest."""
 _SHOWN_AS_THEY_ARE = frozenset({"application/json", "text/plain", "text/csv", "image/png", "application/x-ndjson"})
 _SANDBOX = {"Content-Security-Policy": "sandbox"}
 """What a job or a user wrote gets no rights of this site, even where a browser shows it."""
@@ -40,8 +37,8 @@ class Artifacts(BaseModel):
 
 @router.get("/jobs/{job_id}/artifacts")
 def list_artifacts(job: ReadableJob, store: StoreDep) -> Artifacts:
-    """List all artifacts by name, with size and hash; of a job that failed or was cancelled also its checkpoints."""
-    left = store.artifacts.left(job.id) if job.state in _ENDED_EARLY else ()
+    """List all artifacts by name, with size and hash; of a job that has not succeeded also its checkpoints so far."""
+    left = () if job.state == "succeeded" else store.artifacts.left(job.id)
     found = {artifact.name: artifact for artifact in (*left, *store.artifacts.list(job.id))}
     return Artifacts(items=[found[name] for name in sorted(found)])
 
@@ -54,7 +51,7 @@ def get_artifact(job: ReadableJob, name: str, request: Request, store: StoreDep)
     try:
         artifact, found = store.artifacts.open(job.id, name)
     except NotFound:
-        if job.state not in _ENDED_EARLY:
+        if job.state == "succeeded":
             raise
         artifact, found = store.artifacts.open_left(job.id, name)
     if isinstance(found, Folder):

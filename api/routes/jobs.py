@@ -99,10 +99,14 @@ def _filter(
     sweep: Annotated[
         str | None, Query(max_length=200, description="jobs of the sweep with this id; `none`: those of no sweep")
     ] = None,
+    needs: Annotated[
+        str | None, Query(max_length=200, description="jobs that use this one: its model, its gate, or run after it")
+    ] = None,
     q: Annotated[str | None, Query(max_length=200, description="part of a name or of an id")] = None,
 ) -> JobFilter:
     """Return what the caller asks for, among the jobs that the caller may see."""
-    return JobFilter(kind=kind, label=label, owner=owner, q=q, project=project, visible_to=key.project, sweep=sweep)
+    chosen = JobFilter(kind=kind, label=label, owner=owner, q=q, project=project, visible_to=key.project)
+    return replace(chosen, sweep=sweep, needs=needs)
 
 
 Filter = Annotated[JobFilter, Depends(_filter)]

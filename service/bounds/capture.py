@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
+from service.bounds.annotations import kept_by
 from service.bounds.decompositions.table import decomposed
 from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
@@ -119,7 +120,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     shapes = {"x": {0: Dim("batch")}, "state": dict.fromkeys(state)}
     whole = frozenset(name for name, operator in OPERATORS.items() if operator.composite)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), recognised():
+        with warnings.catch_warnings(), torch.no_grad(), recognised(), kept_by(module):
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
             return decomposed(exported, whole)

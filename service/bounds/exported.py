@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
+from service.bounds.annotations import source_of
 from service.bounds.graph import (
     CHOICE,
     COMPARABLE,
@@ -129,7 +130,7 @@ class GraphBuilder:
         viewed: Ref | None = arguments["self"] if operator in VIEWS and inputs == (shape,) else None
         if viewed is not None and viewed != Ref(self.nodes[0].name):
             return viewed  # exporters write many, and every pass would go through them
-        self._add_canonical(Node(fx.name, operator, arguments, shape, inputs, _where(fx)))
+        self._add_canonical(Node(fx.name, operator, arguments, shape, inputs, _where(fx), source_of(fx)))
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:

@@ -63,7 +63,8 @@ class Node:
 
     ``operator`` is its overload's name (``aten.linear.default``), :data:`INPUT` for the input itself.
     ``arguments`` follow the operator's schema, by name: a :class:`Ref`, a constant tensor or a plain value.
-    ``input_shapes`` are those of ``inputs``, in the same order. ``where`` is the place in the model's source.
+    ``input_shapes`` are those of ``inputs``, in the same order. ``where`` is the place in the model's source,
+    ``source`` what a model that was read from a file calls the operator there.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Node:
     shape: tuple[int, ...]
     input_shapes: tuple[tuple[int, ...], ...] = ()
     where: str = ""
+    source: str = ""
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:

@@ -116,10 +116,12 @@ class NonlinearLayer:
 
 
 def layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
-    """Return the non-linear nodes of a network, in execution order."""
+    """Return the non-linear nodes of a network, in execution order, by the names of its file where it has any."""
     nodes = network.nonlinear
     return [
-        NonlinearLayer(node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1))
+        NonlinearLayer(
+            node.source or node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)
+        )
         for node in nodes
     ]
 

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from dashboard_service import Complaints
+from dashboard_service import Complaints, Service
 from fleet import Fleet, submit_sweep, train_spec, verify_spec
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import JobError
@@ -165,3 +165,63 @@ def test_an_action_on_many_names_the_one_that_refused(page: Page, fleet: Fleet, 
     page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
     expect(chip(page, "cancelled")).to_have_text(re.compile(r"cancelled[1-9]"))
     expect(bar).to_be_hidden()
+
+
+def test_the_best_of_a_sweep_is_found_by_a_column_and_the_view_is_kept(page: Page, fleet: Fleet) -> None:
+    for name, loss in {"middling": 0.5, "best": 0.25, "worst": 0.75}.items():
+        fleet.run(train_spec(name)).succeed({"loss": loss})
+    fleet.submit(train_spec("waiting", device="cuda", parallel={"dp_shard": 8}))
+    page.goto("/")
+    names = page.locator("#rows .name")
+    expect(names).to_have_text(["waiting", "worst", "best", "middling"])
+    page.locator("#columns summary").click()
+    page.get_by_label("loss", exact=True).check()
+    page.get_by_label("Priority").uncheck()
+    page.keyboard.press("Escape")
+    heading = page.locator("#head").get_by_role("button", name="loss")
+    heading.click()
+    expect(names).to_have_text(["worst", "middling", "best", "waiting"])
+    heading.click()
+    expect(names).to_have_text(["best", "middling", "worst", "waiting"])
+    page.reload()
+    expect(names).to_have_text(["best", "middling", "worst", "waiting"])
+    expect(page.locator("#rows .measure")).to_have_text(["0.2500", "0.5000", "0.7500", "–"])
+    expect(page.locator("#head th[aria-sort]")).to_have_text("loss▲")
+    expect(page.locator("#head .priority")).to_have_count(0)
+    heading.click()
+    expect(names).to_have_text(["waiting", "worst", "best", "middling"])
+
+
+def test_a_running_job_has_its_curve_and_a_waiting_one_its_place(page: Page, fleet: Fleet) -> None:
+    running = fleet.run(train_spec("running"))
+    for step in range(1, 9):
+        running.metric(step, of=10, loss=1 / step)
+    fleet.submit(train_spec("large", parallel={"dp_shard": 4}))
+    page.goto("/")
+    row = page.locator(f"tr[data-job='{running.job_id}']")
+    expect(row.locator(".note")).to_have_text("loss 0.1250")
+    expect(row.get_by_role("img", name="from 1 to 0.1250")).to_be_visible()
+    expect(page.locator("#rows tr").nth(1).locator(".note")).to_contain_text("no. 1 in the queue · waits for")
+    heights = page.locator("#rows tr").evaluate_all("rows => rows.map((row) => row.offsetHeight)")
+    assert max(heights) <= 36
+
+
+def test_a_key_that_only_reads_is_offered_nothing_that_would_be_refused(
+    page: Page, context: BrowserContext, service: Service, fleet: Fleet
+) -> None:
+    failed = fleet.run(train_spec("broken"))
+    failed.fail(JobError(type="ValueError", message="no", rank=0))
+    reader = service.store.keys.verify(service.store.keys.create("reader", ("read",))[1])
+    assert reader is not None
+    session = service.store.sessions.begin(reader)
+    context.clear_cookies()
+    cookie: Any = {"name": "trivet_session", "value": session.cookie, "url": service.url, "sameSite": "Strict"}
+    context.add_cookies([cookie])
+    keep = f"localStorage.setItem('trivet-session', '{session.page}')"
+    context.add_init_script(f"if (location.protocol === 'http:') {keep}")
+    page.goto("/")
+    expect(page.locator("#new")).to_be_hidden()
+    page.get_by_label("Select broken").check()
+    bar = page.get_by_role("region", name="Selected jobs")
+    expect(bar).to_be_visible()
+    expect(bar.get_by_role("button", name=re.compile("Retry|Delete|Cancel"))).to_have_count(0)

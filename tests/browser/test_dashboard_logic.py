@@ -354,6 +354,61 @@ def test_states_are_chosen_one_by_one(run: Any) -> None:
     assert run("filters", "toggled", "state=failed&q=a", "") == "q=a"
 
 
+def test_the_best_of_a_metric_is_what_is_better_of_it(run: Any) -> None:
+    assert run("series", "best", "eval_loss", [3, 1, 2]) == 1
+    assert run("series", "best", "eval_accuracy", [0.1, 0.9, 0.9]) == 1
+    assert run("series", "best", "lr", [1, 2]) is None
+    assert run("series", "best", "loss", []) is None
+
+
+def test_a_log_breaks_at_the_last_traceback_of_the_rank_that_failed(run: Any) -> None:
+    begin = "Traceback (most recent call last):"
+    texts = [(0, "a"), (1, begin), (1, "ValueError"), (0, begin), (0, "end")]
+    lines = [{"key": str(index), "time": index, "rank": rank, "text": text} for index, (rank, text) in enumerate(texts)]
+    assert run("log", "breaking", lines, 1)["key"] == "1"
+    assert run("log", "breaking", lines)["key"] == "3"
+    assert run("log", "breaking", lines, 7)["key"] == "3"
+    assert run("log", "breaking", lines[:1]) is None
+
+
+def test_only_square_inputs_are_pictures(bench: Page) -> None:
+    drawn = """async (values) => {
+      const found = (await import("/static/lib/picture.js")).picture(values);
+      return found && [found.side, ...found.pixels];
+    }"""
+    grey = bench.evaluate(drawn, [0.0] * 63 + [1.0])
+    assert grey[0] == 8
+    assert grey[1:5] == [0, 0, 0, 255]
+    assert grey[-4:] == [255, 255, 255, 255]
+    colour = bench.evaluate(drawn, [1.0] * 36 + [0.0] * 72)
+    assert colour[0] == 6
+    assert colour[1:5] == [255, 0, 0, 255]
+    wide = bench.evaluate(drawn, [-2.0] + [2.0] * 63)
+    assert wide[1:9] == [0, 0, 0, 255, 255, 255, 255, 255]
+    for count in (4, 63, 65):
+        assert bench.evaluate(drawn, [0.5] * count) is None
+
+
+def test_a_click_on_a_heading_sorts_then_turns_round_then_lets_go(run: Any) -> None:
+    once = run("columns", "withSort", "q=a&cursor=c", "result.loss")
+    assert once == "q=a&sort=-result.loss"
+    twice = run("columns", "withSort", once, "result.loss")
+    assert twice == "q=a&sort=result.loss"
+    assert run("columns", "withSort", twice, "result.loss") == "q=a"
+    assert run("columns", "withSort", once, "owner") == "q=a&sort=owner"
+    assert run("columns", "sortOf", "sort=constructor") is None
+
+
+def test_columns_are_added_before_what_tells_when_and_taken_away(run: Any) -> None:
+    shown = run("columns", "columnsOf", "")
+    added = run("columns", "withColumn", "", "result.loss")
+    columns = run("columns", "columnsOf", added)
+    assert sorted(columns) == sorted([*shown, "result.loss"])
+    assert columns.index("result.loss") < columns.index("duration")
+    assert run("columns", "withColumn", added, "result.loss") == ""
+    assert run("columns", "columnsOf", "columns=owner,toString,owner") == ["owner"]
+
+
 def job(identity: str, spec: dict[str, Any], result: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     return {"id": identity, "kind": spec["kind"], "name": "", "spec": spec, "result": result, **fields}
 

@@ -66,6 +66,8 @@ def addresses(fleet: Fleet) -> dict[str, str]:
     return {
         "jobs": "/",
         "hosts": "/hosts",
+        "keys": "/keys",
+        "specs": "/specs",
         "submit": f"/submit?from={train.job_id}",
         "compare": f"/compare?ids={train.job_id},{failed.job_id},{verify.job_id}",
         **{

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
+import pytest
 from cli_world import Cli
 
-from trivet.cli.progress import PLAIN_S, show_plainly
+from trivet.cli.progress import PLAIN_S, show, show_plainly
 from trivet.terminal import Terminal
 
 NAME = "a long name that holds more words than eighty columns have room for beside all the others"
@@ -93,3 +95,21 @@ def test_the_rungs_of_a_compile_job_are_told() -> None:
     told = console.file.getvalue()
     assert "1/3 rungs  train/eager passed\n" in told
     assert told.endswith("2/3 rungs  train/inductor did not pass\n")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_state_amount_and_numbers_are_on_a_terminal_of_any_width(width: int) -> None:
+    written = io.StringIO()
+    console = Terminal(file=written, width=width)
+    console._force_terminal = True  # the file is none
+    told: list[dict[str, Any]] = [
+        {"type": "state", "state": "running"},
+        {"type": "progress", "done": 120, "total": 2000, "unit": "steps"},
+        {"type": "metric", "step": 120, "values": {"loss": 0.25, "eval_accuracy": 0.5}},
+        {"type": "state", "state": "succeeded"},
+    ]
+    show(console, {"one": "train the classifier of handwritten digits"}, [{"job": "one", **each} for each in told])
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("succeeded" in line and "120/2000" in line for line in lines)
+    assert any("loss 0.25" in line and "eval_accuracy 0.5" in line for line in lines)

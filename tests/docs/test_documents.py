@@ -54,6 +54,10 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
     assert not missing
 
 
+def test_the_readme_takes_three_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +19,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from service.jobs.states import TERMINAL
@@ -26,6 +28,8 @@ from trivet.terminal import Terminal
 
 WATCHED = ("state", "progress", "metric", "bound", "search", "artifact", "error")
 PLAIN_S = 5.0
+_WIDE, _TITLE = 130, 30
+"""Columns of a terminal in which everything stands on one line, and of a job's title in a narrower one."""
 _SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
 _PASSED = "/passed"
 """Ends the name of what a compile job tells of a rung, ``train/inductor/passed``: 1 or 0."""
@@ -156,16 +160,30 @@ def show_plainly(
 
 
 def _bar(console: Terminal) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
+    if console.width >= _WIDE:
+        title, numbers = Column(), [TextColumn("{task.fields[line]}", markup=False)]
+    else:
+        title, numbers = Column(width=_TITLE, no_wrap=True, overflow="ellipsis"), []
+    return (Progress if numbers else _TwoLines)(
+        TextColumn("{task.description}", style="bold", markup=False, table_column=title),
         _StateColumn(),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=24 if numbers else 12),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[line]}", markup=False),
+        *numbers,
         console=console,
         refresh_per_second=8,
     )
+
+
+class _TwoLines(Progress):
+    """Shows the numbers of each job below its bar: a narrow terminal has no room beside it."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        for task in self.tasks:
+            yield self.make_tasks_table([task])
+            if task.fields["line"]:
+                yield Text(f"  {task.fields['line']}", no_wrap=True, overflow="ellipsis")
 
 
 def _seconds(seconds: float) -> str:

@@ -94,6 +94,7 @@ def metrics(
         series = service.metrics(job_id, names=names or None)
         if missing := [name for name in names or () if name not in series]:
             _refuse_missing(service, job_id, missing)
+        over = not series and service.job(job_id).state in TERMINAL
     if as_json:
         print_json({"series": series})
         return
@@ -103,7 +104,7 @@ def metrics(
         if values:
             numbers = (f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))
             rows.add_row(name, str(points["step"][-1]), *numbers, _sparkline(values))
-    out.print(rows if series else "no metrics yet")
+    out.print(rows if series else "this job reported no metrics" if over else "no metrics yet")
 
 
 def _refuse_missing(service: Client, job_id: str, missing: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from service.bounds.annotations import annotated
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Description, Runtime, describe, parse
@@ -29,6 +30,9 @@ class OnnxModel(nn.Module):
     Inputs and outputs are flattened, several outputs side by side in the model's order. Weights are buffers in float32;
     ``double()`` gives the function that has the file's own weights in float64.
     """
+
+    names_operations = True
+    """Whether a trace of it knows the file's names of nodes."""
 
     def __init__(self, description: Description, floats: Mapping[str, Tensor] | None = None) -> None:
         """``floats`` are the constants of floating-point numbers in one type, where they are at hand."""
@@ -64,7 +68,8 @@ class OnnxModel(nn.Module):
         known = {self._description.input: Value(first, x.reshape(-1, *first))}
         for call in self._description.calls:
             values = [self._value(name, known) if name else ABSENT for name in call.inputs]
-            found = _converted(call, values, shapes.get(call.outputs[0], ()))
+            with annotated(call.name):
+                found = _converted(call, values, shapes.get(call.outputs[0], ()))
             for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
                 known[name] = Value(shapes.get(name, ()), tensor)
         results = [known[name].float.reshape(-1, prod(shapes[name])) for name in self._description.outputs]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.jobs.plugins import Features
 from service.jobs.spec.base import CommonSpec, Dependency, FileId
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
@@ -31,17 +32,45 @@ class Robustness(Strict):
     Of a sequence of tokens the input is their embedding, and the class the token that follows the last.
     """
 
-    data: DataSpec
+    data: DataSpec = Field(description="where the samples are from: its test split")
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
-    eps: Real = Field(gt=0)
+    eps: Real = Field(gt=0, description="the radius of the ball around each sample, in the data's units")
     norm: Literal["inf", 2] = Field("inf", description="inf: no entry moves by more than eps; 2: Euclidean distance")
+    clip: Literal["data"] | tuple[Real, Real] | None = Field(
+        None,
+        description="the least and the greatest number of an input, as [0, 1], or data: those that the source knows; "
+        "nothing beyond them is looked at. Without it the whole ball is",
+    )
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Return the least and the greatest number of an input, where the ball is clipped to them."""
+        if self.clip != "data":
+            return self.clip
+        gives = self.data.gives
+        return gives.limits if isinstance(gives, Features) else None
+
+    @model_validator(mode="after")
+    def _can_be_clipped(self) -> Robustness:
+        if self.clip is None:
+            return self
+        if self.norm != "inf":
+            raise disagreement("clip", "a Euclidean ball is not clipped", self.clip, "none, or norm: inf")
+        if not isinstance(self.data.gives, Features):
+            raise disagreement("clip", "inputs are embeddings of tokens, which have no range", self.clip, "none")
+        if self.limits is None:
+            message = f"the range of source={self.data.source} is not known"
+            raise disagreement("clip", message, self.clip, "the least and the greatest number, as [0, 1]")
+        if self.limits[0] >= self.limits[1]:
+            raise disagreement("clip", "the range is empty", self.clip, "the least number before the greatest")
+        return self
 
 
 class OutputHalfspace(Strict):
     """``coefficients · output ≥ threshold`` must hold on the whole box."""
 
-    coefficients: tuple[Real, ...] = Field(min_length=1, fail_fast=True)
-    threshold: Real = 0.0
+    coefficients: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="one for each output")
+    threshold: Real = Field(0.0, description="the least value that the weighted sum may have")
 
 
 class Box(Strict):
@@ -50,9 +79,11 @@ class Box(Strict):
     A number is the float64 that is nearest to its decimal; what is verified or falsified is about just these numbers.
     """
 
-    lower: tuple[Real, ...] = Field(min_length=1, fail_fast=True)
-    upper: tuple[Real, ...] = Field(min_length=1, fail_fast=True)
-    output: tuple[OutputHalfspace, ...] = Field((), fail_fast=True)
+    lower: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="the least value of each input")
+    upper: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="the greatest value of each input")
+    output: tuple[OutputHalfspace, ...] = Field(
+        (), fail_fast=True, description="what must hold of the outputs; none: they are only bounded"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Box:
@@ -69,7 +100,7 @@ class Box(Strict):
 class FromOnnx(Strict):
     """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened."""
 
-    onnx: FileId
+    onnx: FileId = Field(description="the id of an uploaded ONNX file")
 
 
 class VnnlibProperty(Strict):
@@ -83,7 +114,7 @@ class VnnlibProperty(Strict):
         Annotated[FileId, Tag("one")]
         | Annotated[tuple[FileId, ...], Field(min_length=1, max_length=10_000, fail_fast=True), Tag("several")],
         Discriminator(lambda value: "one" if isinstance(value, str) else "several"),
-    ]
+    ] = Field(description="the id of an uploaded VNN-LIB file, or several")
 
     @property
     def files(self) -> tuple[tuple[str, FileId], ...]:
@@ -100,15 +131,17 @@ class InstancesProperty(Strict):
     compressed by gzip, and seconds of search in place of ``budget.seconds``. Each row is an instance.
     """
 
-    instances: FileId
+    instances: FileId = Field(
+        description="the id of an uploaded archive with models, queries and instances.csv, as VNN-COMP has them"
+    )
 
 
 class RobustnessProperty(Strict):
-    robustness: Robustness
+    robustness: Robustness = Field(description="that no small change of a sample changes its class")
 
 
 class BoxProperty(Strict):
-    box: Box
+    box: Box = Field(description="bounds of the outputs on one box of inputs")
 
 
 def _property_form(value: Any) -> str | None:
@@ -177,9 +210,9 @@ class VerifyBudget(Strict):
 class VerifySpec(CommonSpec):
     """Certify ``property`` of ``model`` with bound propagation."""
 
-    kind: Literal["verify"] = "verify"
+    kind: Literal["verify"] = Field("verify", description="a verification")
     model: _VerifiedModel | None = Field(None, description="of every property but instances, which bring their own")
-    property: Property
+    property: Property = Field(description="what is to be certified")
     method: Literal["ibp", "crown-ibp", "crown", "alpha-crown", "beta-crown"] = Field(
         "crown",
         description="how bounds are found; beta-crown searches for a verdict, with any method a VNN-LIB query does",

@@ -53,14 +53,20 @@ class ArtifactStore:
         return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
 
     def left(self, job_id: str) -> tuple[Artifact, ...]:
-        """Return the complete checkpoints of a job that ended before it published any: it writes to them no more."""
-        return tuple(_described(saved) for saved in complete(self.data.job(job_id).checkpoints))
+        """Return the complete checkpoints of a job that has not published any: its attempt runs, or ended before. One
+        that is deleted meanwhile is left out.
+        """
+        found = []
+        for saved in complete(self.data.job(job_id).checkpoints):
+            with contextlib.suppress(OSError):
+                found.append(_described(saved))
+        return tuple(found)
 
     def open_left(self, job_id: str, name: str) -> tuple[Artifact, Folder]:
         """Return a checkpoint of :meth:`left` and its folder, open. Raises :class:`NotFound`."""
         for artifact in self.left(job_id):
             if artifact.name == name:
-                with Folder.open(self.data.job(job_id).root) as root:
+                with contextlib.suppress(OSError), Folder.open(self.data.job(job_id).root) as root:
                     return artifact, root.folder(name)
         raise NotFound(f"job {job_id} has no artifact {name!r}")
 

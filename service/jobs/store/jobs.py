@@ -370,7 +370,8 @@ def _indexes(submission: Submission) -> list[str]:
     spec, project = submission.spec, submission.project
     labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
     files = [f"file:{project}/{file_id}" for file_id in _files(spec)]
-    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *project_indexes(project)]
+    needs = [f"needs:{job_id}" for job_id in _needed(spec)]
+    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *needs, *project_indexes(project)]
 
 
 def project_indexes(project: str) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ class JobFilter:
     """A project: only its own jobs, and those that are shared with it."""
     sweep: str | None = None
     """The id of a sweep, or :data:`NO_SWEEP`."""
+    needs: str | None = None
+    """The id of a job: those that verify or check its model, take it up, or run after it."""
 
     @property
     def indexes(self) -> list[str]:
@@ -55,6 +57,7 @@ class JobFilter:
             ("project", self.project),
             ("visible", self.visible_to),
             ("sweep", None if self.sweep == NO_SWEEP else self.sweep),
+            ("needs", self.needs),
         )
         return [f"{name}:{value}" for name, value in named if value is not None]
 

@@ -24,8 +24,9 @@ from service.verification.properties.base import InstanceBatch, PropertyError, b
 class RobustSamples:
     """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise or by norm.
 
-    The ball is not clipped to a range of valid data: what is certified holds for all of it. The witness is the
-    sample itself, so a misclassified one is its own counterexample.
+    The ball is clipped to ``limits``, the least and the greatest number of an input, which no sample exceeds; without
+    them what is certified holds for all of it. The witness is the sample itself, so a misclassified one is its own
+    counterexample.
     """
 
     samples: Split
@@ -33,6 +34,7 @@ class RobustSamples:
     eps: float
     norm: Literal["inf", 2] = "inf"
     has_labels: bool = True
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 2:
@@ -57,8 +59,13 @@ class RobustSamples:
         """Return a disjunct for each other class that comes above the label. A tie changes no class."""
         exact = self.samples.take(torch.tensor([instance])).inputs[0].double().tolist()
         eps = Fraction(self.eps)
-        lower, upper = tuple(Fraction(x) - eps for x in exact), tuple(Fraction(x) + eps for x in exact)
-        disjuncts = tuple(Disjunct(lower, upper, (each,)) for each in self._violations(self.label(instance)))
+        lower, upper = [Fraction(x) - eps for x in exact], [Fraction(x) + eps for x in exact]
+        if self.limits is not None:
+            least, most = map(Fraction, self.limits)
+            lower, upper = [max(each, least) for each in lower], [min(each, most) for each in upper]
+        disjuncts = tuple(
+            Disjunct(tuple(lower), tuple(upper), (each,)) for each in self._violations(self.label(instance))
+        )
         ball = L2Ball(tuple(exact), self.eps) if self.norm == 2 else None
         return Query(len(lower), self.classes, disjuncts, ball)
 
@@ -66,11 +73,17 @@ class RobustSamples:
         chosen = self.samples.take(torch.tensor(list(instances)))
         exact = chosen.inputs.to(like.device, torch.float64)
         rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
-        box = (
-            Ball.within(exact, self.eps, like.dtype) if self.norm == 2 else Interval.about(exact, self.eps, like.dtype)
-        )
+        box = Ball.within(exact, self.eps, like.dtype) if self.norm == 2 else self._box(exact, like.dtype)
         violations = [self._violations(label) for label in chosen.targets.tolist()]
         return InstanceBatch(instances, box, rows, rows.new_zeros(rows.shape[:2]), exact, violations)
+
+    def _box(self, exact: Tensor, dtype: torch.dtype) -> Interval:
+        """Return the smallest interval of ``dtype`` that holds the ball in the maximum norm, clipped to the limits."""
+        box = Interval.about(exact, self.eps, dtype)
+        if self.limits is None:
+            return box
+        least, most = (torch.full_like(exact, limit) for limit in self.limits)
+        return box.meet(Interval.enclosing(least, most, dtype))
 
     def _violations(self, label: int) -> tuple[Halfspace, ...]:
         others = (each for each in range(self.classes) if each != label)
@@ -106,4 +119,14 @@ def robust_samples(
         raise PropertyError(
             f"property.robustness.data has class {gives.classes - 1}, the model gives {classes} outputs"
         )
-    return RobustSamples(samples, classes, asked.eps, asked.norm)
+    if asked.limits is not None:
+        _check_within(samples.inputs, asked.limits)
+    return RobustSamples(samples, classes, asked.eps, asked.norm, limits=asked.limits)
+
+
+def _check_within(inputs: Tensor, limits: tuple[float, float]) -> None:
+    least, most = float(inputs.min()), float(inputs.max())
+    if least < limits[0] or most > limits[1]:
+        raise PropertyError(
+            f"property.robustness.clip={list(limits)}, but the samples have numbers from {least:g} to {most:g}"
+        )

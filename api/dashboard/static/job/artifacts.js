@@ -11,9 +11,15 @@ import { Section } from "./section.js";
 /** @typedef {import("../lib/types.js").Artifact} Artifact */
 /** @typedef {import("../lib/types.js").Job} Job */
 
+/** How often a job that runs is asked for its checkpoints, of which its events do not tell. */
+const POLL_MS = 10_000;
+
 export class Artifacts extends Section {
   constructor() {
     super("Artifacts", "artifacts");
+    window.setInterval(() => {
+      if (this.job?.state === "running" && this.job.kind === "train" && !document.hidden) void this.load(this.job);
+    }, POLL_MS);
     /** @type {Artifact[]} */
     this.artifacts = [];
     /** @type {Job | null} */

@@ -1,8 +1,9 @@
 /** What the job is, where it runs and what it needs. */
 
-import { dateTime, mesh, ranges, unix } from "../lib/format.js";
+import { dateTime, many, mesh, ranges, unix } from "../lib/format.js";
 import { opened, title as rungTitle } from "../lib/report.js";
 import { dependencies, title } from "../lib/state.js";
+import { headline } from "../lib/headline.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
 import { labelChips, stateMark, updateStateMark } from "../ui/parts.js";
@@ -10,14 +11,26 @@ import { Section } from "./section.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
+/** Jobs that use this one which are named; the list has all. */
+const USERS = 6;
+
 export class Details extends Section {
   constructor() {
     super("Details", "details");
     this.list = h("dl", { class: "facts" });
-    this.body.append(this.list);
+    this.users = h("div", { class: "users", hidden: true });
+    this.body.append(this.list, this.users);
     this.shown = "";
     /** @type {Map<string, HTMLElement>} */
     this.links = new Map();
+  }
+
+  /** Which jobs verify or check this one's model, take it up, or run after it. @param {Job} job */
+  async fetch(job) {
+    const { items: found, next_cursor: more } = await call(`/v1/jobs?needs=${encodeURIComponent(job.id)}&limit=${USERS}`);
+    this.users.hidden = found.length === 0;
+    const all = h("a", { href: `/?needs=${encodeURIComponent(job.id)}` }, more ? "All of them" : many(found.length, "job"));
+    fill(this.users, h("h3", {}, "Used by ", all), ...found.map(user));
   }
 
   /** @param {Job} job */
@@ -51,6 +64,13 @@ export class Details extends Section {
     }, () => setAttribute(link, "class", "muted"));
     return h("div", { class: "need" }, link, h("div", {}, h("span", { class: "muted" }, why), mark));
   }
+}
+
+/** @param {Job} job */
+function user(job) {
+  const told = headline(job);
+  return h("div", { class: "need" }, h("a", { href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, title(job)),
+    h("div", {}, stateMark(job.state), h("span", { class: "muted cut", title: told || null }, told || job.kind)));
 }
 
 /** What is compiled, by whose permission; the mode is filled in when the gate is known. @param {Job} job */

@@ -7,6 +7,7 @@ import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
 import { consequence } from "../ui/jobrow.js";
+import { maySubmit } from "../ui/me.js";
 import { ProgressBar, downloadLink, showDuration, stateMark, updateStateMark } from "../ui/parts.js";
 import { notify } from "../ui/status.js";
 
@@ -32,8 +33,10 @@ export class Header {
     this.error = h("div", { class: "failure", role: "alert" });
     this.cancel = this.button("Cancel", "button", () => this.askCancel());
     this.retry = this.button("Retry", "button primary", () => this.askRetry());
+    this.actions = h("div", { class: "actions" }, ...this.onward(), this.cancel, this.retry);
+    void maySubmit().then((may) => (this.actions.hidden = !may));
     this.element = h("div", { class: "jobhead" },
-      h("div", { class: "row" }, this.name, h("div", { class: "actions" }, ...this.onward(), this.cancel, this.retry)),
+      h("div", { class: "row" }, this.name, this.actions),
       h("div", { class: "facts-line" }, this.state, this.kind, this.where, this.duration),
       this.reason, this.turn, this.advance, this.error);
   }

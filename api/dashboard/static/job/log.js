@@ -1,7 +1,7 @@
 /** The log as it is written: follow or pause, one rank or all, lines with a text; the newest of them. */
 
 import { clock, dateTime, many } from "../lib/format.js";
-import { KEEP, LogStore, fromEvent, hasText, logQuery, passes } from "../lib/log.js";
+import { KEEP, LogStore, breaking, fromEvent, hasText, logQuery, passes } from "../lib/log.js";
 import { isTerminal } from "../lib/state.js";
 import { callLines, jobPath } from "../ui/api.js";
 import { fill, h, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
@@ -81,6 +81,17 @@ export class Log extends Section {
     for (const line of before.lines) if (line.time > newest && hasText(line, text)) this.store.add(line);
     this.redraw();
     this.setFollowing(true);
+    if (job.state === "failed" && text === "") this.toError(job.error?.rank ?? null);
+  }
+
+  /** A log of a job that broke is read from where it broke. @param {number | null} rank */
+  toError(rank) {
+    const shown = this.store.lines.filter((line) => passes(line, this.filter));
+    const line = breaking(shown, rank);
+    const place = line && this.view.children[shown.indexOf(line) - Math.max(0, shown.length - KEEP)];
+    if (!(place instanceof HTMLElement)) return;
+    setAttribute(place, "data-breaking", true);
+    this.view.scrollTop = place.offsetTop - this.view.offsetTop;
   }
 
   /** Fetch what the reader asks for now: the service has lines that this page never saw. */

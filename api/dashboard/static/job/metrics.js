@@ -2,7 +2,7 @@
 
 import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
-import { panels, table, take } from "../lib/series.js";
+import { best, isEvaluation, panels, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { Crosshair } from "../ui/canvas.js";
@@ -106,6 +106,6 @@ export class Metrics extends Section {
   curve(name) {
     const series = this.series.get(name) ?? { step: [], time: [], value: [] };
     const x = this.by === "step" ? series.step : series.time.map((time) => time - this.start);
-    return { name, x, y: series.value };
+    return { name, x, y: series.value, marked: isEvaluation(name), best: isEvaluation(name) ? best(name, series.value) : null };
   }
 }

@@ -7,6 +7,7 @@ import { copy } from "../ui/clipboard.js";
 import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
 import { rail } from "../ui/rail.js";
+import { pictured } from "./picture.js";
 
 /** @typedef {import("../lib/types.js").BoundsRow} BoundsRow */
 
@@ -32,7 +33,7 @@ export class OutputBounds {
     fill(this.element, h("header", {}, h("h3", {}, `Instance ${row.instance}`), stateMark(row.verdict),
       h("span", { class: "muted" }, words.filter(Boolean).join(" · ")), close),
       h("ol", { class: "bars" }, ...bars), row.lower.length > MOST && h("p", { class: "muted" }, `first ${MOST} of ${row.lower.length} outputs`),
-      row.counterexample && counterexample(row.counterexample, row));
+      row.counterexample && pictured(row.counterexample, row), row.counterexample && counterexample(row.counterexample, row));
     this.element.hidden = false;
   }
 }

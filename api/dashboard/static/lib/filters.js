@@ -2,6 +2,8 @@
 
 /** Fields of the form; states, the order and sweeps have controls of their own. */
 export const FIELDS = ["q", "kind", "label", "owner", "project"];
+/** What links ask for, beside the fields. */
+const LINKED = ["needs"];
 
 /** In the order of the list: what runs, what waits, what is over. */
 export const STATES_SHOWN = ["running", "starting", "cancelling", "queued", "failed", "succeeded", "cancelled"];
@@ -13,7 +15,7 @@ export const STATES_SHOWN = ["running", "starting", "cancelling", "queued", "fai
 function common(address) {
   const given = new URLSearchParams(address);
   const wanted = new URLSearchParams();
-  for (const name of FIELDS) {
+  for (const name of [...FIELDS, ...LINKED]) {
     const value = given.get(name);
     if (value) wanted.set(name, value);
   }
@@ -42,7 +44,7 @@ export const countsPath = (address) => `/v1/jobs:counts?${common(address).wanted
 /** Whether the list may lack jobs that another one has. @param {string} address */
 export function isNarrowed(address) {
   const given = new URLSearchParams(address);
-  return [...FIELDS, "state"].some((name) => given.get(name)) || !["", "all"].includes(given.get("sweep") ?? "");
+  return [...FIELDS, ...LINKED, "state"].some((name) => given.get(name)) || !["", "all"].includes(given.get("sweep") ?? "");
 }
 
 /**
@@ -54,8 +56,7 @@ export function toggled(address, state) {
   const changed = new URLSearchParams(address);
   const before = changed.getAll("state");
   const after = before.includes(state) ? before.filter((one) => one !== state) : [...before, state];
-  changed.delete("state");
-  changed.delete("cursor");
+  for (const name of ["state", "cursor", "from"]) changed.delete(name);
   for (const one of state ? after : []) changed.append("state", one);
   return changed.toString();
 }

@@ -16,6 +16,21 @@ export function headline(job) {
   return job.reason ?? (job.state === "running" ? (job.progress?.phase ?? "") : "");
 }
 
+/**
+ * How a job did, as one number of which more is better: the share that is certified, or verified, or right, or less loss.
+ * @param {Job} job
+ * @returns {number | null} null where the result has none
+ */
+export function measure(job) {
+  const result = job.result ?? {};
+  const { verdicts: found, instances } = result;
+  if (typeof found?.verified === "number") return found.verified / (instances || 1);
+  const loss = result.eval_loss ?? result.loss;
+  const told = [result.eval_certified_accuracy, result.certified_accuracy, result.eval_accuracy, result.accuracy,
+    typeof loss === "number" ? -loss : null, job.children?.best?.value];
+  return told.find((value) => typeof value === "number") ?? null;
+}
+
 /** @param {import("./types.js").SweepJobs} children */
 function ofSweep(children) {
   const told = /** @type {const} */ (["running", "queued", "failed"]).filter((state) => children[state]);

@@ -66,6 +66,18 @@ export class LogStore {
 export const hasText = (line, text) => line.text.toLowerCase().includes(text.toLowerCase());
 
 /**
+ * Where the last traceback begins, of a rank if one is named; null where nothing broke in these lines.
+ * @param {readonly LogLine[]} lines @param {number | null} [rank]
+ */
+export function breaking(lines, rank = null) {
+  const begins = (/** @type {LogLine} */ line) => line.text.startsWith("Traceback (most recent call last)");
+  const of = (/** @type {(line: LogLine) => boolean} */ wanted) => lines.findLastIndex((line) => begins(line) && wanted(line));
+  const own = rank === null ? -1 : of((line) => line.rank === rank);
+  const found = own >= 0 ? own : of(() => true);
+  return found >= 0 ? (lines[found] ?? null) : null;
+}
+
+/**
  * The query for the newest lines with a text that pass the filter.
  * @param {string} text
  * @param {string} filter

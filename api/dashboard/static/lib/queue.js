@@ -18,10 +18,17 @@ export function turn(line, now) {
   return `${place}; ${expected(line.start, now)}`;
 }
 
-/** @param {import("./types.js").StartEstimate | null} start @param {number} now */
-function expected(start, now) {
+/** When a job may start. @param {import("./types.js").StartEstimate | null} start @param {number} now in milliseconds */
+export function expected(start, now) {
   if (!start) return "when it may start is unknown";
   if (!start.rests_on.length) return "it fits now";
   const seconds = Math.max((Date.parse(start.at) - now) / 1000, 0);
   return `may start in ${duration(seconds)}, by ${start.rests_on.map((basis) => BASES[basis]).join(" and ")}`;
 }
+
+/**
+ * A waiting job's place and what it waits for, in a list.
+ * @param {import("./types.js").QueueLine | undefined} line
+ * @param {string} reason
+ */
+export const placed = (line, reason) => (line?.place ? [`no. ${line.place} in the queue`, reason].filter(Boolean).join(" · ") : reason);

@@ -19,6 +19,10 @@
  * @typedef {{title: string, consts: Record<string, unknown>, needed: string[], known: string[], schema: Schema}} Variant
  */
 
+/** Fields of every kind: how a job runs rather than what it does. */
+export const COMMON = new Set(["labels", "priority", "preemptible", "retries", "timeout_s", "stall_s", "after", "parallel", "max_hosts", "device",
+  "seed", "sweep"]);
+
 /** Deeper groups are edited as text. */
 const DEEPEST = 4;
 
@@ -36,7 +40,7 @@ export function resolved(schema, root) {
  * The forms that a value may have, without null and with unions of unions as one.
  * @param {Schema} schema @param {Schema} root @returns {Schema[]}
  */
-function forms(schema, root) {
+export function forms(schema, root) {
   const all = schema.oneOf ?? schema.anyOf;
   if (!Array.isArray(all)) return [schema];
   return all.map((one) => resolved(one, root)).filter((one) => one.type !== "null").flatMap((one) => forms(one, root));
@@ -94,7 +98,7 @@ const isPlain = (schema) => ["string", "number", "integer"].includes(schema.type
 const firstParagraph = (text) => (typeof text === "string" ? (text.split("\n\n")[0] ?? "").replaceAll("\n", " ").replaceAll("``", "") : "");
 
 /** @param {Schema} schema @param {Schema} root @returns {Variant} */
-function variant(schema, root) {
+export function variant(schema, root) {
   const properties = Object.entries(schema.properties).map(([name, each]) => [name, resolved(each, root)]);
   const consts = Object.fromEntries(properties.flatMap(([name, each]) => ("const" in each ? [[name, each.const]] : [])));
   const needed = /** @type {string[]} */ (schema.required ?? []);

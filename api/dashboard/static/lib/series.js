@@ -92,6 +92,27 @@ export function smoothed(values, weight) {
   });
 }
 
+/** Metrics of which less is better, and those of which more is. */
+const LESS = new Set(["loss", "perplexity"]);
+const MORE = new Set(["accuracy", "certified_accuracy"]);
+
+/** Whether a metric is measured now and then, on data that the model does not learn from. @param {string} name */
+export const isEvaluation = (name) => name.startsWith("eval_");
+
+/**
+ * Where a metric was best; null where neither more nor less of it is, or where there is nothing yet.
+ * @param {string} name @param {readonly number[]} value
+ */
+export function best(name, value) {
+  const bare = name.replace(/^(eval|train)_/, "");
+  const sign = LESS.has(bare) ? -1 : MORE.has(bare) ? 1 : 0;
+  let found = null;
+  for (const [index, one] of sign ? value.entries() : []) {
+    if (Number.isFinite(one) && (found === null || sign * one > sign * (value[found] ?? Number.NaN))) found = index;
+  }
+  return found;
+}
+
 /** The unit of shares of one, which are shown as percent. */
 export const PERCENT = "%";
 

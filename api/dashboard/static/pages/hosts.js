@@ -6,6 +6,7 @@ import { Problem, call, items, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
 import { keepCounting, now, stateMark, updateStateMark } from "../ui/parts.js";
+import { QueueTable } from "../ui/queue.js";
 import { blank, notify, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Host} Host */
@@ -19,6 +20,7 @@ const ALERTS_MS = 15_000;
 const cards = new Map();
 /** @type {Map<string, Job>} */
 let jobs = new Map();
+const queue = new QueueTable(byId("waiting"));
 /** Whether the session's key is an operator's, who alone drains hosts and is told of alerts. */
 let operator = false;
 
@@ -143,6 +145,7 @@ async function refresh() {
     fill(byId("blank"), hosts.length === 0 &&
       blank("No hosts", "A worker shows up here when it starts: run trivet worker on a machine with devices."));
     setText(byId("summary"), summary(hosts));
+    await queue.refresh();
     showConnection("live");
   } catch (error) {
     showConnection("reconnecting");

@@ -1,12 +1,18 @@
 /** The list of jobs: filters in the address, one page at a time, changes as they happen. */
 
+import { columnsOf, isMeasure, measures, sortOf, sorted, withColumn, withSort } from "../lib/columns.js";
 import { FIELDS, STATES_SHOWN, countsPath, isNarrowed, listPath, toggled } from "../lib/filters.js";
 import { many, number } from "../lib/format.js";
+import { table } from "../lib/series.js";
 import { isTerminal, reduce } from "../lib/state.js";
 import { BulkBar } from "../ui/bulk.js";
+import { ColumnMenu } from "../ui/columnmenu.js";
 import { Problem, call, callAt, items, jobPath } from "../ui/api.js";
 import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
+import { showHead } from "../ui/jobhead.js";
 import { JobRow } from "../ui/jobrow.js";
+import { maySubmit } from "../ui/me.js";
+import { now } from "../ui/parts.js";
 import { blank, showConnection } from "../ui/status.js";
 import { Stream } from "../ui/stream.js";
 
@@ -14,12 +20,20 @@ import { Stream } from "../ui/stream.js";
 
 const POLL_MS = 3000;
 const PAGE = 50;
+/** Jobs that are fetched to be sorted: the service has them in orders of its own only. */
+const SORTED = 1000;
+/** How often the list and the curves of running jobs are fetched where that takes longer. */
+const SLOW_POLL_MS = 12_000;
+/** Running jobs of which the curve is drawn. */
+const CURVES = 20;
+const MAIN_METRIC = "loss";
 /** Jobs of a sweep that are shown below it; its own page has all of them. */
 const FOLDED = 200;
 /** Jobs that one stream of events follows. */
 const FOLLOWED = 100;
 const form = /** @type {HTMLFormElement} */ (byId("filters"));
 const all = /** @type {HTMLInputElement} */ (byId("all"));
+const menu = new ColumnMenu(/** @type {HTMLDetailsElement} */ (byId("columns")), (name) => redo(withColumn(address(), name)));
 const bulk = new BulkBar((left) => {
   keepSelected((id) => left.includes(id));
   void refresh();
@@ -31,8 +45,17 @@ let jobs = [];
 const unfolded = new Map();
 /** @type {Map<string, Job>} */
 const selected = new Map();
-/** @type {string | null} */
+/** Where the next page begins: a cursor, or in a sorted list the number of a job. @type {string | null} */
 let following = null;
+/** All jobs that are sorted, of which a page is shown. @type {Job[]} */
+let fetched = [];
+let fetchedAt = 0;
+/** @type {Map<string, import("../lib/types.js").QueueLine>} */
+let turns = new Map();
+/** How the main metric of running jobs went. @type {Map<string, import("../lib/series.js").Series>} */
+const curves = new Map();
+let curvesAt = 0;
+let headed = "";
 /** @type {Stream | null} */
 let stream = null;
 /** @type {Map<string, JobRow>} */
@@ -44,9 +67,18 @@ let turn = 0;
 
 const address = () => location.search.slice(1);
 
+/** Shows the same jobs in another way. @param {string} wanted */
+function redo(wanted) {
+  const isSorted = wanted !== address() && sortOf(wanted)?.by !== sortOf(address())?.by;
+  history.replaceState(null, "", wanted ? `/?${wanted}` : "/");
+  if (isSorted) fetchedAt = 0;
+  void refresh();
+}
+
 /** Goes on with another address, which does not fill the history: typing must not. @param {string} wanted */
 function narrow(wanted) {
   history.replaceState(null, "", wanted ? `/?${wanted}` : "/");
+  fetchedAt = 0;
   keepSelected(() => false);
   showStates();
   void refresh();
@@ -55,7 +87,7 @@ function narrow(wanted) {
 /** @param {string} cursor */
 function turnPage(cursor) {
   const wanted = new URLSearchParams(address());
-  wanted.set("cursor", cursor);
+  wanted.set(sortOf(address()) ? "from" : "cursor", cursor);
   location.assign(`/?${wanted}`);
 }
 
@@ -96,26 +128,67 @@ function readFilters() {
   const sweeps = /** @type {HTMLInputElement} */ (field("sweep"));
   if (sweeps.checked) wanted.set("sweep", "all");
   else if (wanted.get("sweep") === "all") wanted.delete("sweep");
-  wanted.delete("cursor");
+  for (const name of ["cursor", "from"]) wanted.delete(name);
   if (wanted.toString() !== address()) narrow(wanted.toString());
 }
 
 async function refresh() {
   const mine = ++turn;
   try {
-    const [{ body, after }, counts] = await Promise.all([callAt(listPath(address(), PAGE)), call(countsPath(address()))]);
+    const asked = address();
+    const [{ page, next, after }, counts] = await Promise.all([sortOf(asked) ? sortedPage(asked) : nextPage(asked), call(countsPath(asked))]);
     if (mine !== turn) return;
     const before = jobs;
-    jobs = items(body);
-    following = body.next_cursor ?? null;
+    jobs = page;
+    following = next;
     for (const job of jobs) if (unfolded.has(job.id) && hasMoved(job, before)) void unfold(job.id);
     showCounts(counts);
     show();
     watch(after);
     if (!stream) showConnection("live");
+    await aside();
   } catch (error) {
     if (mine === turn) failed(error);
   }
+}
+
+/** A page in the service's own order. @param {string} asked */
+async function nextPage(asked) {
+  const { body, after } = await callAt(listPath(asked, PAGE));
+  return { page: items(body), next: /** @type {string | null} */ (body.next_cursor ?? null), after };
+}
+
+/** A page of the jobs in another order, for which all of them are fetched, now and then. @param {string} asked */
+async function sortedPage(asked) {
+  const { body, after } = await callAt(listPath(asked, PAGE));
+  if (Date.now() - fetchedAt > SLOW_POLL_MS || fetched.length <= PAGE) {
+    fetched = items(body);
+    for (let cursor = body.next_cursor; cursor && fetched.length < SORTED; ) {
+      const wanted = new URLSearchParams(asked);
+      wanted.set("cursor", cursor);
+      const more = await call(listPath(wanted.toString(), SORTED - fetched.length));
+      fetched.push(...items(more));
+      cursor = more.next_cursor;
+    }
+    fetchedAt = Date.now();
+  }
+  const newer = new Map(jobs.map((job) => [job.id, job]));
+  const all = sorted(fetched.map((job) => (isTerminal(job.state) ? job : (newer.get(job.id) ?? job))), asked, now());
+  const from = Number(new URLSearchParams(asked).get("from") ?? 0);
+  return { page: all.slice(from, from + PAGE), next: from + PAGE < all.length ? String(from + PAGE) : null, after };
+}
+
+/** Fetches what is shown beside the jobs: places in the queue, curves of those that run. */
+async function aside() {
+  const queued = listed().some((job) => job.state === "queued");
+  turns = queued ? new Map(items(await call("/v1/queue?limit=1000")).map((line) => [line.job, line])) : new Map();
+  const running = listed().filter((job) => job.state === "running" && job.kind === "train" && !job.children).slice(0, CURVES).map((job) => job.id);
+  if (running.length && (running.some((id) => !curves.has(id)) || Date.now() - curvesAt > SLOW_POLL_MS)) {
+    const found = await call(`/v1/jobs:metrics?ids=${running.map(encodeURIComponent).join(",")}&names=${MAIN_METRIC}&max_points=60`);
+    for (const one of found.items) curves.set(one.job, table(one).get(MAIN_METRIC) ?? { step: [], time: [], value: [] });
+    curvesAt = Date.now();
+  }
+  for (const [id, row] of rows) row.beside(turns.get(id), curves.get(id));
 }
 
 /** Whether jobs of a sweep changed since it was shown. @param {Job} sweep @param {Job[]} before */
@@ -151,20 +224,45 @@ function show() {
   const shown = listed();
   for (const job of shown) if (selected.has(job.id)) selected.set(job.id, job);
   keyed(byId("rows"), shown, (job) => job.id, () => new JobRow({ selected: select, unfolded: fold }), rows);
-  for (const [id, row] of rows) row.mark(selected.has(id), unfolded.has(id));
+  const columns = columnsOf(address());
+  for (const [id, row] of rows) {
+    row.lay(columns);
+    row.mark(selected.has(id), unfolded.has(id));
+    row.beside(turns.get(id), curves.get(id));
+  }
+  showColumns(columns);
   all.checked = shown.length > 0 && shown.every((job) => selected.has(job.id));
   all.indeterminate = !all.checked && shown.some((job) => selected.has(job.id));
   bulk.show([...selected.values()]);
   /** @type {HTMLElement} */ (byId("rows").parentElement).hidden = shown.length === 0;
   fill(byId("blank"), shown.length === 0 && nothing());
   byId("following").hidden = following === null;
-  byId("previous").hidden = !new URLSearchParams(address()).has("cursor");
+  byId("previous").hidden = !isLater();
+}
+
+/** Whether the page is not the first. */
+function isLater() {
+  const given = new URLSearchParams(address());
+  return given.has("cursor") || Number(given.get("from") ?? 0) > 0;
+}
+
+/** @param {string[]} columns */
+function showColumns(columns) {
+  const sort = sortOf(address());
+  const head = JSON.stringify([columns, sort]);
+  if (head !== headed) {
+    headed = head;
+    showHead(byId("head"), columns, sort, (by) => redo(withSort(address(), by)));
+    const table = /** @type {HTMLElement} */ (byId("head").closest("table"));
+    table.style.setProperty("--least", `${34 + 5 * columns.length + 2 * columns.filter(isMeasure).length}rem`);
+  }
+  menu.show(columns, measures(sort ? fetched : listed()));
 }
 
 const clear = () => h("a", { class: "button", href: "/" }, "Clear filters");
 
 function nothing() {
-  if (new URLSearchParams(address()).has("cursor")) {
+  if (isLater()) {
     return blank("No more jobs", "Those that were here have moved on.", h("a", { class: "button", href: "/" }, "First page"));
   }
   if (isNarrowed(address())) return blank("No job matches", "Change the filters, or clear them.", clear());
@@ -261,4 +359,8 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden) void refresh();
 });
 showFilters();
+void maySubmit().then((may) => {
+  byId("new").hidden = !may;
+  bulk.allow(may);
+});
 void refresh();

@@ -5,7 +5,7 @@ import { many, number, percent } from "../lib/format.js";
 import { reach } from "../lib/gantt.js";
 import { plannedRows, tones } from "../lib/plan.js";
 import { tickLabel } from "../lib/scales.js";
-import { changed, fieldsOf, withoutDefaults } from "../lib/schema.js";
+import { COMMON, changed, fieldsOf, withoutDefaults } from "../lib/schema.js";
 import { lines, text as written } from "../lib/spec.js";
 import { title } from "../lib/state.js";
 import { Problem, call, items, jobPath, send, upload } from "../ui/api.js";
@@ -19,9 +19,6 @@ import { blank, notify, showConnection } from "../ui/status.js";
 /** @typedef {{path: string, message: string, expected: string, line?: number | null}} DraftError */
 
 const PAUSE_MS = 350;
-/** Fields of every kind: how a job runs rather than what it does. */
-const COMMON = new Set(["labels", "priority", "preemptible", "retries", "timeout_s", "stall_s", "after", "parallel", "max_hosts", "device",
-  "seed", "sweep"]);
 
 const area = /** @type {HTMLTextAreaElement} */ (byId("text"));
 const button = /** @type {HTMLButtonElement} */ (byId("submit"));

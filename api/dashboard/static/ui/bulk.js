@@ -36,6 +36,11 @@ export class BulkBar {
       this.count, this.compare, ...this.buttons.values(), clear);
   }
 
+  /** @param {boolean} may whether the key may change jobs */
+  allow(may) {
+    for (const button of this.buttons.values()) button.hidden = !may;
+  }
+
   /** @param {BulkAction} action */
   button(action) {
     const button = h("button", { class: "button small", type: "button" }, action.name);

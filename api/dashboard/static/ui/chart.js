@@ -9,10 +9,19 @@ import { h, setAttribute, setText } from "./dom.js";
 
 /** @typedef {import("./canvas.js").Box} Box */
 /** @typedef {import("../lib/scales.js").Scale} Scale */
-/** @typedef {{name: string, x: readonly number[], y: readonly number[]}} Curve */
+/**
+ * @typedef {object} Curve
+ * @property {string} name
+ * @property {readonly number[]} x
+ * @property {readonly number[]} y
+ * @property {boolean} [marked] whether each of its points is drawn
+ * @property {number | null} [best] the index of its best value
+ */
 /** @typedef {{at: number, x: number, text: string, width: number, middle: number}} Reading the crosshair and its words */
 
 const COLOURS = 6;
+/** Points of a curve that can be marked one by one. */
+const MARKED = 400;
 /** How lines of one colour differ. */
 const DASHES = [[], [6, 3], [2, 3]];
 /** Curves that can be told apart; more of them are drawn without a legend. */
@@ -93,10 +102,11 @@ export class Chart {
   /** @param {Curve} curve @param {number} index @param {boolean} several */
   legendEntry(curve, index, several) {
     const value = h("span", { class: "value" });
+    const top = h("span", { class: "best muted" });
     const swatch = swatchOf(index);
-    if (!several) return h("span", { class: "entry", "data-name": curve.name }, swatch, value);
+    if (!several) return h("span", { class: "entry", "data-name": curve.name }, swatch, value, top);
     const entry = h("button", { class: "entry", type: "button", "aria-pressed": "true", "data-name": curve.name,
-      title: "Show or hide" }, swatch, h("span", {}, curve.name), value);
+      title: "Show or hide" }, swatch, h("span", {}, curve.name), value, top);
     entry.addEventListener("click", () => {
       if (!this.hidden.delete(curve.name)) this.hidden.add(curve.name);
       setAttribute(entry, "aria-pressed", String(!this.hidden.has(curve.name)));
@@ -111,8 +121,16 @@ export class Chart {
       const at = this.crosshair.at === null ? curve.x.length - 1 : nearest(curve.x, this.crosshair.at);
       const value = this.legend.children[index]?.querySelector(".value");
       if (value) setText(value, this.value(curve.y[at]));
+      const top = this.legend.children[index]?.querySelector(".best");
+      if (top) setText(top, this.bestOf(curve));
     });
     this.surface.changed();
+  }
+
+  /** The best value and where it was, in a few words; none where that is the last. @param {Curve} curve */
+  bestOf({ x, y, best }) {
+    const at = best === null || best === undefined ? undefined : x[best];
+    return at === undefined || best === y.length - 1 ? "" : `best ${this.value(y[/** @type {number} */ (best)])} at ${this.axis.label(at)}`;
   }
 
   /** @param {number | null} from @param {number} steps */
@@ -207,6 +225,21 @@ export class Chart {
     });
     context.stroke();
     context.setLineDash([]);
+    this.paintMarks(context, up, curve);
+  }
+
+  /** A dot at each point of a curve that is marked, and a ring round its best. @param {CanvasRenderingContext2D} context @param {Scale} up @param {Curve & {index: number}} curve */
+  paintMarks(context, up, curve) {
+    const { x, y, marked, best } = curve;
+    context.fillStyle = this.seriesColour(curve.index);
+    for (const index of marked && x.length <= MARKED ? x.keys() : []) {
+      dot(context, this.across.at(x[index] ?? Number.NaN), up.at(y[index] ?? Number.NaN), 2.2);
+      context.fill();
+    }
+    if (!marked || best === null || best === undefined) return;
+    dot(context, this.across.at(x[best] ?? Number.NaN), up.at(y[best] ?? Number.NaN), 4.5);
+    context.lineWidth = 1.5;
+    context.stroke();
   }
 
   /**
@@ -245,6 +278,12 @@ export class Chart {
   seriesColour(index) {
     return colour(this.canvas, `--series-${index % COLOURS}`);
   }
+}
+
+/** @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {number} radius */
+function dot(context, x, y, radius) {
+  context.beginPath();
+  if (Number.isFinite(x) && Number.isFinite(y)) context.arc(x, y, radius, 0, 7);
 }
 
 /** @param {number} index of a curve */

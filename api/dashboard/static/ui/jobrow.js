@@ -1,12 +1,17 @@
 /** One line of the job list; made once, then only changed where the job did. */
 
 import { headline } from "../lib/headline.js";
+import { isMeasure } from "../lib/columns.js";
+import { flat } from "../lib/compare.js";
 import { mesh, number, placement, unix } from "../lib/format.js";
+import { placed } from "../lib/queue.js";
 import { isTerminal, title } from "../lib/state.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
+import { Sparkline } from "./sparkline.js";
 import { ProgressBar, labelChips, showAge, showDuration, stateMark, updateStateMark } from "./parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
+/** @typedef {import("../lib/types.js").QueueLine} QueueLine */
 
 /**
  * @typedef {object} RowEvents
@@ -28,19 +33,53 @@ export class JobRow {
     this.labels = h("span", { class: "labels" });
     this.kind = h("td", { class: "kind muted" });
     this.progress = new ProgressBar();
+    this.curve = new Sparkline();
     this.note = h("span", { class: "note" });
-    this.outcome = h("td", { class: "outcome" }, h("div", { class: "line" }, this.progress.element, this.note));
+    this.outcome = h("td", { class: "outcome" }, h("div", { class: "line" }, this.progress.element, this.curve.element, this.note));
     this.owner = h("a", {});
     this.project = h("a", { class: "muted" });
     this.priority = h("td", { class: "right muted priority" });
     this.place = h("td", { class: "where muted" });
     this.duration = h("td", { class: "right duration" });
     this.age = h("td", { class: "right muted age" });
-    this.element = h("tr", {}, h("td", { class: "pick" }, h("label", {}, this.box)),
-      h("td", { class: "status" }, this.state),
-      h("td", { class: "what" }, h("div", { class: "line" }, this.fold, this.name, this.labels)),
-      this.kind, this.outcome, h("td", { class: "owner" }, h("div", { class: "line" }, this.owner, this.project)),
-      this.priority, this.place, this.duration, this.age);
+    /** Cells of columns that can be left out. @type {Map<string, HTMLElement>} */
+    this.cells = new Map([["kind", this.kind], ["outcome", this.outcome],
+      ["owner", h("td", { class: "owner" }, h("div", { class: "line" }, this.owner, this.project))],
+      ["priority", this.priority], ["where", this.place], ["duration", this.duration], ["age", this.age]]);
+    this.fixed = [h("td", { class: "pick" }, h("label", {}, this.box)), h("td", { class: "status" }, this.state),
+      h("td", { class: "what" }, h("div", { class: "line" }, this.fold, this.name, this.labels))];
+    this.element = h("tr", {}, ...this.fixed);
+    this.laid = "";
+  }
+
+  /** Shows these columns. @param {readonly string[]} columns */
+  lay(columns) {
+    if (this.job) for (const name of columns.filter(isMeasure)) this.measured(name, this.job);
+    if (columns.join() === this.laid) return;
+    this.laid = columns.join();
+    this.element.replaceChildren(...this.fixed, ...columns.flatMap((name) => this.cells.get(name) ?? []));
+  }
+
+  /** A number of the result. @param {string} path @param {Job} job */
+  measured(path, job) {
+    const cell = this.cells.get(path) ?? h("td", { class: "right measure" });
+    this.cells.set(path, cell);
+    const value = flat(job.result ?? {}, "result").get(path);
+    setText(cell, typeof value === "number" ? number(value) : "–");
+    setAttribute(cell, "data-none", typeof value !== "number");
+  }
+
+  /** What is known beside the job: its place in the queue, how its main metric went. @param {QueueLine | undefined} line @param {import("../lib/series.js").Series | undefined} series */
+  beside(line, series) {
+    const { job } = this;
+    if (!job) return;
+    const shown = job.state === "running" ? series : undefined;
+    this.curve.show(shown?.value ?? []);
+    const last = shown?.value.at(-1);
+    const words = headline(job);
+    const told = job.state === "queued" ? placed(line, words) : [last !== undefined && `loss ${number(last)}`, words].filter(Boolean).join(" · ");
+    setText(this.note, told);
+    setAttribute(this.note, "title", told || null);
   }
 
   /** @param {Job} job */
@@ -50,9 +89,6 @@ export class JobRow {
     updateStateMark(this.state, job.state);
     this.progress.update(job);
     if (isTerminal(job.state)) this.progress.element.hidden = true;
-    const words = headline(job);
-    setText(this.note, words);
-    setAttribute(this.note, "title", words || null);
     setAttribute(this.note, "data-tone", job.state === "failed" ? "bad" : job.state === "succeeded" ? "result" : null);
     const where = job.placement.length ? placement(job.placement) : "";
     setText(this.place, where || "–");

@@ -38,7 +38,7 @@ for _, id in ipairs(ids) do
     redis.call("ZREM", KEY.jobs_by(index), id)
   end
   forget_artifacts(id)
-  redis.call("UNLINK", KEY.job(id), KEY.job_events(id))
+  redis.call("UNLINK", KEY.job(id), KEY.job_events(id), KEY.jobs_by("needs:" .. id))
   redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id), KEY.sweep(id))
 end
 return ids

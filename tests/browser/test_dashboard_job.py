@@ -1,0 +1,93 @@
+"""The page of a job, for somebody who asks what came of it, where it broke, and what uses it."""
+
+from __future__ import annotations
+
+import pytest
+from dashboard_service import Complaints
+from fleet import Fleet, train_spec, verify_spec
+from playwright.sync_api import Page, expect
+
+from service.jobs.checkpoints import FILES, META
+from service.jobs.records import JobError
+
+pytestmark = pytest.mark.browser
+
+
+def test_evaluations_are_marked_and_the_best_is_named(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    for step, loss in ((10, 0.9), (20, 0.25), (30, 0.5)):
+        attempt.metric(step, loss=loss, eval_loss=loss)
+    page.goto(f"/jobs/{attempt.job_id}")
+    chart = page.locator("[data-chart='Loss']")
+    expect(chart.locator("[data-name='eval_loss'] .best")).to_have_text("best 0.2500 at 20")
+    attempt.metric(40, loss=0.1, eval_loss=0.1)
+    expect(chart.locator("[data-name='eval_loss'] .best")).to_have_text("")
+
+
+def test_the_log_of_a_job_that_broke_opens_where_it_broke(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    for index in range(200):
+        attempt.log(f"before {index}")
+    attempt.log("Traceback (most recent call last):", rank=1, stream="stderr")
+    for index in range(200):
+        attempt.log(f"after {index}")
+    attempt.fail(JobError(type="ValueError", message="no", rank=1))
+    page.goto(f"/jobs/{attempt.job_id}")
+    line = page.locator("#log [data-breaking]")
+    expect(line).to_contain_text("Traceback")
+    top = page.evaluate(
+        """() => {
+          const [line, view] = [document.querySelector("#log [data-breaking]"), document.querySelector("#log .lines")];
+          return line.getBoundingClientRect().top - view.getBoundingClientRect().top;
+        }"""
+    )
+    assert 0 <= top < 40
+
+
+def test_a_training_names_what_uses_it(page: Page, fleet: Fleet) -> None:
+    trained = fleet.run(train_spec("trained"))
+    trained.succeed()
+    checked = fleet.run(verify_spec("its robustness", model={"job": trained.job_id}))
+    checked.succeed({"verdicts": {"verified": 3, "falsified": 0, "unknown": 0, "timeout": 0}, "instances": 3})
+    page.goto(f"/jobs/{trained.job_id}")
+    users = page.locator("#details .users")
+    expect(users.get_by_role("link", name="its robustness")).to_have_attribute("href", f"/jobs/{checked.job_id}")
+    expect(users).to_contain_text("verified 3 of 3")
+    users.get_by_role("link", name="1 job").click()
+    expect(page.locator("#rows .name")).to_have_text(["its robustness"])
+
+
+def test_a_running_job_lists_its_checkpoints(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    folder = fleet.data.job(attempt.job_id).checkpoints / "step_50"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"12345")
+    (folder / META).write_text(f'{{"{FILES}": {{"weights": 5}}}}')
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator("#artifacts").get_by_role("link", name="checkpoints/step_50/")).to_be_visible()
+
+
+def test_a_counterexample_of_an_image_is_drawn_with_what_it_is_taken_for(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec())
+    outputs = [0.0] * 10
+    outputs[3], outputs[5] = 7.499, 7.446
+    attempt.bound(
+        0, -0.05, "falsified", label=5, prediction=5, counterexample=[0.5] * 64, counterexample_outputs=outputs
+    )
+    page.goto(f"/jobs/{attempt.job_id}")
+    page.locator("#verify tbody button").first.click()
+    figure = page.locator(".pictured")
+    expect(figure.get_by_role("img", name="The counterexample, 8 by 8 pixels")).to_be_visible()
+    expect(figure).to_contain_text("Taken for class 3")
+    expect(figure).to_contain_text("Class 3 has 7.4990, class 5 7.4460.")
+
+
+def test_an_address_without_a_page_leads_back(page: Page, complaints: Complaints) -> None:
+    complaints.expected = ("404",)
+    answer = page.goto("/nope")
+    assert answer is not None
+    assert answer.status == 404
+    page.get_by_role("link", name="All jobs").click()
+    expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
+    data = page.request.get("/nope", headers={"Accept": "application/json"})
+    assert data.headers["content-type"] == "application/problem+json"
