@@ -103,7 +103,7 @@ def test_a_worker_takes_up_its_work_after_an_outage(outage: Fleet, mortal: Morta
     try:
         eventually(outage.store.hosts.list)
         mortal.down()
-        eventually(lambda: "dispatch: the broker does not answer" in worker.said())
+        eventually(lambda: "the broker is away" in worker.said())
         mortal.up()
         job, _ = outage.store.jobs.submit(train_spec("nothing"), "tester")
         assert outage.ended(AttemptRef(job.id, 1, HOST)).state == "succeeded"
