@@ -56,6 +56,18 @@ def test_a_search_that_is_out_of_time_says_so(data: DataLayout) -> None:
     assert report.bounds[0]["reason"].endswith("seconds were spent")
 
 
+def test_what_is_chosen_of_a_file_is_bounded(data: DataLayout) -> None:
+    nodes = [node("Mul", ["x", "c"], "scaled"), node("Add", ["scaled", "d"], "moved"), node("Relu", ["moved"])]
+    content = model(
+        nodes, [1, 2], {"c": np.array([[2.0, -1.0]], np.float32), "d": np.float32(1)}, outputs=("y", "moved")
+    )
+    chosen = {"onnx": upload(data, content), "outputs": ["scaled"]}
+    ranked, report = context(data)
+    job.run(specification(data, "", model=chosen, property={"box": {"lower": [0, 0], "upper": [1, 1]}}), ranked)
+    (row,) = report.bounds
+    assert (row["lower"], row["upper"]) == ([0.0, -1.0], [2.0, 0.0])
+
+
 def test_a_box_of_an_onnx_model(data: DataLayout) -> None:
     box = {"lower": [-1, -1, -1], "upper": [1, 1, 1], "output": [{"coefficients": [1, 0], "threshold": -1e6}]}
     ranked, report = context(data)

@@ -67,9 +67,34 @@ class Box(Strict):
 
 
 class FromOnnx(Strict):
-    """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened."""
+    """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened.
+
+    Several of them are side by side, in their order: ``X_0`` … of a query are entries of the inputs that are not fixed,
+    ``Y_0`` … of the outputs. Of an input of whole numbers, the nearest ones are taken.
+    """
 
     onnx: FileId
+    outputs: tuple[str, ...] = Field(
+        (),
+        max_length=1000,
+        fail_fast=True,
+        description="names of the outputs to bound, or of any other values in the file; without, all that can be",
+    )
+    inputs: dict[str, Real | tuple[Real, ...]] = Field(
+        {},
+        max_length=1000,
+        description="inputs that are fixed: one number for all entries, or each entry's; the others are bounded",
+    )
+    dimensions: dict[str, Annotated[int, Field(ge=1, le=2**24)]] = Field(
+        {},
+        max_length=1000,
+        description="lengths that the file leaves open, by their names there, or INPUT.PLACE (from 0) of one without; "
+        "the first of an input is 1 unless it is given",
+    )
+
+    def choices(self) -> dict[str, Any]:
+        """Return what is chosen of the file, under the names of the fields; empty where it is taken as it is."""
+        return self.model_dump(mode="json", include={"outputs", "inputs", "dimensions"}, exclude_defaults=True)
 
 
 class VnnlibProperty(Strict):
