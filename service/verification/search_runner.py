@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from math import inf, isfinite
 
 import torch
 
+from service.bounds.exact_forms import Plane, keeps_to
+from service.bounds.network import prepare
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
@@ -23,6 +26,8 @@ from service.verification.properties.queried import Queried
 from service.verification.task import Task, method_of
 from service.verification.verdict import Verdict
 
+MOST_INPUTS = 64
+"""Inputs of a model that rational arithmetic is tried on."""
 EVERY_S = 0.5
 """The time between two reports of one search."""
 
@@ -59,6 +64,8 @@ class SearchRunner:
         assert query is not None
         if self.task.anywhere(limit <= 0):
             return self._timeout(row)
+        if query.inputs <= MOST_INPUTS and self._is_exact(query):
+            return replace(row, verdict=Verdict.VERIFIED.value, margin=0.0, decided_by="bounds", reason=None)
         try:
             decision, left, spent = self._searched(row.instance, query, limit)
         except Exception as error:
@@ -77,6 +84,30 @@ class SearchRunner:
         short = None if decision.shortage is None else str(decision.shortage)
         reason = short or spent or "what is left open cannot be split"
         return replace(found, verdict=decision.verdict.value, reason=reason)
+
+    def _is_exact(self, query: Query) -> bool:
+        """Return whether rational arithmetic proves that the query has no counterexample, as where a strict bound is
+        attained: there no rounded bound can.
+        """
+        task = self.task
+        if not task.engine.is_alone or task.search_group.axis.size > 1:
+            return False
+        network = prepare(self.checker.precise, task.engine.network.graph.input.shape)
+        return all(
+            keeps_to(
+                network,
+                (tuple(map(Fraction, each.lower)), tuple(map(Fraction, each.upper))),
+                [
+                    Plane(
+                        tuple((index, Fraction(factor)) for index, factor in halfspace.coefficients),
+                        Fraction(halfspace.threshold),
+                        attained=halfspace.strict,
+                    )
+                    for halfspace in each.halfspaces
+                ],
+            )
+            for each in query.disjuncts
+        )
 
     def _timeout(self, row: BoundsRow) -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")
