@@ -204,7 +204,7 @@ class _InstanceRunner:
         guard: RoundingGuard,
     ) -> list[DecidedRow]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
-        begun, limits = time.time(), [searches.limit_of_bounds(instance) for instance in instances]
+        begun, limits = time.time(), [searches.limit(instance) for instance in instances]
         entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         each = (time.time() - begun) / len(instances)
@@ -212,7 +212,7 @@ class _InstanceRunner:
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
         ready = [entry for entry in entries if entry not in waiting]
         for entry in ready:
-            row = guard.settled(entry.row, searches.limit_of_bounds(entry.instance))
+            row = guard.settled(entry.row, searches.limit(entry.instance))
             self._record([replace(entry, row=row)])
         self._count(len(ready))
         return waiting

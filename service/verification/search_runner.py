@@ -16,7 +16,7 @@ from service.bounds.network import prepare
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import VerifyBudget
+from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import ModelUnderVerification
@@ -96,7 +96,7 @@ class SearchRunner:
         return all(
             keeps_to(
                 network,
-                (tuple(map(Fraction, each.lower)), tuple(map(Fraction, each.upper))),
+                (tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper)),
                 [
                     Plane(
                         tuple((index, Fraction(factor)) for index, factor in halfspace.coefficients),
@@ -131,16 +131,9 @@ class SearchRunner:
 
     def limit(self, instance: int) -> float:
         """Return the seconds that the instance may take, from its bounds on."""
-        own = self.task.asked.seconds(instance)
-        return self.task.spec.budget.seconds if own is None else own
-
-    def limit_of_bounds(self, instance: int) -> float:
-        """Return the seconds that the instance's bounds may take: those of the instance where it may be searched, or
-        where the job says some, and else no end of them.
-        """
-        spec = self.task.spec
-        is_limited = spec.searches() or spec.budget.seconds != VerifyBudget().seconds
-        return self.limit(instance) if is_limited else inf
+        own, given = self.task.asked.seconds(instance), self.task.spec.budget.seconds
+        usual = SECONDS if self.task.spec.searches() else SECONDS_OF_BOUNDS
+        return own if own is not None else given if given is not None else usual
 
     def _query(self, row: BoundsRow) -> Query | None:
         return self.task.asked.query(row.instance)

@@ -168,6 +168,10 @@ ATTACK_RESTARTS = 64
 """Starts of an attack unless a budget says otherwise."""
 
 
+SECONDS, SECONDS_OF_BOUNDS = 60.0, 600.0
+"""What an instance may take unless a budget says otherwise: where it may be searched, and where it is only bounded."""
+
+
 class VerifyBudget(Strict):
     """Bounds what may be spent; a method that has no use for a part leaves it."""
 
@@ -179,12 +183,13 @@ class VerifyBudget(Strict):
         description="of the optimisation of slopes; a search over activations takes three times as many of a whole "
         "box, and a quarter of each domain that it splits off",
     )
-    seconds: float = Field(
-        60.0,
+    seconds: float | None = Field(
+        None,
         gt=0,
         le=10**6,
-        description="for an instance that may be searched, from the start of its bounds to its row; then its verdict "
-        "is timeout. Bounds alone have as long as they need, unless another number is given here",
+        description="for an instance, from the start of its bounds to its row: "
+        f"{SECONDS:g} unless given where it may be searched, and then its verdict is timeout; "
+        f"{SECONDS_OF_BOUNDS:g} for bounds alone, and then they are by intervals, as its reason says",
     )
     domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")
     memory_gib: float | None = Field(
