@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ _EXACT = frozenset({
 to 0."""
 
 Values = Sequence[Fraction]
+Numbers = Sequence[Any]
+"""Rational numbers, or what can be added to each other, multiplied by them and compared."""
 
 
 @torch.no_grad()
@@ -50,10 +53,17 @@ def exact_outputs(network: Network, x: Tensor) -> Values | None:
     """Return the outputs at ``x`` ``(features,)``; ``None`` of a network that is large, divided, or has other operators
     than these.
     """
+    return exact_values(network, [Fraction(each) for each in x.double().tolist()], x, MOST_TERMS)
+
+
+def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numbers | None:
+    """Return the outputs for such inputs, on the device of ``x``, with at most so many terms of all sums together;
+    ``None`` where there are more, and as :func:`exact_outputs` does.
+    """
     if network.tp_group.axis.size > 1 or network.before is not None:
         return None
-    values: dict[str, Values] = {network.graph.input.name: [Fraction(each) for each in x.double().tolist()]}
-    left = MOST_TERMS
+    values: dict[str, Numbers] = {network.graph.input.name: given}
+    left = most
     for node in network.graph.nodes[1:]:
         inputs = [values[name] for name in node.inputs]
         if node.operator in NONLINEAR:
@@ -87,15 +97,15 @@ def _is_plain(node: Node) -> bool:
     return all(abs(float(node.arguments.get(name, 1))) == 1 for name in ("alpha", "beta"))
 
 
-def _affine(matrices: Sequence[Tensor], inputs: Sequence[Values]) -> Values:
-    rows = [Fraction(0)] * len(matrices[0])
+def _affine(matrices: Sequence[Tensor], inputs: Sequence[Numbers]) -> Numbers:
+    rows: list[Any] = [Fraction(0)] * len(matrices[0])
     for matrix, given in zip(matrices, (*inputs, [Fraction(1)]), strict=True):
         for row, column in matrix.nonzero().tolist():
             rows[row] += Fraction(float(matrix[row, column])) * given[column]
     return rows
 
 
-def _nonlinear(node: Node, inputs: Sequence[Values], like: Tensor) -> Values | None:
+def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers | None:
     operator = NONLINEAR[node.operator]
     if isinstance(operator, Maximum):
         operands = _operands(node, inputs[1:], like)
@@ -107,9 +117,9 @@ def _nonlinear(node: Node, inputs: Sequence[Values], like: Tensor) -> Values | N
     return [each if each >= 0 else slope * each for each in inputs[0]]
 
 
-def _operands(node: Node, inputs: Sequence[Values], like: Tensor) -> list[Values]:
+def _operands(node: Node, inputs: Sequence[Numbers], like: Tensor) -> list[Numbers]:
     """Return both operands of a maximum, as they broadcast."""
-    remaining, found = iter(zip(inputs, node.input_shapes[1:], strict=True)), list[Values]()
+    remaining, found = iter(zip(inputs, node.input_shapes[1:], strict=True)), list[Numbers]()
     for name in OPERANDS:
         if node.is_variable(name):
             values, shape = next(remaining)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite, isnan, prod
 from pathlib import Path
@@ -15,9 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 from service.formats.archive import ArchiveError, Unpacking, UploadError
 from service.formats.onnx_dependence import DRAWING, Dependence, Numbered, dependence, graphs_in
 from service.formats.onnx_external import is_zip, joined
+from service.formats.onnx_finite import without_settled_questions
 from service.formats.onnx_functions import FunctionError, inlined
-from service.formats.onnx_inputs import inputs_of, with_one_input
-from service.formats.onnx_outputs import scores_only, without_maps
+from service.formats.onnx_halves import with_precision_told
+from service.formats.onnx_inputs import inputs_of, with_one_input, with_real_inputs
+from service.formats.onnx_operators import OPERATORS, advice
+from service.formats.onnx_outputs import bounded_before, scores_only, without_maps
 from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields
 
@@ -32,32 +35,8 @@ _NUMBERS = (
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 )  # fmt: skip
-_OPERATORS = """
-Abs Add And Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh
-CumSum DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf Exp Expand Flatten Floor GRU Gather
-GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample
-GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Less
-LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg Not Or PRelu Pad Pow QuantizeLinear RNN
-Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-ReduceSumSquare Relu Reshape Resize ReverseSequence Round ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin
-Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh Tile TopK Transpose Trilu
-Unsqueeze Upsample Where Xor
-ai.onnx.ml.Binarizer ai.onnx.ml.LinearClassifier
-ai.onnx.ml.LinearRegressor ai.onnx.ml.Normalizer ai.onnx.ml.Scaler com.microsoft.BiasGelu
-com.microsoft.FastGelu com.microsoft.FusedMatMul com.microsoft.Gelu com.microsoft.QuickGelu
-com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
-"""
-OPERATORS = frozenset(_OPERATORS.split())
-"""Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
 _MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
 """Operators whose attributes may be: no limit, or what is below every value."""
-_ADVICE = {
-    "ArgMax": "it gives the place of the largest of '{}': make those scores an output, and ask about them",
-    "ArgMin": "it gives the place of the least of '{}': make those scores an output, and ask about them",
-    "ai.onnx.ml.TreeEnsembleClassifier": "trees jump from leaf to leaf, and none are bounded",
-    "ai.onnx.ml.TreeEnsembleRegressor": "trees jump from leaf to leaf, and none are bounded",
-}
-"""What to do about operators that people meet and that nothing bounds, by the name of what they read."""
 INNER = "a graph within it depends on the input; an If whose condition is a constant is supported"
 MOST_ENTRIES = 2**24
 """Entries of a model's input, and of an output, at a batch of one."""
@@ -85,11 +64,16 @@ class _TooLargeError(OnnxError):
 
 @dataclass(frozen=True)
 class Outline:
-    """Entries of one instance, and nodes that no rule bounds. ``outputs`` is ``None`` where only running it tells."""
+    """Entries of one instance, and nodes that no rule bounds. ``outputs`` is ``None`` where only running it tells.
+
+    ``names`` are those of the outputs, and ``instead`` values that can be bounded, from which such nodes go on.
+    """
 
     inputs: int
     outputs: int | None
     unsupported: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -104,11 +88,7 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
     """Return the model of a file's content that gzip did not compress, or of a zip with the files of its weights.
     Raises :class:`OnnxError`.
     """
-    try:
-        model = joined(content, LARGEST, _message, _tensors) if is_zip(content) else _message(content)
-    except ArchiveError as error:
-        raise OnnxError(str(error)) from error
-    _check_texts(model)
+    model = message_of(content)
     if not model.graph.node or not model.graph.output:
         raise OnnxError("the file is not an ONNX model: it has no nodes or no outputs")
     opset = opset_of(model)
@@ -120,15 +100,26 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
         _check_numbers(where, node, attribute)
     _check_repeatable(model)
     try:
-        model = without_nan_guards(without_maps(inlined(model)))
+        model = without_settled_questions(without_nan_guards(without_maps(inlined(model))))
     except FunctionError as error:
         raise OnnxError(str(error)) from error
+    model = with_real_inputs(with_precision_told(model))
     _check_inputs(model)
     model = with_one_input(model, opset, batch_of_one)
     batch_of_one(graph_input(model))
     model = scores_only(model, _dependence(model), _supported(model))
     for output in model.graph.output:
         _lengths(output)
+    return model
+
+
+def message_of(content: bytes) -> onnx.ModelProto:
+    """Return what the file says, as it says it, the weights of a zip in their places. Raises :class:`OnnxError`."""
+    try:
+        model = joined(content, LARGEST, _message, _tensors) if is_zip(content) else _message(content)
+    except ArchiveError as error:
+        raise OnnxError(str(error)) from error
+    _check_texts(model)
     return model
 
 
@@ -223,7 +214,7 @@ def _check_tensor(where: str, tensor: TensorProto) -> None:
             "torch.onnx.export(…, external_data=False) writes it"
         )
     if tensor.data_type not in _BITS:
-        raise OnnxError(f"{where} is of type {_type_name(tensor.data_type)}; expected one of numbers")
+        raise OnnxError(f"{where} is of type {type_name(tensor.data_type)}; expected one of numbers")
     shape = list(tensor.dims)
     if any(length < 0 for length in shape):
         raise OnnxError(f"{where} has shape {shape}; expected no negative length")
@@ -234,7 +225,7 @@ def _check_tensor(where: str, tensor: TensorProto) -> None:
         field, unit = helper.tensor_dtype_to_field(tensor.data_type), "numbers"
         found, expected = len(getattr(tensor, field)), -(-entries * bits // 8) if bits < 8 else entries
     if found != expected:
-        shown = f"shape {shape[:8]} of {_type_name(tensor.data_type)}"
+        shown = f"shape {shape[:8]} of {type_name(tensor.data_type)}"
         raise OnnxError(f"{where} has {found} {unit}; expected {expected if expected < 10**18 else 'more'} for {shown}")
 
 
@@ -244,7 +235,7 @@ def _check_numbers(where: str, node: onnx.NodeProto, attribute: onnx.AttributePr
         raise OnnxError(f"{where} is {number}; expected a finite number")
 
 
-def _type_name(kind: int) -> str:
+def type_name(kind: int) -> str:
     known = TensorProto.DataType.values()
     return str(TensorProto.DataType.Name(kind)) if kind in known else f"number {kind}, which ONNX does not have"
 
@@ -277,26 +268,40 @@ def _check_inputs(model: onnx.ModelProto) -> None:
     for value in found:
         kind = value.type.tensor_type.elem_type
         if kind not in FLOATS:
-            raise OnnxError(f"input {value.name!r} is {_type_name(kind)}; expected a floating-point tensor")
+            expected = "a tensor of numbers, or a fixed one (model.inputs)"
+            raise OnnxError(f"input {value.name!r} is {type_name(kind)}; expected {expected}")
         if kind != first:
-            expected = f"{_type_name(first)}, as {found[0].name!r} is"
-            raise OnnxError(f"input {value.name!r} is {_type_name(kind)}; expected {expected}")
+            expected = f"{type_name(first)}, as {found[0].name!r} is"
+            raise OnnxError(f"input {value.name!r} is {type_name(kind)}; expected {expected}")
 
 
 def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     """Return the input's shape; only its first dimension may be open."""
     lengths = _lengths(value)
     if any(length < 1 for length in lengths[1:]):
-        raise OnnxError(f"input {value.name!r} has shape {lengths}: only its first length may be open")
+        named = open_lengths(value)
+        shown = ", ".join(named.get(place, str(length)) for place, length in enumerate(lengths))
+        left = ", ".join(name for place, name in named.items() if place)
+        raise OnnxError(
+            f"input {value.name!r} has shape ({shown}): only its first length may be open; model.dimensions sets {left}"
+        )
     return tuple(max(length, 1) for length in lengths)
 
 
-def outline(path: Path) -> Outline | None:
-    """Return the outline of the model in an uploaded file; ``None`` if the file is large. Raises :class:`OnnxError`."""
+def open_lengths(value: onnx.ValueInfoProto) -> dict[int, str]:
+    """Return the names of the lengths that the file leaves open, by their places."""
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    return {place: dim.dim_param or f"{value.name}.{place}" for place, dim in dims if dim.dim_value < 1}
+
+
+def outline(path: Path, chosen: Callable[[bytes], bytes] = bytes) -> Outline | None:
+    """Return the outline of the model in an uploaded file, of which ``chosen`` makes another; ``None`` if the file is
+    large. Raises :class:`OnnxError`.
+    """
     if path.stat().st_size > LARGEST_READ:
         return None
     try:
-        return outline_of(unpacked(path.read_bytes(), LARGEST_READ))
+        return outline_of(chosen(unpacked(path.read_bytes(), LARGEST_READ)))
     except _TooLargeError:
         return None
 
@@ -308,13 +313,20 @@ def outline_of(content: bytes) -> Outline:
     known = [each for each in outputs if each is not None]
     inputs = prod(batch_of_one(graph_input(model)))
     supported = _supported(model)
+    working = working_nodes(model)
     unsupported = tuple(
         f"ONNX {operator_of(node)} (node {name_of(node, index)!r})"
         + (f", as {INNER}" if any(graphs_in(node)) else advice(operator_of(node), node.input))
-        for index, node in working_nodes(model)
+        for index, node in working
         if index not in supported
     )
-    return Outline(inputs, sum(known) if len(known) == len(outputs) else None, unsupported)
+    return Outline(
+        inputs,
+        sum(known) if len(known) == len(outputs) else None,
+        unsupported,
+        tuple(output.name for output in model.graph.output),
+        bounded_before([each for each in working if each[0] not in supported], _dependence(model), supported),
+    )
 
 
 def working_nodes(model: onnx.ModelProto) -> list[Numbered]:
@@ -348,11 +360,6 @@ def operator_of(node: onnx.NodeProto) -> str:
     """Return a node's operator, with its domain where that is not ONNX's own."""
     kind: str = node.op_type
     return kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
-
-
-def advice(operator: str, inputs: Sequence[str]) -> str:
-    """Return what a refusal of an operator adds, where there is more to say than that it has no rule."""
-    return f", as {_ADVICE[operator].format(*inputs[:1])}" if operator in _ADVICE and inputs else ""
 
 
 def name_of(node: onnx.NodeProto, index: int) -> str:

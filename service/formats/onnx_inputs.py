@@ -1,4 +1,4 @@
-"""Several inputs of an ONNX file as one: their entries side by side, in the file's order."""
+"""The inputs of an ONNX file as one of real numbers: their entries side by side, in the file's order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from math import prod
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+_INTEGERS = frozenset(
+    getattr(TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+)
 SLICES_BY_INPUTS = 10
 """The opset from which ``Slice`` has its places as inputs, and not as attributes."""
 
@@ -17,6 +20,32 @@ def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """Return the inputs that are not initializers."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in weights]
+
+
+def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a floating-point input in the place of each one of integers, which are the whole numbers
+    that are nearest to its entries; of two that are as near, the larger.
+    """
+    given = inputs_of(model)
+    kinds = [value.type.tensor_type.elem_type for value in given]
+    kind = next((each for each in kinds if each not in _INTEGERS), TensorProto.FLOAT)
+    added = list[onnx.NodeProto]()
+    for value, integer in zip(given, kinds, strict=True):
+        if integer not in _INTEGERS:
+            continue
+        name, real = value.name, _free_name(model, f"{value.name}.real")
+        half = np.array(0.5, helper.tensor_dtype_to_np_dtype(kind))
+        model.graph.initializer.append(numpy_helper.from_array(half, f"{real}.half"))
+        added += [
+            helper.make_node("Add", [real, f"{real}.half"], [f"{real}.more"]),
+            helper.make_node("Floor", [f"{real}.more"], [f"{real}.whole"]),
+            helper.make_node("Cast", [f"{real}.whole"], [name], to=integer),
+        ]
+        value.name, value.type.tensor_type.elem_type = real, kind
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*added, *nodes])
+    return model
 
 
 def with_one_input(
@@ -32,7 +61,7 @@ def with_one_input(
         return model
     shapes = [shape_of(value) for value in given]
     ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
-    together = _free_name(model)
+    together = _free_name(model, "inputs")
     nodes = list(model.graph.node)
     others = [value for value in model.graph.input if value not in given]
     del model.graph.node[:], model.graph.input[:]
@@ -58,11 +87,10 @@ def _slice(graph: onnx.GraphProto, opset: int, names: tuple[str, str], ends: tup
     return helper.make_node("Slice", [source, *places], [target])
 
 
-def _free_name(model: onnx.ModelProto) -> str:
+def _free_name(model: onnx.ModelProto, name: str) -> str:
     graph = model.graph
     known: Sequence[str] = [name for node in graph.node for name in (*node.input, *node.output)]
     known = [*known, *(each.name for each in (*graph.input, *graph.output, *graph.initializer))]
-    name = "inputs"
     while any(each.startswith(name) for each in known):
         name += "_"
     return name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import onnx
 from onnx import helper
 
-from service.formats.onnx_dependence import Dependence
+from service.formats.onnx_dependence import Dependence, Numbered
 
 _CLASSIFIER = ("ai.onnx.ml", "LinearClassifier")
 _ZIPPED = ("ai.onnx.ml", "ZipMap")
@@ -42,3 +42,10 @@ def scores_only(model: onnx.ModelProto, found: Dependence, supported: Collection
         del model.graph.output[:]
         model.graph.output.extend(kept)
     return model
+
+
+def bounded_before(nodes: Iterable[Numbered], found: Dependence, supported: Collection[int]) -> tuple[str, ...]:
+    """Return the values that ``nodes`` read and that no other nodes than ``supported`` are needed for."""
+    read = dict.fromkeys(name for _, node in nodes for name in node.input if name in found.values)
+    needed = {name: found.needed([name]) for name in read}
+    return tuple(name for name, each in needed.items() if each and all(index in supported for index, _ in each))

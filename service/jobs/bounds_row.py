@@ -28,7 +28,7 @@ class BoundsRow:
     ``name`` is the query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's
     for it. ``decided_by`` says what gave the verdict: bounds, a witness (the
     sample itself, the centre of the box), an attack, or a search by splitting inputs or activations; ``reason`` why
-    none was reached.
+    none was reached; ``note`` what else is to be known of the bounds, as of a model in half precision.
     ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
     those that onnxruntime gives there, of a model from ONNX.
     """
@@ -44,6 +44,7 @@ class BoundsRow:
     method: str
     decided_by: str | None = None
     reason: str | None = None
+    note: str | None = None
     seconds: float
     domains: int
     counterexample: list[float] | None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
+from service.formats.weights import WeightsFileError, names_of, shapes_of
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
@@ -19,14 +23,18 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights
     if isinstance(reference, FromJob):
         return trained(data.job(reference.job), reference.step)
     if isinstance(reference, FromSafetensors):
-        return reference.config, _read(data, reference.safetensors)
+        held = _read(data, reference.safetensors)
+        return reference.config, {own: held[name] for own, name in names_of(reference.config, held).items()}
     if isinstance(reference, FromHuggingFace):
         return huggingface.load(reference.huggingface, data)
     return reference, None
 
 
-def _read(data: DataLayout, file: str) -> Weights:
+def _read(data: DataLayout, file: str) -> Mapping[str, Tensor]:
     try:
+        shapes_of(data.file(file))
         return load_file(data.file(file))
+    except WeightsFileError as error:
+        raise WeightsError(f"model.safetensors: {file}: {error}") from error
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error

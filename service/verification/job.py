@@ -70,7 +70,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     instances = f"{count} instance{'' if count == 1 else 's'}"
     if context.rank == 0:
         context.report.log(f"{instances} by {first.method_label} on {spec.parallel.arithmetic} ranks")
-        for note in dict.fromkeys(note for task in loaded.tasks for note in task.notes):
+        for note in dict.fromkeys(note for task in loaded.tasks for note in (*task.notes, *_precision(task))):
             context.report.log(note)
     own = _InstanceRunner(loaded, context, clock, ranks)
     own.run()
@@ -91,6 +91,7 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(results.write_rows(rows, context.paths.artifacts), results.PARQUET)
+    said = dict.fromkeys(note for task in loaded.tasks for note in _precision(task))
     layers = (
         results.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)])
         for task in loaded.tasks
@@ -98,6 +99,7 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     return {
         **results.summary(rows, first.asked.has_labels, first.asked.eps),
         "method": first.method_label,
+        **({"note": "; ".join(said)} if said else {}),
         "layers": [line for each in layers for line in each],
         "completed": Completion(done=len(rows), total=first.asked.count, unit="instances"),
     }
@@ -202,7 +204,7 @@ class _InstanceRunner:
         guard: RoundingGuard,
     ) -> list[DecidedRow]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
-        begun, limits = time.time(), [searches.limit_of_bounds(instance) for instance in instances]
+        begun, limits = time.time(), [searches.limit(instance) for instance in instances]
         entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         each = (time.time() - begun) / len(instances)
@@ -210,7 +212,7 @@ class _InstanceRunner:
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
         ready = [entry for entry in entries if entry not in waiting]
         for entry in ready:
-            row = guard.settled(entry.row, searches.limit_of_bounds(entry.instance))
+            row = guard.settled(entry.row, searches.limit(entry.instance))
             self._record([replace(entry, row=row)])
         self._count(len(ready))
         return waiting
@@ -256,7 +258,7 @@ class _InstanceRunner:
         outcome = certify(task.engine, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
-        rows = [_shown(row, task, checker) for row in found]
+        rows = [_shown(replace(row, note=task.precision), task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
@@ -292,6 +294,10 @@ class _InstanceRunner:
     def _tell(self, entry: DecidedRow) -> None:
         if self.loaded.assignment.leads:
             self.context.report.bound(entry.row)
+
+
+def _precision(task: Task) -> tuple[str, ...]:
+    return () if task.precision is None else (task.precision,)
 
 
 def _searched_again(

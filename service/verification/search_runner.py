@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from math import inf, isfinite
 
 import torch
 
+from service.bounds.exact_forms import Plane, keeps_to
+from service.bounds.network import prepare
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import VerifyBudget
+from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import ModelUnderVerification
@@ -23,6 +26,8 @@ from service.verification.properties.queried import Queried
 from service.verification.task import Task, method_of
 from service.verification.verdict import Verdict
 
+MOST_INPUTS = 64
+"""Inputs of a model that rational arithmetic is tried on."""
 EVERY_S = 0.5
 """The time between two reports of one search."""
 
@@ -59,6 +64,8 @@ class SearchRunner:
         assert query is not None
         if self.task.anywhere(limit <= 0):
             return self._timeout(row)
+        if query.inputs <= MOST_INPUTS and self._is_exact(query):
+            return replace(row, verdict=Verdict.VERIFIED.value, margin=0.0, decided_by="bounds", reason=None)
         try:
             decision, left, spent = self._searched(row.instance, query, limit)
         except Exception as error:
@@ -77,6 +84,30 @@ class SearchRunner:
         short = None if decision.shortage is None else str(decision.shortage)
         reason = short or spent or "what is left open cannot be split"
         return replace(found, verdict=decision.verdict.value, reason=reason)
+
+    def _is_exact(self, query: Query) -> bool:
+        """Return whether rational arithmetic proves that the query has no counterexample, as where a strict bound is
+        attained: there no rounded bound can.
+        """
+        task = self.task
+        if not task.engine.is_alone or task.search_group.axis.size > 1:
+            return False
+        network = prepare(self.checker.precise, task.engine.network.graph.input.shape)
+        return all(
+            keeps_to(
+                network,
+                (tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper)),
+                [
+                    Plane(
+                        tuple((index, Fraction(factor)) for index, factor in halfspace.coefficients),
+                        Fraction(halfspace.threshold),
+                        attained=halfspace.strict,
+                    )
+                    for halfspace in each.halfspaces
+                ],
+            )
+            for each in query.disjuncts
+        )
 
     def _timeout(self, row: BoundsRow) -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")
@@ -100,16 +131,9 @@ class SearchRunner:
 
     def limit(self, instance: int) -> float:
         """Return the seconds that the instance may take, from its bounds on."""
-        own = self.task.asked.seconds(instance)
-        return self.task.spec.budget.seconds if own is None else own
-
-    def limit_of_bounds(self, instance: int) -> float:
-        """Return the seconds that the instance's bounds may take: those of the instance where it may be searched, or
-        where the job says some, and else no end of them.
-        """
-        spec = self.task.spec
-        is_limited = spec.searches() or spec.budget.seconds != VerifyBudget().seconds
-        return self.limit(instance) if is_limited else inf
+        own, given = self.task.asked.seconds(instance), self.task.spec.budget.seconds
+        usual = SECONDS if self.task.spec.searches() else SECONDS_OF_BOUNDS
+        return own if own is not None else given if given is not None else usual
 
     def _query(self, row: BoundsRow) -> Query | None:
         return self.task.asked.query(row.instance)

@@ -85,7 +85,7 @@ class Task(Assignment):
 
     ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``. ``layers`` are
     those of all stages. ``part`` are the instances that are about this model, where there are several. ``notes`` are
-    lines for the log.
+    lines for the log, ``precision`` what rows say of a model in half precision.
     """
 
     module: nn.Module
@@ -94,6 +94,7 @@ class Task(Assignment):
     runtime: Running | None = None
     part: frozenset[int] | None = None
     notes: tuple[str, ...] = ()
+    precision: str | None = None
 
     def is_about(self, instance: int) -> bool:
         """Return whether the instance is about this task's model."""

@@ -23,6 +23,8 @@ from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.properties import PropertyError
 
+_BETWEEN = "(assert (<= X_0 1))(assert (>= X_0 -1))"
+
 
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_query_is_decided(data: DataLayout, reached: bool) -> None:
@@ -54,6 +56,29 @@ def test_a_search_that_is_out_of_time_says_so(data: DataLayout) -> None:
     assert result["verdicts"]["timeout"] == 1
     assert report.bounds[0]["verdict"] == "timeout"
     assert report.bounds[0]["reason"].endswith("seconds were spent")
+
+
+@pytest.mark.parametrize(("comparison", "verdict"), [(">", "verified"), (">=", "falsified")])
+def test_a_bound_that_is_attained_is_told_from_one_that_is_passed(
+    data: DataLayout, comparison: str, verdict: str
+) -> None:
+    nodes = [node("Relu", ["x"], "p"), node("Neg", ["x"], "n"), node("Relu", ["n"], "q"), node("Sub", ["p", "q"])]
+    query = f"(declare-const X_0 Real)(declare-const Y_0 Real){_BETWEEN}(assert ({comparison} Y_0 1.0))"
+    ranked, report = context(data)
+    job.run(specification(data, query, model={"onnx": upload(data, model(nodes, [1, 1]))}), ranked)
+    assert report.bounds[0]["verdict"] == verdict
+
+
+def test_what_is_chosen_of_a_file_is_bounded(data: DataLayout) -> None:
+    nodes = [node("Mul", ["x", "c"], "scaled"), node("Add", ["scaled", "d"], "moved"), node("Relu", ["moved"])]
+    content = model(
+        nodes, [1, 2], {"c": np.array([[2.0, -1.0]], np.float32), "d": np.float32(1)}, outputs=("y", "moved")
+    )
+    chosen = {"onnx": upload(data, content), "outputs": ["scaled"]}
+    ranked, report = context(data)
+    job.run(specification(data, "", model=chosen, property={"box": {"lower": [0, 0], "upper": [1, 1]}}), ranked)
+    (row,) = report.bounds
+    assert (row["lower"], row["upper"]) == ([0.0, -1.0], [2.0, 0.0])
 
 
 def test_a_box_of_an_onnx_model(data: DataLayout) -> None:

@@ -46,9 +46,19 @@ def test_an_ascent_that_is_late_keeps_the_bounds_of_its_first_iteration() -> Non
     assert torch.equal(late, first)
 
 
-def of_box(data: DataLayout, seconds: float) -> VerifySpec:
+def of_box(data: DataLayout, seconds: float | None) -> VerifySpec:
     given = {"model": {"onnx": upload(data, NETWORK)}, "property": {"box": WHOLE}, "budget": {"seconds": seconds}}
     return VerifySpec.model_validate({"device": "cpu", **given})
+
+
+def test_bounds_alone_have_a_limit_of_their_own(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.verification.search_runner.SECONDS_OF_BOUNDS", 1e-9)
+    ranked, report = context(data)
+    job.run(of_box(data, None), ranked)
+    assert report.bounds[0]["reason"] == "its seconds were spent on bounds by crown; these are by intervals"
+    ranked, report = context(data)
+    job.run(of_box(data, 60), ranked)
+    assert report.bounds[0]["method"] == "crown"
 
 
 def test_bounds_whose_time_is_over_are_by_intervals_and_say_so(data: DataLayout) -> None:

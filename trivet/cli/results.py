@@ -137,6 +137,8 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
         out.print(_at_counterexample(row))
     for reason, count in Counter(row["reason"] for row in found if row.get("reason")).most_common():
         out.print(f"undecided ({count}): {reason}")
+    for note in dict.fromkeys(row["note"] for row in found if row.get("note")):
+        out.print(note, markup=False)
 
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:

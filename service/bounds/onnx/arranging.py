@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.reading import run_alone
+from service.bounds.onnx.selecting import looked_up
 from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values, axis, batched, integers, number
 
 OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
@@ -58,8 +59,10 @@ def slices(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def gather(call: Call, values: Values, shape: Shape) -> Tensor:
     data, indices = values
-    if not indices.constant or data.constant:
-        raise call.refuse("its indices depend on the input")
+    if data.constant:
+        return looked_up(call, values, shape)
+    if not indices.constant:
+        raise call.refuse("its indices and what they choose from depend on the input")
     dim = axis(call.attributes.get("axis", 0), len(data.shape))
     chosen = [index % data.shape[dim - 1] for index in indices.integers]
     return data.float.index_select(dim, torch.tensor(chosen, device=data.float.device)).reshape(-1, *shape)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from service.bounds.onnx import (
     arranging,
+    attention,
     entrywise,
     extensions,
     logic,
@@ -25,7 +26,7 @@ from service.bounds.onnx import (
 )
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.onnx import Converter
-from service.formats import onnx as files
+from service.formats.onnx_operators import OPERATORS as LISTED
 
 
 def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
@@ -33,15 +34,15 @@ def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
 
     Raises ``ImportError`` that names what has no converter, and converters that are not in the list.
     """
-    missing, unlisted = files.OPERATORS - converters.keys(), converters.keys() - files.OPERATORS
+    missing, unlisted = LISTED - converters.keys(), converters.keys() - LISTED
     if missing or unlisted:
         raise ImportError(f"ONNX operators without a converter: {sorted(missing)}; not in the list: {sorted(unlisted)}")
     return converters
 
 
 _FAMILIES = (
-    arranging, entrywise, extensions, logic, matrices, norms, pools, quantised, recurrent, reductions, scattering,
-    selecting, windows,
+    arranging, attention, entrywise, extensions, logic, matrices, norms, pools, quantised, recurrent, reductions,
+    scattering, selecting, windows,
 )  # fmt: skip
 CONVERTERS: Mapping[str, Converter] = declared(
     {

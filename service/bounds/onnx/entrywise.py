@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
+from service.bounds.onnx.whole_numbers import TYPES
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
 
@@ -23,14 +24,19 @@ def mean_of(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def cast(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Convert a cast between floating-point types, or of a truth, which is a number here, to them and back."""
+    """Convert a cast between floating-point types, or of a truth, which is a number here, to them and back; one to
+    integers cuts off what is behind the point.
+    """
     kind, is_truth = call.attributes["to"], call.attributes["to"] == TensorProto.BOOL
     if is_truth:
         x = values[0].float
         return positive(x) + positive(-x)
+    x = values[0].float
+    if kind in TYPES:
+        return torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
     if kind not in (1, 10, 11, 16):
-        raise call.refuse("a cast to another type than a floating-point one")
-    return values[0].float
+        raise call.refuse("a cast to another type than a floating-point one, INT32 or INT64")
+    return x
 
 
 def prelu(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -40,6 +46,11 @@ def prelu(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def celu(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.celu(values[0].float, float(call.attributes.get("alpha", 1.0)))
+
+
+def swish(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    return x * torch.sigmoid(float(call.attributes.get("alpha", 1.0)) * x)
 
 
 def selu(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -85,5 +96,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "Shrink": shrink,
     "Sinh": entrywise(torch.sinh),
     "Softsign": entrywise(lambda x: x / (1 + x.abs())),
+    "Swish": swish,
     "Tan": entrywise(lambda x: x.sin() / x.cos()),
 }

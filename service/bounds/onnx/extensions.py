@@ -93,9 +93,12 @@ def linear_regressor(call: Call, values: Values, shape: Shape) -> Tensor:
 def linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Return scores after the label that they choose, which is no number here: nothing may read it."""
     rows = len(call.attributes["coefficients"]) // values[0].shape[-1]
-    if rows == 1:
-        raise call.refuse("one score for two classes is not supported")
-    found = _transformed(call, _scores(call, values, rows))
+    found = _scores(call, values, rows)
+    if rows == 1:  # for two classes: the first has the opposite score, and of a softmax nothing is made
+        found = torch.cat([-found, found], dim=-1)
+        found = torch.sigmoid(found) if call.attributes.get("post_transform", "NONE") == "LOGISTIC" else found
+    else:
+        found = _transformed(call, found)
     return [found * torch.nan, found]
 
 
@@ -127,7 +130,9 @@ def normalizer(call: Call, values: Values, shape: Shape) -> Tensor:
         return x / x.abs().sum(dim=-1, keepdim=True)
     if norm == "L2":
         return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True))
-    raise call.refuse(f"norm {norm!r}; L1 and L2 are supported")
+    if norm == "MAX":
+        return x / x.amax(dim=-1, keepdim=True)
+    raise call.refuse(f"norm {norm!r}; L1, L2 and MAX are supported")
 
 
 def binarizer(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -42,6 +42,12 @@ def layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return found
 
 
+def rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
+    first = call.attributes.get("axis", -1) % len(shape)
+    weight = values[1].float.expand(shape[first:])
+    return functional.rms_norm(values[0].float, shape[first:], weight, float(call.attributes.get("epsilon", 1e-5)))
+
+
 def group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     """Normalise groups of images ``(1, channels, …)``; scale and bias are of the groups before opset 21, then of the
     channels.
@@ -72,4 +78,5 @@ CONVERTERS: Mapping[str, Converter] = {
     "InstanceNormalization": instance_norm,
     "LRN": local_response,
     "LayerNormalization": layer_norm,
+    "RMSNormalization": rms_norm,
 }

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.branches import with_branches_taken
+from service.bounds.onnx.whole_numbers import checked
 from service.bounds.operators.onnx import Array, Call
 from service.formats import onnx as files
 from service.formats.onnx import (
@@ -30,6 +31,7 @@ from service.formats.onnx import (
     opset_of,
     working_nodes,
 )
+from service.formats.onnx_halves import precision_of
 from service.formats.onnx_outputs import labels_in
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
@@ -54,6 +56,10 @@ class Description:
         return prod(self.shapes[self.input]), sum(prod(self.shapes[name]) for name in self.outputs)
 
 
+class CannotRunError(UnsupportedModelError):
+    """onnxruntime does not take the input, as an index that no row of a table has."""
+
+
 class Runtime:
     """The model in onnxruntime, one instance at a time."""
 
@@ -71,6 +77,7 @@ class Runtime:
         given = graph_input(model)
         self.name, self.shape = given.name, batch_of_one(given)
         self.dtype: type[np.floating[Any]] = FLOATS[given.type.tensor_type.elem_type]
+        self.precision = precision_of(model)
         self.outputs = list(outputs)
 
     def __call__(self, flat: Array) -> list[Array]:
@@ -80,7 +87,7 @@ class Runtime:
                 self.outputs, {self.name: flat.reshape(self.shape).astype(self.dtype)}
             )
         except Exception as error:
-            raise UnsupportedModelError(f"onnxruntime cannot run the model: {first_line(error)}") from error
+            raise CannotRunError(f"onnxruntime cannot run the model: {first_line(error)}") from error
         for name, value in zip(self.outputs, found, strict=True):
             if not isinstance(value, np.ndarray) or value.dtype.kind not in _NUMERIC:
                 raise UnsupportedModelError(f"{name!r} is no tensor of numbers")
@@ -133,7 +140,7 @@ def describe(model: onnx.ModelProto) -> Description:
         if value.dtype.kind == "f" and bool(np.isnan(value).any()):
             raise UnsupportedModelError(f"constant {name!r} holds what is not a number (NaN)")
     shapes = {name: tuple(value.shape) for name, value in values.items()} | {given.name: batch_of_one(given)}
-    return Description(calls, constants, shapes, given.name, outputs)
+    return Description(checked(calls, values, depends), constants, shapes, given.name, outputs)
 
 
 def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:

@@ -1,4 +1,4 @@
-"""Converters of operators that order or sample entries: the largest ones, and images at constant places."""
+"""Converters of operators that order or choose entries: the largest ones, images at constant places, rows of tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from service.bounds.operators.onnx import Call, Converter, Shape, Values
 
-MOST_COMPARISONS, MOST_ENTRIES = 512, 2**24
-"""Comparisons of entries in a row, and entries of a matrix of samples."""
+MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
+"""Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""
 
 
 def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -52,6 +52,38 @@ def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
     matrix = torch.from_numpy(run_alone(call, [identity, grid]).reshape(entries, samples).copy())
     x = values[0].float
     return torch.matmul(x.reshape(-1, *given[:2], entries), matrix.to(x)).reshape(-1, *shape)
+
+
+def looked_up(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Choose rows of a constant table by whole numbers that depend on the input, as embeddings are.
+
+    Neighbours are chosen between first, then pairs of them, so that bounds are the hull of the rows that are left. An
+    index below 0 counts from the end.
+    """
+    data, indices = values
+    if data.tensor is None:
+        raise call.refuse("its indices depend on the input, and it chooses integers")
+    dim, count = int(call.attributes.get("axis", 0)) % len(data.shape), data.shape[int(call.attributes.get("axis", 0))]
+    rows = data.float.movedim(dim, 0).reshape(count, -1)
+    entries = 2 * rows.numel() * max(1, int(np.prod(indices.shape)))
+    if entries > MOST_CHOSEN_FROM:
+        indexed = f"its {int(np.prod(indices.shape))} indices of {count} rows depend on the input"
+        most = f"{entries} entries to choose from, {MOST_CHOSEN_FROM} at most"
+        raise call.refuse(f"{indexed}: {most}; fix the indices (model.inputs), or make the rows the input")
+    places = indices.float.reshape(-1, int(np.prod(indices.shape)), 1, 1)
+    left, first, length = torch.cat([rows, rows]), -count, 1
+    while left.shape[-2] > 1:
+        if left.shape[-2] % 2:
+            left = torch.cat([left, left[..., -1:, :]], dim=-2)
+        even, odd = left[..., 0::2, :], left[..., 1::2, :]
+        starts = first + length + 2 * length * torch.arange(even.shape[-2], dtype=rows.dtype, device=rows.device)
+        asked = places - (starts - 0.5).unsqueeze(-1)
+        left = torch.where(asked.expand(-1, -1, *even.shape[-2:]) > 0, odd, even)
+        length *= 2
+    found = left.reshape(-1, *indices.shape, *data.shape[:dim], *data.shape[dim + 1 :])
+    inner = len(indices.shape)
+    order = [*range(inner, inner + dim), *range(inner), *range(inner + dim, inner + len(data.shape) - 1)]
+    return found.permute(0, *(1 + each for each in order))
 
 
 CONVERTERS: Mapping[str, Converter] = {"GridSample": sampled, "TopK": top}

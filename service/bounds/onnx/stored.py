@@ -17,11 +17,12 @@ from service.bounds.onnx.model import OnnxModel, is_float, model_of
 from service.bounds.onnx.reading import Description, call_of, describe, parse, taken
 from service.bounds.operators.onnx import Array, Call
 from service.formats.onnx import FLOATS, graph_input, opset_of
+from service.formats.onnx_halves import precision_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."
 """Bytes of a constant as the file has it, and of one of another floating-point type in the type of bounds."""
-VERSION = 1
+VERSION = 2
 """The form of the files."""
 NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -47,10 +48,13 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
 
 
 def store_type(folder: Path, content: bytes) -> None:
-    """Write only what :func:`type_of` returns. Raises :class:`UnsupportedModelError` where the file cannot be read."""
-    kind = _type_name(parse(content))
+    """Write only what :func:`type_of` and :func:`stored_precision` return.
+
+    Raises :class:`UnsupportedModelError` where the file cannot be read.
+    """
+    model = parse(content)
     folder.mkdir(parents=True)
-    (folder / ABOUT).write_text(json.dumps({"type": kind}))
+    (folder / ABOUT).write_text(json.dumps({"type": _type_name(model), "precision": precision_of(model)}))
 
 
 def _type_name(model: onnx.ModelProto) -> str:
@@ -79,6 +83,12 @@ def stored(folder: Path, dtype: torch.dtype) -> OnnxModel:
 def type_of(folder: Path) -> type[np.floating[Any]]:
     """Return the input's."""
     found: type[np.floating[Any]] = np.dtype(json.loads((folder / ABOUT).read_bytes())["type"]).type
+    return found
+
+
+def stored_precision(folder: Path) -> str | None:
+    """Return the half precision of numbers within the model, if any."""
+    found: str | None = json.loads((folder / ABOUT).read_bytes())["precision"]
     return found
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from pydantic import TypeAdapter, ValidationError
 
+from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
 from service.jobs.spec.base import Dependency
@@ -102,6 +103,12 @@ def check_archive(model: ModelRef | FromOnnx | None, context: CheckContext) -> I
         except ValueError as error:
             expected = "a zip or an uncompressed tar of a Llama-style config.json and its safetensors files"
             yield Problem("model.huggingface", str(error), model.huggingface, expected)
+    if isinstance(model, FromSafetensors) and (path := context.path_of(model.safetensors)) is not None:
+        try:
+            check_weights(path, model.config)
+        except WeightsFileError as error:
+            expected = "a safetensors file of this model's weights, by its names or those of an nn.Sequential"
+            yield Problem("model.safetensors", str(error), model.safetensors, expected)
 
 
 def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf
         model = _outline(spec, config, path_of)
     except ValueError as error:
         assert isinstance(spec.model, FromOnnx)
-        yield Problem("model.onnx", str(error), spec.model.onnx, "an ONNX model with one input, in one file")
+        yield _unreadable(error, spec.model)
         return
     if isinstance(spec.model, FromOnnx) and model is not None:
         yield from _check_rules("model.onnx", "", model, spec.model.onnx)
@@ -49,14 +50,25 @@ def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf
         yield from _check_sizes(spec.property, model)
 
 
-def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[Problem]:
-    from service.formats.onnx import OPERATORS  # noqa: PLC0415 - brings onnx, which only these jobs need
+def _unreadable(error: ValueError, model: FromOnnx) -> Problem:
+    from service.formats.onnx_chosen import ChoiceError  # noqa: PLC0415 - brings onnx, which only these jobs need
 
+    if isinstance(error, ChoiceError):
+        return Problem(error.field, str(error), model.choices()[error.field.removeprefix("model.")], error.expected)
+    return Problem("model.onnx", str(error), model.onnx, "an ONNX model of numbers")
+
+
+def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[Problem]:
     if model.unsupported:
         more = len(model.unsupported) - MOST_SHOWN
         named = ", ".join(model.unsupported[:MOST_SHOWN]) + (f" and {more} more nodes" if more > 0 else "")
         message = f"{where}no rule for {named}"
-        yield Problem(path, message, file, f"a model of {', '.join(sorted(OPERATORS))}")
+        expected = "a model without them"
+        if model.instead:
+            expected = (
+                f"model.outputs of what needs none of them, as {', '.join(map(repr, model.instead[:MOST_SHOWN]))}"
+            )
+        yield Problem(path, message, file, expected)
 
 
 def _check_instances(instances: InstancesProperty, path_of: _PathOf, *, divided: bool) -> Iterator[Problem]:
@@ -99,7 +111,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
             continue
         except ValueError as error:
             broken = pair.query if pair.model in models else pair.model
-            yield f"line {pair.line}, {broken}: {error}", file, "one ONNX model with one input, and VNN-LIB 1"
+            yield f"line {pair.line}, {broken}: {error}", file, "one ONNX model of numbers, and VNN-LIB 1"
             continue
         for message, expected in _misfits(queries[pair.query], models[pair.model]):
             yield f"line {pair.line}, {pair.name}: {message}", file, expected
@@ -107,10 +119,11 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
 
 def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Outline | None:
     from service.formats.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
+    from service.formats.onnx_chosen import chosen  # noqa: PLC0415
 
     if isinstance(spec.model, FromOnnx):
         content = path_of(spec.model.onnx)
-        return None if content is None else outline(content)
+        return None if content is None else outline(content, partial(chosen, model=spec.model))
     reads = None if config is None else config.reads
     return Outline(reads.features, reads.classes) if isinstance(reads, Features) else None
 
@@ -144,6 +157,7 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
         return
     outputs = "" if model.outputs is None else f" and gives {model.outputs}"
     last = "" if model.outputs is None else f", Y_0 to Y_{model.outputs - 1}"
+    last += f", which are of {', '.join(model.names[:MOST_SHOWN])}" if model.names else ""
     message = (
         f"the query has {query.inputs} inputs and {query.outputs} outputs, the model takes {model.inputs}{outputs}"
     )

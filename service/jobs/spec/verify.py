@@ -98,9 +98,34 @@ class Box(Strict):
 
 
 class FromOnnx(Strict):
-    """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened."""
+    """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened.
+
+    Several of them are side by side, in their order: ``X_0`` … of a query are entries of the inputs that are not fixed,
+    ``Y_0`` … of the outputs. Of an input of whole numbers, the nearest ones are taken.
+    """
 
     onnx: FileId = Field(description="the id of an uploaded ONNX file")
+    outputs: tuple[str, ...] = Field(
+        (),
+        max_length=1000,
+        fail_fast=True,
+        description="names of the outputs to bound, or of any other values in the file; without, all that can be",
+    )
+    inputs: dict[str, Real | tuple[Real, ...]] = Field(
+        {},
+        max_length=1000,
+        description="inputs that are fixed: one number for all entries, or each entry's; the others are bounded",
+    )
+    dimensions: dict[str, Annotated[int, Field(ge=1, le=2**24)]] = Field(
+        {},
+        max_length=1000,
+        description="lengths that the file leaves open, by their names there, or INPUT.PLACE (from 0) of one without; "
+        "the first of an input is 1 unless it is given",
+    )
+
+    def choices(self) -> dict[str, Any]:
+        """Return what is chosen of the file, under the names of the fields; empty where it is taken as it is."""
+        return self.model_dump(mode="json", include={"outputs", "inputs", "dimensions"}, exclude_defaults=True)
 
 
 class VnnlibProperty(Strict):
@@ -176,6 +201,10 @@ ATTACK_RESTARTS = 64
 """Starts of an attack unless a budget says otherwise."""
 
 
+SECONDS, SECONDS_OF_BOUNDS = 60.0, 600.0
+"""What an instance may take unless a budget says otherwise: where it may be searched, and where it is only bounded."""
+
+
 class VerifyBudget(Strict):
     """Bounds what may be spent; a method that has no use for a part leaves it."""
 
@@ -187,12 +216,13 @@ class VerifyBudget(Strict):
         description="of the optimisation of slopes; a search over activations takes three times as many of a whole "
         "box, and a quarter of each domain that it splits off",
     )
-    seconds: float = Field(
-        60.0,
+    seconds: float | None = Field(
+        None,
         gt=0,
         le=10**6,
-        description="for an instance that may be searched, from the start of its bounds to its row; then its verdict "
-        "is timeout. Bounds alone have as long as they need, unless another number is given here",
+        description="for an instance, from the start of its bounds to its row: "
+        f"{SECONDS:g} unless given where it may be searched, and then its verdict is timeout; "
+        f"{SECONDS_OF_BOUNDS:g} for bounds alone, and then they are by intervals, as its reason says",
     )
     domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")
     memory_gib: float | None = Field(

@@ -13,7 +13,7 @@ from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec
 from service.parallel.mesh import build as build_mesh
 from service.verification.load.instances import load_instances
-from service.verification.load.onnx import OnnxSource, load_onnx
+from service.verification.load.onnx import chosen_source, load_onnx
 from service.verification.load.task_loader import LoadedTasks, TaskLoader
 from service.verification.load.trained import load_trained
 from service.verification.properties import read
@@ -30,8 +30,8 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     if isinstance(spec.property, InstancesProperty):
         return loader.collected(list(load_instances(spec.property.instances, context.data, loader)))
     if isinstance(spec.model, FromOnnx):
-        file, property_spec = spec.model.onnx, spec.property
-        source = OnnxSource(context.data.cache, file, context.data.file(file).read_bytes)
+        property_spec = spec.property
+        source = chosen_source(spec.model, context.data)
         loaded = load_onnx(source, loader, lambda sizes: read(property_spec, *sizes, context.data))
     else:
         loaded = load_trained(context.data, loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from service.bounds.capture import capture
-from service.bounds.graph import Graph
+from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.rank_group import RankGroup
 from service.bounds.shard import shard
 from service.bounds.stages import StageLink
+from service.jobs.layout import DataLayout
+from service.jobs.spec.verify import FromOnnx
 from service.models.build_once import build_once
 from service.verification.load.points import points
 from service.verification.load.task_loader import TaskLoader
@@ -49,6 +52,22 @@ class OnnxSource:
         return self.cache / f"onnx-{VERSION}" / name
 
 
+def chosen_source(model: FromOnnx, data: DataLayout) -> OnnxSource:
+    """Return the file of a spec, with what the spec chooses of it."""
+    path, choices = data.file(model.onnx), model.choices()
+
+    def read() -> bytes:
+        from service.formats.onnx import OnnxError  # noqa: PLC0415 - brings onnx
+        from service.formats.onnx_chosen import chosen  # noqa: PLC0415
+
+        try:
+            return chosen(path.read_bytes(), model)
+        except OnnxError as error:
+            raise UnsupportedModelError(str(error)) from error
+
+    return OnnxSource(data.cache, f"{model.onnx} {json.dumps(choices)}" if choices else model.onnx, read)
+
+
 def load_onnx(
     source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes, part: Sequence[int] | None = None
 ) -> Task | RefusedModel:
@@ -71,8 +90,8 @@ def load_onnx(
         module = module.to(loader.device)
         engine = typed.engine_of_module(typed.arithmetic.module_to_bound(module), (module.features,))
         task = typed.task(module, engine, asked, runtime)
-        check_at(module, _points(asked, part, runtime, loader, engine.network.graph), runtime)
-        return task
+        inputs = _points(asked, part, runtime, loader, engine.network.graph)
+        return replace(task, precision=_told(runtime, check_at(module, inputs, runtime), len(inputs)))
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -83,9 +102,10 @@ def _load_divided(
     """Load this rank's stage and shards alone, on which counterexamples are checked, too."""
     from service.bounds.onnx.model import check, check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
-    from service.bounds.onnx.stored import store, store_type, stored, type_of  # noqa: PLC0415
+    from service.bounds.onnx.stored import store, store_type, stored, stored_precision, type_of  # noqa: PLC0415
 
-    own = type_of(build_once(source.folder(None), lambda path: store_type(path, source.read())))
+    about = build_once(source.folder(None), lambda path: store_type(path, source.read()))
+    own = type_of(about)
     loader = replace(loader, dtype=torch.float64 if own == np.float64 else torch.float32)
     dtype, tp = loader.arithmetic.dtype, loader.mesh.tp
     folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
@@ -93,7 +113,13 @@ def _load_divided(
     sizes = module.features, module.outputs
     asked = property_of(sizes)
     runtime = _FirstRankRuntime(
-        lambda: Runtime.of(parse(source.read())), sizes[1], own, RankGroup(tp), loader.line, loader.device
+        lambda: Runtime.of(parse(source.read())),
+        sizes[1],
+        own,
+        RankGroup(tp),
+        loader.line,
+        loader.device,
+        stored_precision(about),
     )
     notes: list[str] = []
     engine = loader.engine_of_graph(shard(capture(module, sizes[:1]), tp, notes.append))
@@ -103,8 +129,20 @@ def _load_divided(
         return engine.network.tp_group.agree(task.module(x.to(task.like)))
 
     check(run, sizes[0], replace(runtime))
-    check_at(run, _points(asked, part, runtime, loader), replace(runtime))
-    return replace(task, notes=tuple(notes))
+    inputs = _points(asked, part, runtime, loader)
+    told = _told(runtime, check_at(run, inputs, replace(runtime)), len(inputs))
+    return replace(task, notes=tuple(notes), precision=told)
+
+
+def _told(runtime: Running, difference: float, inputs: int) -> str | None:
+    """Return what rows of a model in half precision say of the bounds."""
+    if runtime.precision is None:
+        return None
+    if "bfloat16" in runtime.precision:
+        added = "what rounding to 8 bits after each operator adds is not in them"
+    else:
+        added = f"onnxruntime's rounding adds to them, {difference:.2g} at the most of {inputs} inputs"
+    return f"{runtime.precision}: bounds are of the model's function of real numbers; {added}"
 
 
 def _points(
@@ -121,7 +159,8 @@ def _points(
 class _FirstRankRuntime:
     """A model in onnxruntime that only the first rank loads, when it is first run: it takes the whole model.
 
-    ``outputs`` counts the model's; ``dtype`` is its input's. All ranks call it with the same instance.
+    ``outputs`` counts the model's; ``dtype`` is its input's, ``precision`` the half one within it. All ranks call it
+    with the same instance.
     """
 
     load: Callable[[], Running]
@@ -130,6 +169,7 @@ class _FirstRankRuntime:
     tp_group: RankGroup
     line: StageLink
     device: torch.device
+    precision: str | None = None
 
     def flat(self, instance: Array) -> Array:
         found = torch.zeros(self.outputs, dtype=torch.float64, device=self.device)

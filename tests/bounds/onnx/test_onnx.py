@@ -24,7 +24,8 @@ from service.bounds.onnx import OnnxModel, load
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.onnx.stored import store, stored, type_of
-from service.formats.onnx import OPERATORS, operator_of
+from service.formats.onnx import operator_of
+from service.formats.onnx_operators import OPERATORS
 
 
 def ints(*values: int) -> np.ndarray:
@@ -255,6 +256,31 @@ MODELS: dict[str, bytes] = {
               classlabels_strings=["a", "b", "c"])], [1, 2],
         outputs=("label", "y")),
     "Normalizer": model([node("Normalizer", ["x"], domain="ai.onnx.ml", norm="L2")], [1, 3]),
+    "LinearClassifier of one score": model(
+        [node("LinearClassifier", ["x"], ["label", "y"], domain="ai.onnx.ml", post_transform="LOGISTIC",
+              coefficients=[0.5, 1.0], intercepts=[0.25], classlabels_ints=[0, 1])], [1, 2], outputs=("label", "y")),
+    "Normalizer, MAX": model([node("Exp", ["x"], "e"), node("Normalizer", ["e"], domain="ai.onnx.ml", norm="MAX")],
+                             [1, 3]),
+    "fused Attention": model(
+        [node("Attention", ["x", "w", "b", "m", "", "r"], domain="com.microsoft", num_heads=2)], [1, 3, 4],
+        {"w": weights(4, 12), "b": weights(12), "m": np.array([[1, 1, 0]], np.int32), "r": weights(1, 2, 3, 3)}),
+    "fused Attention, causal": model(
+        [node("Attention", ["x", "w", "b"], domain="com.microsoft", num_heads=2, unidirectional=1, scale=0.3)],
+        [1, 3, 4], {"w": weights(4, 12), "b": weights(12)}),
+    "MultiHeadAttention": model(
+        [node("Tanh", ["x"], "t"), node("MultiHeadAttention", ["x", "t", "x", "b", "m", "r"], domain="com.microsoft",
+                                        num_heads=2)], [1, 3, 4],
+        {"b": weights(12), "m": np.array([[1, 0, 1]], np.int32), "r": weights(1, 2, 3, 3)}),
+    "Attention": model(
+        [node("Tanh", ["x"], "t"), node("Attention", ["t", "x", "x", "m"], q_num_heads=2, kv_num_heads=2)], [1, 3, 4],
+        {"m": np.array([[True, True, False], [True] * 3, [False, True, True]])}, opset=23),
+    "Attention, causal, of shared heads": model(
+        [node("Reshape", ["x", "h"], "q"), node("Slice", ["q", "0", "1", "1"], "k"),
+         node("Attention", ["q", "k", "k"], is_causal=1, scale=0.7)], [1, 3, 4],
+        {"h": np.array([1, 2, 3, 2]), "0": np.array([0]), "1": np.array([1])}, opset=23),
+    "RMSNormalization": model([node("RMSNormalization", ["x", "g"], epsilon=1e-3)], [1, 3, 4], {"g": weights(4)},
+                              opset=23),
+    "Swish": model([node("Swish", ["x"], alpha=1.3)], [1, 4], opset=24),
     "Normalizer, L1": model([node("Normalizer", ["x"], domain="ai.onnx.ml", norm="L1")], [1, 3]),
     "Binarizer": model([node("Binarizer", ["x"], domain="ai.onnx.ml", threshold=0.3)], [1, 3]),
     "two outputs": model([node("Neg", ["x"]), node("Exp", ["x"], "z")], [1, 4], outputs=("z", "y")),
@@ -286,7 +312,8 @@ SOUND += ["ConvTranspose to a shape", "GroupNormalization, opset 21", "Split", "
 SOUND += ["LSTM", "GRU", "ScatterElements, sums", "LayerNormalization with all outputs"]
 SOUND += ["Equal", "Xor", "Sign", "QuantizeLinear", "TopK", "TopK of the least", "GridSample", "FusedMatMul"]
 SOUND += ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "fused QuickGelu", "Scaler", "LinearRegressor"]
-SOUND += ["Normalizer, L1", "Binarizer"]
+SOUND += ["Normalizer, L1", "Binarizer", "Normalizer, MAX", "LinearClassifier of one score", "BiasGelu", "fused Gelu"]
+SOUND += ["fused Attention", "fused Attention, causal", "MultiHeadAttention", "Attention", "RMSNormalization", "Swish"]
 
 
 @pytest.mark.parametrize("name", slow_but_for(SOUND, "Shrink", "LRN", "GatherND", "QuantizeLinear", "TopK", "Xor"))
@@ -339,11 +366,11 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
         (model([node("Det", ["x"])], IMAGE), r"no rule for ONNX Det \(node 'det_y'\)"),
         (
             model([node("Relu", ["x"], "s"), node("ArgMax", ["s"])], [1, 3]),
-            "the largest of 's': make those scores an output",
+            "the largest of 's': name those in model.outputs",
         ),
         (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 24"),
         (model([node("Relu", ["x"])], ["batch", "any", 3]), "only its first length may be open"),
-        (model([node("Relu", ["x"])], [3], kind=TensorProto.INT32), "input 'x' is INT32"),
+        (model([node("Relu", ["x"])], [3], kind=TensorProto.BOOL), "input 'x' is BOOL"),
         (model([node("Relu", ["c"])], IMAGE, {"c": B}), "output 'y' does not depend on the input"),
         (model([node("Pow", ["c", "x"])], [3], {"c": B - 9}), r"Pow \(node 'pow_y'\): its exponent depends"),
         (model([node("Shrink", ["x"], lambd=0.5)], IMAGE), "it jumps"),

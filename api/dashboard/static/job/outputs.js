@@ -28,7 +28,7 @@ export class OutputBounds {
     const range = extent([row.lower.filter(isNumber), row.upper.filter(isNumber), [0]]) ?? [0, 1];
     const bars = row.lower.slice(0, MOST).map((low, index) => bar(index, low, row.upper[index] ?? null, range));
     const words = [row.name, isNumber(row.label) && `class ${row.label}`, isNumber(row.prediction) && `predicted ${row.prediction}`, row.method, row.decided_by && `decided by ${row.decided_by}`,
-      row.reason && `undecided: ${row.reason}`, `margin ${fixed(row.margin)}`,
+      row.reason && `undecided: ${row.reason}`, row.note, `margin ${fixed(row.margin)}`,
       `mean width ${fixed(width(row))}`];
     fill(this.element, h("header", {}, h("h3", {}, `Instance ${row.instance}`), stateMark(row.verdict),
       h("span", { class: "muted" }, words.filter(Boolean).join(" · ")), close),

@@ -170,7 +170,7 @@ export class Verify extends Section {
       setAttribute(name, "title", row.name);
       updateStateMark(mark, row.verdict);
       setText(why, row.decided_by ?? row.reason ?? "–");
-      setAttribute(by, "title", row.reason);
+      setAttribute(by, "title", [row.reason, row.note].filter(Boolean).join("; "));
       const [least, most] = span(row);
       /** @type {[Element | undefined, string][]} */
       const texts = [[margin, fixed(row.margin)], [low, fixed(least)], [high, fixed(most)],

@@ -64,6 +64,7 @@
  * @property {string} method
  * @property {string | null} [decided_by]
  * @property {string | null} [reason] why it is undecided
+ * @property {string | null} [note] what else is to be known of the bounds
  * @property {number} seconds
  * @property {number} domains
  * @property {number[] | null} counterexample

@@ -1,0 +1,125 @@
+"""Proofs by rational arithmetic that outputs stay on one side of a plane, to the last digit.
+
+In a box in which every comparison has one answer a piecewise linear network is affine, and the least value of an affine
+function over a box is known exactly. Where one input alone decides a comparison the box is cut at that input's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from service.bounds.exact import exact_values
+from service.bounds.network import Network
+
+MOST_BOXES, MOST_PRODUCTS = 64, 2**15
+"""Boxes that one is cut into, and products of numbers of each."""
+
+Ends = tuple[tuple[Fraction, ...], tuple[Fraction, ...]]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """``Σ factors[index]·y[index] > threshold``, or ``≥`` where it may be ``attained``."""
+
+    factors: tuple[tuple[int, Fraction], ...]
+    threshold: Fraction
+    attained: bool
+
+
+class OpenComparisonError(Exception):
+    """A comparison has both answers in a box; ``form`` is what is compared with 0."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__("a comparison has both answers")
+        self.form = form
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """An affine function of the inputs of a box; compared with others it has the answer that all of the box gives."""
+
+    factors: dict[int, Fraction]
+    constant: Fraction
+    box: Ends
+
+    def __add__(self, other: Form | Fraction) -> Form:
+        if isinstance(other, Fraction):
+            return Form(self.factors, self.constant + other, self.box)
+        factors = dict(self.factors)
+        for index, factor in other.factors.items():
+            factors[index] = factors.get(index, Fraction(0)) + factor
+        return Form({index: each for index, each in factors.items() if each}, self.constant + other.constant, self.box)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: Fraction) -> Form:
+        factors = {index: factor * each for index, each in self.factors.items() if factor}
+        return Form(factors, factor * self.constant, self.box)
+
+    __rmul__ = __mul__
+
+    def __ge__(self, other: Form | Fraction | int) -> bool:
+        difference = self + (Fraction(-1) * other if isinstance(other, Form) else Fraction(-other))
+        if difference.least >= 0:
+            return True
+        if (Fraction(-1) * difference).least >= 0:  # equal at the most, where either answer does
+            return False
+        raise OpenComparisonError(difference)
+
+    __gt__ = __ge__
+
+    def __lt__(self, other: Form | Fraction | int) -> bool:
+        return not self >= other
+
+    @property
+    def least(self) -> Fraction:
+        """Return the least value in the box."""
+        lower, upper = self.box
+        ends = (factor * (lower[index] if factor > 0 else upper[index]) for index, factor in self.factors.items())
+        return sum(ends, self.constant)
+
+
+def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:
+    """Return whether it is proved that at every input of the box the outputs lie on the side of one of the planes, the
+    same one in each part that the box is cut into.
+    """
+    like, left, open_ = torch.zeros(len(box[0]), dtype=torch.float64), MOST_BOXES, [box]
+    while open_:
+        lower, upper = open_.pop()
+        left -= 1
+        inputs = [Form({index: Fraction(1)}, Fraction(0), (lower, upper)) for index in range(len(lower))]
+        try:
+            outputs = exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs))
+        except OpenComparisonError as error:
+            parts = _parts(error.form)
+            if parts is None or left <= 0:
+                return False
+            open_ += parts
+            continue
+        if outputs is None or not any(_holds(plane, outputs) for plane in planes):
+            return False
+    return True
+
+
+def _parts(form: Form) -> list[Ends] | None:
+    """Cut the box where the form is 0, if one input alone decides about that."""
+    if len(form.factors) != 1:
+        return None
+    ((index, factor),) = form.factors.items()
+    at, (lower, upper) = -form.constant / factor, form.box
+    return [
+        (lower, (*upper[:index], at, *upper[index + 1 :])),
+        ((*lower[:index], at, *lower[index + 1 :]), upper),
+    ]
+
+
+def _holds(plane: Plane, outputs: Sequence[Form | Fraction]) -> bool:
+    total: Form | Fraction = Fraction(0)
+    for index, factor in plane.factors:
+        total = total + factor * outputs[index]
+    least = total.least if isinstance(total, Form) else total
+    return least >= plane.threshold if plane.attained else least > plane.threshold

@@ -1,0 +1,50 @@
+"""Whole numbers that depend on the input: what they may be read by, and where a cast to them changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from onnx import TensorProto
+
+from service.bounds.operators.onnx import Array, Call
+
+TYPES = frozenset({TensorProto.INT32, TensorProto.INT64})
+"""The types of integers that values are cast to: smaller ones wrap around, which nothing here does."""
+_WHOLE = frozenset({"Ceil", "Floor", "Round", "Sign"})
+_MOVING = [
+    "Compress",
+    "Concat",
+    "Expand",
+    "Flatten",
+    "GatherElements",
+    "GatherND",
+    "Identity",
+    "Pad",
+    "Reshape",
+    "Slice",
+]
+_READERS = frozenset(
+    [*_MOVING, "Cast", "DequantizeLinear", "Gather", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
+)
+"""Operators for which a whole number is as good as any other; arithmetic of integers is not that of real numbers."""
+
+
+def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collection[str]) -> list[Call]:
+    """Return the calls, an identity in the place of each cast of what is whole already.
+
+    Raises :class:`~service.bounds.graph.UnsupportedModelError` at what computes with such numbers.
+    """
+    whole = {name for name in depends if name in values and values[name].dtype.kind in "biu"}
+    whole |= {name for call in calls if call.operator in _WHOLE for name in call.outputs}
+    found = list[Call]()
+    for call in calls:
+        integers = [
+            name for name in call.inputs if name in depends and name in values and values[name].dtype.kind in "iu"
+        ]
+        if integers and call.operator not in _READERS:
+            raise call.refuse(f"it computes with whole numbers, {integers[0]!r}, that depend on the input")
+        if call.operator == "Cast" and call.attributes["to"] in TYPES and call.inputs[0] in whole:
+            call = replace(call, operator="Identity", attributes={})  # noqa: PLW2901 - the call that is kept
+        found.append(call)
+    return found

@@ -1,0 +1,88 @@
+"""Uploaded weights of a family: what their header says, and their names where a wrapper or another module gave them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from service.formats.archive import LARGEST_TENSOR_HEADER
+from service.jobs.spec.families import MlpConfig
+from service.jobs.spec.model import ModelConfig
+
+_WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes of DistributedDataParallel, and of compiled modules."""
+_NUMBERED = re.compile(r"(.*?)(\d+)\.(weight|bias)")
+_ADVICE = "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
+
+
+class WeightsFileError(ValueError):
+    """The file holds no weights that the model could take."""
+
+
+def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of a safetensors file by name, from its header. Raises :class:`WeightsFileError`."""
+    with path.open("rb") as content:
+        head = content.read(8)
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or length > min(LARGEST_TENSOR_HEADER, path.stat().st_size - 8):
+            saved = head.startswith((b"PK\x03\x04", b"\x80"))
+            kind = (
+                "it is a file of torch.save (.pt, .pt2), not of safetensors" if saved else "it is no safetensors file"
+            )
+            raise WeightsFileError(f"{kind}; {_ADVICE}")
+        text = content.read(length)
+    try:
+        header = json.loads(text)
+        return {name: tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsFileError(f"it is no safetensors file: {error!r}") from error
+
+
+def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
+    """Return the names that a file has for its tensors, by the model's own: without what wrappers put before them, and
+    of a plain ``nn.Sequential`` by the order of its layers.
+    """
+    bare = dict(zip(map(_unwrapped, held), held, strict=True))
+    if isinstance(config, MlpConfig) and "head.weight" not in bare:
+        return _sequential(len(config.hidden), bare)
+    return bare
+
+
+def check_weights(path: Path, config: ModelConfig) -> None:
+    """Raise :class:`WeightsFileError` where a file cannot hold the weights of a model, as far as its header tells."""
+    shapes = shapes_of(path)
+    names = names_of(config, shapes)
+    if not isinstance(config, MlpConfig):
+        return
+    widths = (config.in_features, *config.hidden, config.out_features)
+    layers = [*(f"blocks.{index}.linear" for index in range(len(config.hidden))), "head"]
+    for layer, before, after in zip(layers, widths, widths[1:], strict=False):
+        for name, wanted in ((f"{layer}.weight", (after, before)), (f"{layer}.bias", (after,))):
+            if name not in names:
+                shown = ", ".join(list(shapes)[:6]) + (", …" if len(shapes) > 6 else "")
+                raise WeightsFileError(
+                    f"it has no weights for {name!r}, nor layers of that number in order; it has {shown}"
+                )
+            if shapes[names[name]] != wanted:
+                raise WeightsFileError(
+                    f"{names[name]!r} has shape {shapes[names[name]]}; {name!r} of this model has {wanted}"
+                )
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in _WRAPPERS * 2:
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def _sequential(hidden: int, bare: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the names of linear layers that are numbered in one list, as ``0.weight`` or ``net.0.weight``."""
+    matched = {name: found for name in bare if (found := _NUMBERED.fullmatch(name))}
+    numbers = sorted({int(found[2]) for found in matched.values()})
+    if len(matched) < len(bare) or len({found[1] for found in matched.values()}) != 1 or len(numbers) != hidden + 1:
+        return bare
+    own = [*(f"blocks.{index}.linear" for index in range(hidden)), "head"]
+    layers = dict(zip(numbers, own, strict=True))
+    return {f"{layers[int(found[2])]}.{found[3]}": bare[name] for name, found in matched.items()}

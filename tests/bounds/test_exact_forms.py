@@ -1,0 +1,51 @@
+"""Proofs by rational arithmetic, where bounds are attained."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from service.bounds.exact_forms import Plane, keeps_to
+from service.bounds.network import prepare
+
+
+class Identity(nn.Module):
+    """The input by way of ReLUs, and the larger of two entries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        same = torch.relu(x) - torch.relu(-x)
+        return torch.cat([same, torch.maximum(same[:, :1], torch.full((1, 1), 0.25, dtype=x.dtype))], dim=1)
+
+
+def below(output: int, most: Fraction | int, *, attained: bool) -> Plane:
+    return Plane(((output, Fraction(-1)),), -Fraction(most), attained)
+
+
+def proved(lower: list[int], upper: list[int], *planes: Plane) -> bool:
+    box = tuple(map(Fraction, lower)), tuple(map(Fraction, upper))
+    return keeps_to(prepare(Identity().double(), (2,)), box, planes)
+
+
+@pytest.mark.parametrize("lower", [[0, 0], [-1, -1]], ids=["one piece", "cut at 0"])
+def test_what_is_attained_is_told_from_what_is_passed(lower: list[int]) -> None:
+    assert proved(lower, [1, 1], below(0, 1, attained=True))
+    assert not proved(lower, [1, 1], below(0, 1, attained=False))
+    assert not proved(lower, [1, 1], below(0, 1 - Fraction(1, 10**30), attained=True))
+    assert proved(lower, [1, 1], below(2, 1, attained=True))
+    assert not proved(lower, [1, 1], below(2, Fraction(99, 100), attained=True))
+
+
+def test_one_plane_of_several_does() -> None:
+    assert proved([0, 0], [1, 1], below(0, 0, attained=True), below(1, 1, attained=True))
+
+
+def test_what_several_inputs_decide_is_left_open() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x.sum(dim=1, keepdim=True))
+
+    box = (Fraction(-1),) * 2, (Fraction(1),) * 2
+    assert not keeps_to(prepare(Sum().double(), (2,)), box, [below(0, 2, attained=True)])
