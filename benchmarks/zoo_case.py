@@ -1,4 +1,4 @@
-"""One model of ``benchmarks/model_zoo.py``, in this process: exported, loaded, bounded, sampled, and the peer's bounds.
+"""One model of ``benchmarks/model_zoo.py``, in a process of its own: exported, loaded, bounded, sampled; and the peer.
 
 Facts are written as they are found, one JSON object a line, so that those of a process that is ended are not lost.
 """
@@ -254,27 +254,18 @@ def run(entry: Entry, number: int, log: Log, given: argparse.Namespace) -> None:
             measured("peer", method, lambda method=method: peers(model, shaped, outputs, method), log, given)  # type: ignore[misc]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(ZOO))
-    parser.add_argument("facts", type=Path, help="the file that they are written to")
-    parser.add_argument("--methods", nargs="*", default=["ibp", "crown", "alpha-crown"])
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each export and each method")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--peer", type=Path)
-    given = parser.parse_args()
+def into(path: Path, name: str, given: argparse.Namespace) -> None:
+    """Measure the entry of a name, and write its facts to a file."""
     if given.peer:
         sys.path.insert(0, str(given.peer))
     keep_workspaces_small()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    with given.facts.open("a") as file:
+    with path.open("a") as file:
         log = Log(file)
         try:
-            run(ZOO[given.name], list(ZOO).index(given.name), log, given)
+            run(ZOO[name], list(ZOO).index(name), log, given)
         except ImportError as error:
             log.tell(skipped=f"{error.name or error} is not installed")
-
-
-if __name__ == "__main__":
-    main()
+        except Exception as error:
+            log.tell(ended=_reason(error))

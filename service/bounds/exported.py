@@ -31,7 +31,7 @@ from service.bounds.graph import (
 )
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
-BATCHED = "aten.bmm.default"
+BATCHED, SELECTED = "aten.bmm.default", "aten.index_select.default"
 ABOVE, CHOOSING = "aten.gt.Scalar", "aten.where.self"
 _OF_TWO = {"aten.mul.Tensor": PRODUCT, "aten.div.Tensor": PRODUCT, "aten.matmul.default": MATRIX_OF_TWO}
 ALL_REDUCE = "_c10d_functional.all_reduce.default"
@@ -164,6 +164,8 @@ class GraphBuilder:
         if node.operator == ALL_REDUCE and node.arguments["reduce_op"] == "sum":
             total = {"x": node.arguments["input"], "group": node.arguments["group_name"]}
             return replace(node, operator="trivet.reduce_from_group.default", arguments=total)
+        if node.operator == SELECTED:
+            return _as_slice(node)
         if node.operator == BATCHED:
             factors = {"self": node.arguments["self"], "other": node.arguments["mat2"]}
             return replace(node, operator="aten.matmul.default", arguments=factors)
@@ -275,6 +277,19 @@ def _finite(operand: Any) -> Any:
         return operand
     most = COMPARABLE.get(operand.dtype, torch.inf)
     return operand.clamp(-most, most)
+
+
+def _as_slice(node: Node) -> Node:
+    """Return a selection of entries that are evenly apart as the slice that it is: a pass takes less for it."""
+    index = node.arguments["index"]
+    if not isinstance(index, Tensor) or not index.numel():
+        return node
+    places = index.flatten().tolist()
+    step = places[1] - places[0] if len(places) > 1 else 1
+    if step < 1 or places != list(range(places[0], places[-1] + 1, step)):
+        return node
+    taken = {"dim": node.arguments["dim"], "start": places[0], "end": places[-1] + 1, "step": step}
+    return replace(node, operator="aten.slice.Tensor", arguments={"self": node.arguments["self"], **taken})
 
 
 def _depends(value: Any) -> bool:

@@ -31,14 +31,48 @@ from service.bounds.replay import Plain, Recorded
 class Ascent:
     """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration.
 
-    After ``deadline`` (``time.monotonic``) a part has one iteration, where nothing is recorded; two ascents that differ
-    in it alone are equal.
+    The bounds of an entry from both sides are settled once :data:`STRIDE` iterations narrowed them by no more than
+    ``least_gain`` of their width; a part whose entries are all settled ends. After ``deadline`` (``time.monotonic``) a
+    part has one iteration, where nothing is recorded; two ascents that differ in it alone are equal.
     """
 
     iterations: int = 20
     learning_rate: float = 0.5
     decay: float = 0.98
+    least_gain: float = 3e-3
     deadline: float = field(default=inf, compare=False)
+
+
+STRIDE = 4
+"""Iterations after which it is asked what they have brought."""
+
+
+@dataclass(eq=False)
+class Brought:
+    """What optimisation has brought to entries that are bounded from both sides, in the mean over all of them.
+
+    ``before`` and ``after`` are sums of widths, those that are finite; ``iterations`` and ``most`` count the ones that
+    were run and those that might have been, once for each entry.
+    """
+
+    before: float = 0.0
+    after: float = 0.0
+    iterations: int = 0
+    most: int = 0
+
+    def add(self, first: Tensor, best: Tensor, iterations: int, most: int) -> None:
+        """Count entries by their widths ``(batch, entries)`` at the start and in the end."""
+        finite = first.isfinite() & best.isfinite()
+        self.before += float(torch.where(finite, first, 0.0).double().sum())
+        self.after += float(torch.where(finite, best, 0.0).double().sum())
+        self.iterations += iterations * first.shape[1]
+        self.most += most * first.shape[1]
+
+    def __str__(self) -> str:
+        narrower = 1 - self.after / self.before if self.before > 0 else 0.0
+        return (
+            f"intermediate bounds {narrower:.2%} narrower, by {self.iterations / max(1, self.most):.0%} of iterations"
+        )
 
 
 @dataclass(eq=False)
@@ -183,10 +217,14 @@ class RowOptimiser(SlopeOptimiser):
     ``rows`` are as for :meth:`Pass.lower_bounds`.
     """
 
-    def __init__(self, families: Families, start: str, rows: InitialRows, ascent: Ascent) -> None:
+    def __init__(
+        self, families: Families, start: str, rows: InitialRows, ascent: Ascent, brought: Brought | None = None
+    ) -> None:
         super().__init__(families, start, ascent)
         self.rows = own_copy(rows)
+        self.brought = Brought() if brought is None else brought
         self.best: Tensor | None = None
+        self.settled: Tensor | None = None
         self.has_begun = False
         device = families.backward.device
         # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
@@ -200,11 +238,49 @@ class RowOptimiser(SlopeOptimiser):
         if self.best is not None:
             # Also where nothing was to be chosen: bounds of the part before are none of these rows.
             self.best.fill_(-torch.inf)
+            if self.settled is not None:
+                self.settled.fill_(value=False)
             self.restart()
         with torch.enable_grad():
-            self.repeat.run(self._ascend, self.ascent.iterations)
+            if isinstance(rows, IdentityRows) and rows.mirrored and self.anchor is None:
+                self._ascend_while_it_pays()
+            else:
+                self.repeat.run(self._ascend, self.ascent.iterations)
         assert self.best is not None
         return self.best.clone()
+
+    def _ascend_while_it_pays(self) -> None:
+        """Run iterations until all entries are settled, each by itself: what goes with it changes no bound of a row.
+
+        Other ranks would have to stop at the same iteration, so that theirs are all run.
+        """
+        most, done = self.ascent.iterations, min(1, self.ascent.iterations)
+        self.repeat.run(self._ascend, done)
+        first = before = self._widths()
+        is_free = any(each.numel() for each in self.parameters)
+        while done < most and is_free:
+            count = min(STRIDE, most - done)
+            self.repeat.run(self._ascend, count)
+            done, now = done + count, self._widths()
+            share = ((before - now) / before.clamp(min=torch.finfo(now.dtype).tiny)).nan_to_num(nan=1.0)
+            self._settle(share <= self.ascent.least_gain)
+            if done < most and self.settled is not None and bool(self.settled.all()):
+                break
+            before = now
+        self.brought.add(first, self._widths(), done, most)
+
+    @torch.no_grad()
+    def _settle(self, entries: Tensor) -> None:
+        """Keep the best bounds of ``entries`` ``(batch, entries)`` from here on."""
+        assert self.settled is not None
+        self.settled.logical_or_(torch.cat([entries, entries], dim=1))
+
+    @torch.no_grad()
+    def _widths(self) -> Tensor:
+        """Return the widths ``(batch, entries)`` between the best bounds of mirrored rows."""
+        assert self.best is not None
+        lower, negated = self.best.chunk(2, dim=1)
+        return -negated - lower
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -220,15 +296,19 @@ class RowOptimiser(SlopeOptimiser):
         bounds = self.backward.lower_bounds(self.start, self.rows)
         if self.best is None:
             self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
-        torch.maximum(self.best, bounds.detach(), out=self.best)
+            self.settled = torch.zeros_like(self.best, dtype=torch.bool)
+        assert self.settled is not None
+        torch.maximum(self.best, bounds.detach().masked_fill(self.settled, -torch.inf), out=self.best)
         if bounds.requires_grad:
             # Where there is no bound there is no direction either.
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
 
-def optimised_lower_bounds(families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent) -> Tensor:
+def optimised_lower_bounds(
+    families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent, brought: Brought | None = None
+) -> Tensor:
     """Return lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a
-    device.
+    device. ``brought`` is told what iterations have brought.
     """
     optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []
@@ -236,7 +316,7 @@ def optimised_lower_bounds(families: Families, start: str, parts: Iterator[Initi
         shape = tuple((rows.index if isinstance(rows, IdentityRows) else rows).shape)
         if shape not in optimisers:
             optimisers.clear()
-            optimisers[shape] = RowOptimiser(families, start, rows, ascent)
+            optimisers[shape] = RowOptimiser(families, start, rows, ascent, brought)
         found.append(optimisers[shape].best_bounds(rows))
     return torch.cat(found, dim=1)
 

@@ -84,6 +84,9 @@ def propagate_lines_in_steps(
 ) -> tuple[Tensor, Optional]:
     """Compute the same by torch's operators."""
     negative = coefficients.clamp(max=0)
+    if not torch.is_grad_enabled() and below is None:
+        through = torch.where(coefficients < 0, upper, lower).mul_(coefficients)
+        return through, None if above is None else _along(negative, above)
     positive = coefficients - negative
     pieces = [] if above is None else [_along(negative, above)]
     if below is not None:

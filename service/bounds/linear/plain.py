@@ -22,7 +22,7 @@ from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding
 from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network, OptimisedBefore
-from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR
+from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR, NONLINEAR
 from service.bounds.operators.base import LinearOperator
 from service.bounds.relaxation import Relaxed
 
@@ -122,8 +122,13 @@ class _Traversal:
                 return ()
         step, rows_own, still_own = self._step(node, linear, arrived)
         self._account(node, rows_own, step.bias)
-        pairs = zip(node.inputs, step.coefficients, strict=True)
-        return [(name, Pending(rows, still_own, accumulating is not None)) for name, rows in pairs]
+        fresh = linear is not None and linear.is_fresh
+        deciding = frozenset[int]() if linear is not None else NONLINEAR[node.operator].deciding
+        return [
+            (name, Pending(rows, still_own, fresh))
+            for index, (name, rows) in enumerate(zip(node.inputs, step.coefficients, strict=True))
+            if index not in deciding
+        ]
 
     def _accumulable(self, name: str, rows: Tensor, own: bool) -> Tensor | None:
         """Return the coefficients that wait at a node where those that arrive after it may be added in place."""
@@ -183,6 +188,11 @@ class _Traversal:
             sharding.over_rows(node, self._dense(node, pending), held_alone=pending.own, own=own)
             for pending in (earlier, new)
         )
+        # A tensor that nothing else holds, and as it was: it may take the sum.
+        held = [first] if earlier.fresh and first is earlier.rows else []
+        held += [second] if new.fresh and second is new.rows else []
+        if held and not torch.is_grad_enabled() and first.shape == second.shape:
+            return Pending(held[0].add_(second if held[0] is first else first), own, fresh=True)
         return Pending(first + second, own, fresh=True)
 
     def _structured_sum(self, node: Node, *terms: Pending) -> StructuredRows | None:

@@ -6,8 +6,10 @@ optimising them for the output: for any fixed relaxations of later layers a tigh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -21,9 +23,10 @@ from service.bounds.methods.base import Analysis, elements_of_row, no_looser_tha
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
-from service.bounds.optimise import Families, optimised_lower_bounds
+from service.bounds.optimise import Brought, Families, optimised_lower_bounds
 from service.bounds.options import BoundOptions, affordable
 
+LOG = logging.getLogger(__name__)
 Part = TypeVar("Part", Tensor, IdentityRows)
 
 
@@ -51,19 +54,25 @@ class OptimisedAnalysis:
 
 def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analysis:
     """Bound with optimised intermediate bounds, as the literature's default has it."""
-    options = affordable(network, box, options)
-    backward = bound_layers(network, box, options, both_optimised)
+    options, brought = affordable(network, box, options), Brought()
+    backward = bound_layers(network, box, options, partial(both_optimised, brought=brought))
+    if brought.most:
+        LOG.info("alpha-crown: %s", brought)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
 
 
-def both_optimised(backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
-    """Bound both sides of the entries ``index`` of a value, each optimised for itself."""
+def both_optimised(
+    backward: Pass, name: str, index: Tensor, options: BoundOptions, brought: Brought | None = None
+) -> Interval:
+    """Bound both sides of the entries ``index`` of a value, each optimised for itself; ``brought`` is told by how
+    much.
+    """
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], options) // 2)
 
     def bounds(pairs: int) -> Interval:
         parts = [IdentityRows(part) for part in equal_parts(index, pairs)]
         found = optimised_lower_bounds(
-            Families(backward), name, _counted(parts, backward, name, options), options.ascent
+            Families(backward), name, _counted(parts, backward, name, options), options.ascent, brought
         )
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
         return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])

@@ -89,7 +89,12 @@ class Operator(ABC):
 
 
 class LinearOperator(BackwardRules, Operator):
-    """An operator that is affine in its variable inputs."""
+    """An operator that is affine in its variable inputs.
+
+    ``is_fresh``: what :meth:`backward` returns is one tensor that nothing else holds, so that more may be added to it.
+    """
+
+    is_fresh: ClassVar[bool] = False
 
     @abstractmethod
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
@@ -138,7 +143,9 @@ class LinearOperator(BackwardRules, Operator):
 
 
 class AccumulatingOperator(LinearOperator):
-    """An operator whose :meth:`backward` returns tensors that nothing else holds."""
+    """An operator whose coefficients may be added to what is there already."""
+
+    is_fresh = True
 
     @abstractmethod
     def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
@@ -181,7 +188,12 @@ class EnteringCollective(Collective):
 
 
 class NonlinearOperator(Operator):
-    """An operator that is not affine: it needs bounds on its inputs, in the order of ``node.inputs``."""
+    """An operator that is not affine: it needs bounds on its inputs, in the order of ``node.inputs``.
+
+    ``deciding`` are the positions of inputs whose bounds decide on the relaxation, and that it has no coefficients on.
+    """
+
+    deciding: ClassVar[frozenset[int]] = frozenset()
 
     @abstractmethod
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:

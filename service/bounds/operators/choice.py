@@ -34,6 +34,7 @@ class UndecidedWhere(Elementwise, NonlinearOperator):
 
     overloads = (CHOICE,)
     onnx: ClassVar[Mapping[str, Converter]] = {}
+    deciding = frozenset({0})
 
     def refusal(self, node: Node) -> str | None:
         if not node.is_variable("condition"):

@@ -37,6 +37,7 @@ class Maximum(Elementwise, NonlinearOperator):
 
     overloads = (MAXIMUM,)
     onnx: ClassVar[Mapping[str, Converter]] = {"Max": of_two(torch.maximum)}
+    deciding = frozenset({0})
 
     def refusal(self, node: Node) -> str | None:
         return None if node.is_variable("difference") else "its operands are not compared in the graph"

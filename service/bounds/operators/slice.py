@@ -11,14 +11,14 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 
 
-class Slice(LinearOperator):
+class Slice(AccumulatingOperator):
     """``aten.slice(self, dim, start, end, step)`` of an instance, or of the whole batch."""
 
     overloads = ("aten.slice.Tensor",)
@@ -50,6 +50,9 @@ class Slice(LinearOperator):
         whole[(slice(None), slice(None), *self._index(node))] = coefficients
         return Propagated((whole,))
 
+    def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> None:
+        total[(slice(None), slice(None), *self._index(node))] += coefficients
+
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
 
@@ -58,7 +61,7 @@ class Slice(LinearOperator):
         return Whole("it takes some of the divided entries") if dimension_of(node) == cut.dim + 1 else cut
 
 
-class Select(LinearOperator):
+class Select(AccumulatingOperator):
     """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
 
     overloads = ("aten.index_select.default",)
@@ -74,7 +77,10 @@ class Select(LinearOperator):
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
-        return Propagated((whole.index_add(dimension_of(node) + 1, node.constant("index"), coefficients),))
+        return Propagated((whole.index_add_(dimension_of(node) + 1, node.constant("index"), coefficients),))
+
+    def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> None:
+        total.index_add_(dimension_of(node) + 1, node.constant("index"), coefficients)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(len(node.constant("index")))

@@ -155,23 +155,24 @@ def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
     kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
-    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
 )
 def test_a_convolution_and_its_adjoint_give_the_same_products(
     sizes: tuple[int, int],
     kernel: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
-    channels: tuple[int, int],
+    channels: tuple[int, int, int],
 ) -> None:
-    """Also of strides that leave inputs out, of padding beyond the kernel, and of windows that end early."""
+    """Also of strides that leave inputs out, of padding beyond the kernel, of windows that end early, of groups."""
     assume(all(size + 2 * pad >= width for size, pad, width in zip(sizes, padding, kernel, strict=True)))
     generator = torch.Generator().manual_seed(sum(sizes) + 10 * sum(kernel) + 100 * sum(stride))
-    weight = torch.randn(*channels, *kernel, generator=generator, dtype=torch.float64)
-    x = torch.randn(1, channels[1], *sizes, generator=generator, dtype=torch.float64)
-    values = nn.functional.conv2d(x, weight, None, stride, padding)
+    outputs, inputs, groups = channels
+    weight = torch.randn(groups * outputs, inputs, *kernel, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, groups * inputs, *sizes, generator=generator, dtype=torch.float64)
+    values = nn.functional.conv2d(x, weight, None, stride, padding, 1, groups)
     y = torch.randn(1, 4, *values.shape[1:], generator=generator, dtype=torch.float64)
-    fixed = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1}
+    fixed = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": groups}
     arguments = {"input": Ref("x"), "weight": weight, "bias": None, "stride": stride, "padding": padding, **fixed}
     node = Node("c", "aten.convolution.default", arguments, tuple(values.shape[1:]), (tuple(x.shape[1:]),))
     (through,) = Convolution().backward(node, y, RankGroup()).coefficients
