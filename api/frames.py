@@ -136,8 +136,8 @@ class Cursor:
     """Position in jobs that are not known yet."""
     positions: dict[str, str] = field(default_factory=dict)
     known: int | None = None
-    """The time, in milliseconds of the broker's clock, before which a job must have begun for its events to have been
-    delivered; ``None`` where there are no jobs but those that are named.
+    """Milliseconds of the broker's clock: the events of every job that began by then have been delivered;
+    ``None`` where there are no jobs but those that are named.
     """
     doubtful: bool = False
     """Whether jobs that began since :attr:`known` may lack events before where this cursor resumes."""

@@ -79,7 +79,7 @@ class Channel:
     discovered_at: float = -math.inf
     """When the last look for new jobs began."""
     discovered_ms: int = 0
-    """That time on the broker's clock: all jobs that had begun by then are among ``jobs``."""
+    """Milliseconds of the broker's clock: all jobs that had begun by then are among ``jobs``."""
     rounds: int = 0
     """Rounds that were handed out."""
     subscriptions: int = 0

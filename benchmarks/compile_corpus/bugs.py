@@ -70,7 +70,8 @@ class Halves(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         hidden = torch.tanh(self.lift(x))
-        return (*hidden.chunk(self.parts, dim=-1), hidden.detach())
+        width = hidden.shape[-1] // self.parts
+        return (*(hidden[:, start : start + width] for start in range(0, hidden.shape[-1], width)), hidden.detach())
 
 
 def adds_halves(state: State) -> Iterator[Step]:

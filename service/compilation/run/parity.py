@@ -33,7 +33,8 @@ class ParitySettings:
     away, they do in part, and the terms may be taken to be so many times as large as the result, ``most_lost`` times at
     most. ``drift``: a tensor of an iteration that goes on
     from others may be off by so many times as far as eager has drifted from float64 by then, besides ``running_on``
-    times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said.
+    times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said. ``tf32``: so many times
+    as much as TF32 moves eager's results, those of a compiled program may be off, since both round differently.
     """
 
     small_tensors: tuple[tuple[int, float], ...] = ((10, 5.0), (500, 4.0), (1000, 1.5))
@@ -46,6 +47,7 @@ class ParitySettings:
     drift: float = 16.0
     running_on: float = 10.0
     drift_limit: float = 0.003
+    tf32: float = 2.0
 
     def judged_scale(self, own: float, largest: float, terms: float = 0.0) -> float:
         """Return the scale that a tensor is judged at: its own, at least a part of its siblings', or that of its
@@ -99,7 +101,8 @@ class Noise:
 @dataclass(frozen=True)
 class Oracle:
     """Holds what one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has
-    it; ``drift``, of one that goes on from others, how far eager has come from float64, as a part of its size.
+    it; ``drift``, of one that goes on from others, how far eager has come from float64, as a part of its size;
+    ``allowed``, how far it is from what eager may be given in TF32.
     """
 
     eager: Tensor
@@ -108,6 +111,7 @@ class Oracle:
     noise: Noise = Noise()
     settings: ParitySettings = SETTINGS
     drift: float = 0.0
+    allowed: Noise = Noise()
 
     @property
     def unit(self) -> float:
@@ -120,6 +124,12 @@ class Oracle:
     def bearable(self) -> float:
         """Return the most of the noise that is added to the tolerance."""
         return self.settings.noise_limit * self.scale
+
+    @property
+    def tf32(self) -> Noise:
+        """Return by how much more it may be off: nothing where TF32 moves so much that an error could not be seen."""
+        times = self.settings.tf32 if self.allowed.rms <= self.bearable else 0.0
+        return Noise(times * self.allowed.peak, times * self.allowed.rms)
 
 
 def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
@@ -240,7 +250,7 @@ def _mismatch(result: Tensor, eager: Tensor) -> str:
 
 
 def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, noise: float, tolerance: Tolerance) -> float:
-    permitted = tolerance.absolute * oracle.unit + noise + tolerance.absolute * eager.abs()
+    permitted = tolerance.absolute * oracle.unit + noise + oracle.tf32.peak + tolerance.absolute * eager.abs()
     return float((distance / permitted.clamp_min(torch.finfo(torch.float64).tiny)).max())
 
 
@@ -254,7 +264,8 @@ def _beyond_truth(
     if not bool(torch.isfinite(truth).all()):
         return None, math.inf
     ours, eagers = _rms(got - truth), _rms(eager - truth)
-    permitted = oracle.settings.ratio(got.numel(), tolerance.ratio) * eagers + tolerance.absolute * oracle.unit / 10
+    rounding = max(eagers, oracle.tf32.rms)
+    permitted = oracle.settings.ratio(got.numel(), tolerance.ratio) * rounding + tolerance.absolute * oracle.unit / 10
     return _ratio(ours, eagers), _ratio(ours, permitted)
 
 

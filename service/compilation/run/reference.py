@@ -20,6 +20,7 @@ from service.compilation.run.state import Snapshot, state_of
 from service.compilation.torch_internals.checkpoints import counted_checkpoints
 from service.compilation.torch_internals.memory import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
+from service.compilation.torch_internals.tf32 import InTf32, factors_that_may_lose_bits
 from service.jobs.spec.compile import Phase
 
 NOTHING = torch.empty(0)
@@ -103,6 +104,8 @@ class Reference:
     peak: Peak | None
     calls: Calls = field(default_factory=dict)
     recomputes: bool = False
+    tf32: Run | None = None
+    """What eager may be given in TF32, where that is allowed and changes anything."""
     _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -146,11 +149,13 @@ class Reference:
         apart = (
             scale_of(each.eager.double() - each.truth.double()) / each.scale for each in known if each.truth is not None
         )
-        return max((*apart, *(each.noise.rms / each.scale for each in pairs)), default=0.0)
+        of_eager = (max(each.noise.rms, each.allowed.rms) / each.scale for each in pairs)
+        return max((*apart, *of_eager), default=0.0)
 
     def _judging(self, iteration: int) -> dict[Key, Oracle]:
         eager, again = self.eager.tensors(iteration), self.again.tensors(iteration)
         truth = self.truth.tensors(iteration) if self.truth else {}
+        allowed = self.tf32.tensors(iteration) if self.tf32 else eager
         scales = {key: scale_of(value) for key, value in eager.items()}
         largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
         return {
@@ -159,6 +164,7 @@ class Reference:
                 truth.get(key),
                 SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
                 noise_of(value, again.get(key, NOTHING)),
+                allowed=noise_of(value, allowed.get(key, NOTHING)),
             )
             for key, value in eager.items()
         }
@@ -180,7 +186,18 @@ def run_reference(
     if truth is not None and redrawn is not None and not _draw_alike(eager, truth, redrawn):
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
-    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls, bool(checkpoints))
+    tf32 = _in_tf32(program, phase, iterations, eager)
+    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls, bool(checkpoints), tf32)
+
+
+def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> Run | None:
+    """Return eager once more, with factors rounded to TF32; ``None`` where that is not allowed, or there are none."""
+    factors = factors_that_may_lose_bits(program.device)
+    if not factors:
+        return None
+    with InTf32(factors) as mode:
+        found = run(build(program, phase), iterations, eager.starts)
+    return found if mode.rounded else None
 
 
 def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, Calls]:

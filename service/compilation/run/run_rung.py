@@ -339,6 +339,8 @@ def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
     if reference.noise:
         apart = f"{reference.noise:.2%} of a tensor's size"
         yield f"two eager runs differ, by up to {apart}; the tolerance is wider by that"
+    if reference.tf32:
+        yield "float32 factors may be rounded to TF32 (allow_tf32); the tolerance is wider by twice what that moves"
     if len(usage.threads) > 1:
         yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
     if usage.outside:

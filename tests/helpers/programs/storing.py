@@ -48,6 +48,27 @@ class Appending(Storing):
         return self.head(hidden.square())
 
 
+class Noting(nn.Linear):
+    """Has a dictionary for tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.known: dict[str, Tensor] = {}
+
+
+class Filing(Storing):
+    """Keeps an intermediate by name, in a dictionary of a module within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Noting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        cast(Noting, self.head).known["hidden"] = hidden.detach()
+        return self.head(hidden.square())
+
+
 class Recurrent(Storing):
     """Reads what its last forward has left."""
 
@@ -108,6 +129,16 @@ def summing_history(state: State) -> Step:
     return Step(outputs={"sum": torch.stack(cast(Appending, state.scorer).history[-3:]).sum(0)})  # read
 
 
+def reading_a_file(state: State) -> Step:
+    """What a module within has in a dictionary is read after the next forward."""
+    state.boundary.step_boundary()
+    known = cast(Any, state.scorer).head.known
+    previous = known.get("hidden")
+    scores = state.call(state.batch())
+    change = scores.sum() if previous is None else (previous.sum() + scores.sum())  # read
+    return Step(outputs={"change": change.clone()})
+
+
 def calling(state: State) -> Step:
     state.boundary.step_boundary()
     return Step(outputs={"scores": state.call(state.batch()).clone()})
@@ -159,6 +190,7 @@ DEFECTS: tuple[Planted, ...] = (
     Planted(calling, "inference", "fail_lifetime", make=Recurrent),
     Planted(through_a_closure(), "inference", "fail_lifetime"),
     Planted(feeding_back, "inference", "fail_lifetime", make=Square),
+    Planted(reading_a_file, "inference", "fail_lifetime", make=Filing),
     Planted(keeping_gradients, "train", "fail_lifetime"),
 )
 HOLDERS = {
@@ -166,6 +198,7 @@ HOLDERS = {
     "summing_history": ("scorer.history[0]",),
     "calling": ("scorer.policy_hidden",),
     "through_a_closure": ("last[0], a variable that through_a_closure.<locals>.step closes over",),
+    "reading_a_file": ("scorer.head.known['hidden']", "previous, a variable of reading_a_file"),
     "feeding_back": ("State.scores[0]", "x, a variable of feeding_back"),
     "keeping_gradients": ("State.scores[0]",),
 }
