@@ -57,7 +57,7 @@ def get_job_metrics(
     """Return every metric that the job reported, by name."""
     after = store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
-    found = collect(history.events(store, settings.layout, job.id, frozenset({"metric"})), wanted)
+    found = collect(history.events(store, settings.layout, job.id, frozenset({"metric"})), wanted, max_points)
     thinned = {name: _thin(series, max_points) for name, series in sorted(found.items())}
     if format == "csv":
         return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
@@ -115,7 +115,7 @@ def _curves(store: Store, layout: DataLayout, job: ListedJob, max_points: int) -
     key = (str(layout.root), job.id, job.attempt, job.ended_at, max_points)
     known = _KEPT.get(key)
     if known is None:
-        found = collect(history.events(store, layout, job.id, frozenset({"metric"})), None)
+        found = collect(history.events(store, layout, job.id, frozenset({"metric"})), None, max_points)
         known = {name: _thin(points, max_points) for name, points in sorted(found.items())}
         if job.state in TERMINAL:
             _KEPT.put(key, known, sum(len(series.step) for series in known.values()))
@@ -150,21 +150,48 @@ class _KeptCurves:
 
 _KEPT = _KeptCurves(most_points=5_000_000)
 Points = dict[int, tuple[float, float | None]]
+MOST_POINTS = 5_000_000
+"""Points that are held at once for one job: with more, all series are thinned, and then nothing is added that does not
+fit. A job writes its record itself, as long as it likes.
+"""
 
 
-def collect(events: Iterable[Mapping[str, Any]], wanted: frozenset[str] | None) -> dict[str, Points]:
+def collect(
+    events: Iterable[Mapping[str, Any]], wanted: frozenset[str] | None, max_points: int = 1000
+) -> dict[str, Points]:
     """Return ``name -> step -> (time, value)``; a step that a later attempt repeats counts as that attempt saw it."""
     found: dict[str, Points] = {}
+    count = 0
     for event in events:
         for name, value in event["values"].items():
-            if wanted is None or name in wanted:
-                found.setdefault(name, {})[event["step"]] = (event["time"], value)
+            if wanted is not None and name not in wanted:
+                continue
+            if count >= MOST_POINTS:
+                for each in found.values():
+                    _thin_in_place(each, max_points)
+                count = sum(map(len, found.values()))
+                if count > MOST_POINTS / 2:
+                    return found
+            points = found.setdefault(name, {})
+            count += event["step"] not in points
+            points[event["step"]] = (event["time"], value)
     return found
 
 
-def _thin(points: Points, max_points: int) -> MetricSeries:
+def _thin_in_place(points: Points, max_points: int) -> None:
+    kept = set(_kept(points, max_points))
+    for step in [step for step in points if step not in kept]:
+        del points[step]
+
+
+def _kept(points: Points, max_points: int) -> list[int]:
+    """Return the steps that are shown."""
     steps = sorted(points)
-    kept = [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
+    return [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
+
+
+def _thin(points: Points, max_points: int) -> MetricSeries:
+    kept = _kept(points, max_points)
     return MetricSeries(step=kept, time=[points[step][0] for step in kept], value=[points[step][1] for step in kept])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -17,6 +18,11 @@ router = APIRouter(tags=["timeline"])
 
 FIRST = "data"
 """The span with which every rank begins a step."""
+
+MOST_SPANS = 200_000
+"""Spans that are looked at: a job's ranks report those of the first steps and of a sample, and write as many as they
+like.
+"""
 
 Steps = dict[int, dict[int | None, list[Mapping[str, Any]]]]
 
@@ -52,7 +58,8 @@ def get_job_timeline(
     step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
     """Return what each rank did in one step, as it measured it."""
-    events = list(history.events(store, settings.layout, job.id, frozenset({"span"})))
+    read = history.events(store, settings.layout, job.id, frozenset({"span"}))
+    events = list(islice(read, MOST_SPANS))
     found = _by_step(events)
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"

@@ -8,7 +8,7 @@ and ``rank`` (``None`` for the service itself); the other fields depend on the t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
@@ -105,7 +105,7 @@ class ErrorEvent(Event):
 LONGEST_EVENT = 4 << 20
 """Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
 LONGEST_WORDS = 200
-"""Characters of what a progress says, which is in the job's record and in every list of jobs."""
+"""Characters of a name, and of what a progress says, which is in the job's record and in every list of jobs."""
 LATEST = 253_402_300_799.0
 """The last second of the year 9999, in Unix seconds: what is later is no time."""
 _SHOWN = 200
@@ -180,18 +180,27 @@ def parse_event(text: bytes, rank: int | None) -> Event:
 
 def _refusal(event: Mapping[str, Any]) -> str:
     """Return what is wrong with values of the right types: others than the event's readers take. Empty if nothing."""
+    return next((said for wrong, said in _refusals(event) if wrong), "")
+
+
+def _refusals(event: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    too_long = f"has more than {LONGEST_WORDS} characters"
     match event["type"]:
-        case "metric" if not all(isinstance(each, (int, float, NoneType)) for each in event["values"].values()):
-            return "the 'values' of a metric event are numbers"
-        case "log" if event["stream"] not in _STREAMS:
-            return f"the 'stream' of a log event is one of {', '.join(_STREAMS)}"
-        case "span" if not all(0 <= event[name] <= LATEST for name in ("start", "end")):
-            return "'start' and 'end' of a span event are Unix seconds"
-        case "progress" if any(len(event.get(name) or "") > LONGEST_WORDS for name in ("unit", "phase")):
-            return f"'unit' and 'phase' of a progress event have at most {LONGEST_WORDS} characters"
-        case "progress" if any(isinstance(each, bool) for each in event.values()):
-            return "numbers of a progress event are no truth values"
-    return ""
+        case "metric":
+            numbers = all(isinstance(each, (int, float, NoneType)) for each in event["values"].values())
+            yield not numbers, "the 'values' of a metric event are numbers"
+            yield any(len(name) > LONGEST_WORDS for name in event["values"]), f"a name of a metric {too_long}"
+        case "log":
+            yield event["stream"] not in _STREAMS, f"the 'stream' of a log event is one of {', '.join(_STREAMS)}"
+        case "span":
+            known = all(0 <= event[name] <= LATEST for name in ("start", "end"))
+            yield not known, "'start' and 'end' of a span event are Unix seconds"
+            yield len(event["name"]) > LONGEST_WORDS, f"the name of a span {too_long}"
+        case "progress":
+            words = (event.get(name) or "" for name in ("unit", "phase"))
+            yield any(len(each) > LONGEST_WORDS for each in words), f"'unit' or 'phase' of a progress event {too_long}"
+            truths = any(isinstance(each, bool) for each in event.values())
+            yield truths, "numbers of a progress event are no truth values"
 
 
 def parse_object(text: bytes) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.routes.metrics import downsample
+from api.routes import metrics
+from api.routes.metrics import collect, downsample
 
 numbers = st.none() | st.floats()
 
@@ -56,3 +57,17 @@ def test_a_stretch_without_numbers_leaves_one_point() -> None:
 def test_too_few_points_are_refused(max_points: int) -> None:
     with pytest.raises(ValueError, match="4 or more"):
         downsample([1.0], max_points)
+
+
+def test_points_are_held_up_to_a_number_however_many_a_job_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_POINTS", 1000)
+    told = (
+        {"time": 0.0, "step": step, "values": {"loss": -float(step), "spike": float(step == 70)}}
+        for step in range(5000)
+    )
+    found = collect(told, None, 50)
+    assert all(len(points) <= 1000 for points in found.values())
+    assert (min(found["loss"]), max(found["loss"])) == (0, 4999)
+    assert found["spike"][70] == (0.0, 1.0)
+    names = ({"time": 0.0, "step": 1, "values": {f"name {number}": 1.0}} for number in range(5000))
+    assert len(collect(names, None, 50)) == 1000
