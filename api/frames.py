@@ -2,7 +2,8 @@
 
 A stream over one job carries the ids of its Redis stream. A stream over several carries a composite id
 ``milliseconds;job=sequence,…``: every event of an earlier millisecond was delivered, and, of that millisecond,
-those of the named jobs up to the named sequence number. It stays short, because few jobs share a millisecond.
+those of the named jobs up to the named sequence number. It stays short, because few jobs share a millisecond. Where
+the jobs are all that there are, ``;milliseconds`` follows: jobs that began then or later may not have been known yet.
 """
 
 from __future__ import annotations
@@ -134,6 +135,12 @@ class Cursor:
     base: str = BEGINNING
     """Position in jobs that are not known yet."""
     positions: dict[str, str] = field(default_factory=dict)
+    known: int | None = None
+    """Milliseconds of the broker's clock: the events of every job that began by then have been delivered;
+    ``None`` where there are no jobs but those that are named.
+    """
+    doubtful: bool = False
+    """Whether jobs that began since :attr:`known` may lack events before where this cursor resumes."""
     _millisecond: int = 0
     _level: dict[str, int] = field(default_factory=dict)
 
@@ -158,7 +165,30 @@ class Cursor:
         return Round(tuple(frames), tuple(tokens)) if frames else None
 
     def copy(self) -> Cursor:
-        return Cursor(self.base, dict(self.positions), self._millisecond, dict(self._level))
+        return Cursor(self.base, dict(self.positions), self.known, self.doubtful, self._millisecond, dict(self._level))
+
+    def over_everything(self) -> None:
+        """Be a cursor over all jobs that there are: all that had begun by where it is were known."""
+        if self.known is None:
+            self.known = self._millisecond + 1 if self._millisecond else parse_id(self.base)[0]
+
+    def can_settle(self, known: int) -> bool:
+        """Return whether all jobs that had begun where this cursor is began before ``known``, in ms."""
+        return known > self._millisecond
+
+    def learn(self, known: int) -> None:
+        """Take note that all jobs that began before ``known`` were read up to here."""
+        if self.known is not None:
+            self.known = max(self.known, known)
+
+    def settle(self, began: Mapping[str, str]) -> None:
+        """Let jobs that began since :attr:`known` be read from their first event, which ``began`` has by job: after a
+        resumption nobody knows what was delivered of them, so a few events may come twice.
+        """
+        for job_id, first in began.items():
+            if self.known is not None and parse_id(first)[0] >= self.known:
+                self.positions.setdefault(job_id, _before(self.known))
+        self.doubtful = False
 
     def forget(self, jobs: Iterable[str], known: Collection[str]) -> None:
         """Drop the positions of jobs that are shown no more, so that they do not add up. What they may have later
@@ -174,7 +204,8 @@ class Cursor:
     def token(self) -> str:
         """Return the composite id of everything delivered so far."""
         level = ",".join(f"{job_id}={sequence}" for job_id, sequence in self._level.items())
-        return f"{self._millisecond};{level}"
+        in_doubt = self.known is not None and self.known <= self._millisecond
+        return f"{self._millisecond};{level};{self.known}" if in_doubt else f"{self._millisecond};{level}"
 
     @classmethod
     def resume(cls, text: str) -> Cursor:
@@ -183,14 +214,22 @@ class Cursor:
             milliseconds, sequence = parse_id(text)
             return cls(base=f"{milliseconds}-{sequence}")
         head, _, tail = text.partition(";")
+        tail, _, known = tail.partition(";")
         millisecond, _ = parse_id(head)
         level = dict(_level_entry(part) for part in tail.split(",")) if tail else {}
         return cls(
-            base=f"{millisecond - 1}-{LARGEST_ID_PART}" if millisecond else BEGINNING,
+            base=_before(millisecond),
             positions={job_id: f"{millisecond}-{sequence}" for job_id, sequence in level.items()},
+            known=parse_id(known)[0] if known else None,
+            doubtful=bool(known),
             _millisecond=millisecond,
             _level=level,
         )
+
+
+def _before(millisecond: int) -> str:
+    """Return the last id before a millisecond."""
+    return f"{millisecond - 1}-{LARGEST_ID_PART}" if millisecond else BEGINNING
 
 
 def _level_entry(text: str) -> tuple[str, int]:

@@ -78,6 +78,8 @@ class Channel:
     """How far the hub has read for this feed, while anybody has joined it."""
     discovered_at: float = -math.inf
     """When the last look for new jobs began."""
+    discovered_ms: int = 0
+    """Milliseconds of the broker's clock: all jobs that had begun by then are among ``jobs``."""
     rounds: int = 0
     """Rounds that were handed out."""
     subscriptions: int = 0
@@ -155,6 +157,8 @@ class Subscription:
         """Forget what is queued, and be where the consumer is."""
         if self._taken is not None:
             self.cursor = Cursor.resume(self._taken)
+            if self.feed.everything:
+                self.cursor.over_everything()
         self._queue.clear()
         self._queued, self._taken = 0, None
         self.joined = False
@@ -233,6 +237,8 @@ class Hub:
         everything. Raises :class:`TooManyStreams`.
         """
         self.check_room(credential)
+        if everything:
+            cursor.over_everything()
         key = (project, None if everything else frozenset(states))
         feed = self._feeds.setdefault(key, Channel(set(states), project, everything))
         feed.subscriptions += 1
@@ -260,15 +266,22 @@ class Hub:
         """Return the next page after the subscription's cursor. It has joined when it lacks nothing that its feed
         has.
         """
-        feed = subscription.feed
+        feed, cursor = subscription.feed, subscription.cursor
+        if cursor.doubtful and not cursor.can_settle(feed.discovered_ms):
+            await asyncio.sleep(self.settings.discover_s / 2)
+            return b""
         async with self._catching_up:
-            rounds = feed.rounds
-            cursors = {job_id: subscription.cursor.of(job_id) for job_id in feed.jobs}
+            if cursor.doubtful:
+                cursor.settle(await self.tail.first_ids(feed.jobs))
+            rounds, known = feed.rounds, feed.discovered_ms
+            cursors = {job_id: cursor.of(job_id) for job_id in feed.jobs}
             page = self.settings.page_of(len(cursors))
             read = await self.tail.read(cursors, count=page)
-        found = subscription.cursor.take(batches(read, page))
-        if feed.rounds == rounds and cursors.keys() == feed.jobs and all(len(each) < page for each in read.values()):
-            self._join(subscription)
+        found = cursor.take(batches(read, page))
+        if all(len(each) < page for each in read.values()):
+            cursor.learn(known)
+            if feed.rounds == rounds and cursors.keys() == feed.jobs:
+                self._join(subscription)
         if found is None:
             return b""
         subscription.states.update(found.states)
@@ -336,7 +349,11 @@ class Hub:
 
     async def _dispatch(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float) -> None:
         """Hand out what a read gave that began with the cursors ``asked``: all that there was at ``complete_from``."""
-        caught_up = [feed for feed in self._feeds.values() if feed.ahead and self._covers(feed, asked, complete_from)]
+        covered = [
+            feed for feed in self._feeds.values() if feed.is_watched and self._covers(feed, asked, complete_from)
+        ]
+        known = [(feed, feed.discovered_ms) for feed in covered]
+        caught_up = [feed for feed in covered if feed.ahead]
         rounds: list[tuple[Channel, Round]] = []
         for feed, its_batches in self._addressed(incoming, asked).items():
             if (found := feed.cursor.take(its_batches)) is not None:
@@ -344,6 +361,8 @@ class Hub:
                 rounds.append((feed, found))
         for feed, found in rounds:
             await self._hand_out(feed, found)
+        for feed, until_ms in known:
+            feed.cursor.learn(until_ms)
         for feed in caught_up:
             even = {each for each in feed.ahead if each.joined_at < min(complete_from, self._known_from(feed))}
             feed.ahead -= even
@@ -390,9 +409,9 @@ class Hub:
             with contextlib.suppress(StoreUnavailable):
                 for feed in feeds:
                     began = self._loop.time()
-                    jobs = set(await self.tail.recent_jobs(self.settings.recent_jobs, feed.project))
-                    self._watch_exactly(feed, jobs)
-                    feed.discovered_at = began
+                    jobs, now_ms = await self.tail.recent_jobs(self.settings.recent_jobs, feed.project)
+                    self._watch_exactly(feed, set(jobs))
+                    feed.discovered_at, feed.discovered_ms = began, now_ms
 
     def _watch_exactly(self, feed: Channel, jobs: set[str]) -> None:
         """Let a feed show these jobs, in place: who left it would read all of them anew."""

@@ -59,7 +59,7 @@ def faults(lease_s: float) -> list[Fault]:
         *(Fault("agent", *how) for how in ((kill, 4), (term, 3), (stop, 2, longer))),
         *(Fault("broker", *how) for how in ((kill, 3), (term, 2), (stop, 2, 4.0), (stop, 1, longer))),
         *(Fault("supervisor", *how) for how in ((kill, 5), (term, 2), (stop, 3, longer), (stop, 2, shorter))),
-        *(Fault("spare", *how) for how in ((kill, 1), (stop, 1, 12.0))),
+        *(Fault("fork server", *how) for how in ((kill, 1), (stop, 1, 12.0))),
         *(Fault("rank", *how) for how in ((kill, 5), (term, 3), (stop, 2, longer))),
         *(Fault("launcher", *how) for how in ((kill, 2), (term, 1))),
         *(Fault("keeper", *how) for how in ((kill, 2), (term, 1), (stop, 1, longer))),

@@ -17,8 +17,9 @@ from typing import Literal, TypeVar
 import psutil
 
 from trivet import Client, Refused, Unreachable
+from workers.supervisor.program import FORK_SERVER
 
-Role = Literal["up", "api", "agent", "broker", "supervisor", "spare", "keeper", "launcher", "rank"]
+Role = Literal["up", "api", "agent", "broker", "supervisor", "fork server", "keeper", "launcher", "rank"]
 Group = tuple[str, int]
 """Job id and attempt."""
 Answer = TypeVar("Answer")
@@ -96,8 +97,9 @@ class Service:
         for rank in by_role["rank"]:
             with contextlib.suppress(psutil.Error, KeyError):
                 _enter(groups, rank)
-        busy = {process.pid for group in groups.values() for process in group.get("supervisor", [])}
-        by_role["spare"] = [process for process in by_role["supervisor"] if process.pid not in busy]
+        for agent in by_role["agent"]:
+            with contextlib.suppress(psutil.Error):
+                by_role["fork server"] += [each for each in agent.children() if FORK_SERVER in each.cmdline()]
         return Processes(by_role, groups)
 
     def _role(self, process: psutil.Process) -> Role | None:
@@ -109,8 +111,6 @@ class Service:
             role = "api"
         elif words[1:] == ["-m", "workers"]:
             role = "agent"
-        elif words[1:3] == ["-m", "workers.supervisor"]:
-            role = "supervisor"
         elif "workers.rank" in words and "workers.launcher" not in words:
             role = "rank"
         return role if role is not None and process.environ().get("TRIVET_DATA") == str(self.data) else None
@@ -128,7 +128,7 @@ def _enter(groups: dict[Group, dict[Role, list[psutil.Process]]], rank: psutil.P
             role = "keeper"
         elif "workers.launcher" in words:
             role = "launcher"
-        elif "workers.supervisor" in words:
+        elif "workers.supervisor" in words and FORK_SERVER not in words:
             role = "supervisor"
         if role is not None and parent not in group[role]:
             group[role].append(parent)

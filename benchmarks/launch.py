@@ -1,23 +1,26 @@
-"""How long a job takes to start: from submission to the first event of a rank, through the whole service.
+"""How long a job takes to start: from submission to the first line of its ranks, through the whole service.
 
-The peer is torchrun alone: ``python -m torch.distributed.run … -m workers.rank``, the same rank program with the same
-tiny training spec, whose events this script reads. Both columns start where a user would wait: the service's when
-``submit`` is called (then placement, outbox, Celery, supervisor, keeper, torchrun), torchrun's when its process is
-started. *first event* is sent by rank 0 when it has imported its job kind, torch included; *first step* when it has
-trained one step.
+Jobs are submitted one after the other, and several at once. The peer is torchrun alone:
+``python -m torch.distributed.run … -m workers.rank``, the same rank program with the same tiny training spec, in
+between the jobs of the series and as many at once. Both start where a user would wait: the service's when ``submit`` is
+called (then placement, outbox, Celery, supervisor, keeper, torchrun), torchrun's when its process is started. *first
+line* is the first of the rank program of the last rank to get there, *imported* the moment at which rank 0 has imported
+its job kind, torch included, *first step* the one at which it has trained a step, *end* that at which the job has
+ended.
 
-The service is an embedded broker and one ``python -m workers``, started here, with a warm spare supervisor and, in a
-second run, without. Repetitions of all three alternate, so that a busy machine disturbs them alike.
+The service is an embedded broker and one ``python -m workers``, started here, which has ``--settle`` seconds before the
+first job, as a service has that has been up for a while.
 
-    python benchmarks/launch.py [REPETITIONS [RANKS [cpu|cuda]]]
+    python benchmarks/launch.py [--series 20] [--at-once 8] [--torchrun 5] [--ranks 2] [--device cpu|cuda] [--settle 30]
 
-With ``isolation`` in front, the price of keeping ranks apart: two such services with a warm spare, whose
-``TRIVET_JOB_ISOLATION`` is ``auto`` and ``none``, take turns; and how many status reads a second one client gets from
-an API process of each, one after the other, while nothing else runs.
+With ``--isolation``, the price of keeping ranks apart instead: two such services, whose ``TRIVET_JOB_ISOLATION`` is
+``auto`` and ``none``, run the series in turns; and how many status reads a second one client gets from an API process
+of each, one after the other, while nothing else runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -31,7 +34,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,17 +47,18 @@ from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
 
-SPARE_READY_S = 10.0
-"""After a start the next spare is begun 5 s later; the rest is for its import of torch."""
+MOMENTS = ("first_line", "imported", "first_step", "end")
 PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds from the beginning to rank 0's first event and to its first training step."""
+    """Seconds from the beginning to each moment."""
 
-    first_event: float
+    first_line: float
+    imported: float
     first_step: float
+    end: float
 
 
 def tiny_spec(ranks: int, device: str) -> TrainSpec:
@@ -69,13 +74,25 @@ def tiny_spec(ranks: int, device: str) -> TrainSpec:
     )
 
 
-def through_service(store: Store, ranks: int, device: str) -> Start:
-    began = time.time()
-    job, _ = store.jobs.submit(tiny_spec(ranks, device), "benchmark")
-    moments = _moments(lambda: [item.event for item in store.events.page(job.id, after="0-0", limit=1000).items])
-    while store.jobs.get(job.id).ended_at is None:
-        time.sleep(0.05)
-    return Start(moments[0] - began, moments[1] - began)
+def through_service(store: Store, jobs: int, ranks: int, device: str) -> list[Start]:
+    """Submit so many jobs at once, and wait for their ends."""
+    began = {}
+    for _ in range(jobs):
+        asked = time.time()
+        began[store.jobs.submit(tiny_spec(ranks, device), "benchmark")[0].id] = asked
+    waiting = set(began)
+    while waiting:
+        time.sleep(0.02 * len(waiting))
+        waiting = {each for each in waiting if store.jobs.get(each).ended_at is None}
+    return [_start_of(store, job_id, asked) for job_id, asked in began.items()]
+
+
+def _start_of(store: Store, job_id: str, asked: float) -> Start:
+    job = store.jobs.get(job_id)
+    if job.state != "succeeded" or job.ended_at is None:
+        raise SystemExit(f"{job_id} {job.state}: {job.error}")
+    events = [item.event for item in store.events.page(job_id, after="0-0", limit=1000).items]
+    return _moments(events, asked, job.ended_at.timestamp())
 
 
 def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> Start:
@@ -96,7 +113,7 @@ def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> 
             "TRIVET_EVENTS": address,
             "TRIVET_EVENTS_SECRET": "",
             "TRIVET_DEVICE": device,
-            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks))),
         }
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         began = time.time()
@@ -106,8 +123,9 @@ def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> 
         threading.Thread(target=_accept, args=(listening,), daemon=True).start()
         if process.wait() != 0:
             raise SystemExit("torchrun alone did not succeed")
-    moments = _moments(lambda: _written(rank_file(folder, 0)))
-    return Start(moments[0] - began, moments[1] - began)
+        ended = time.time()
+    events = [event for rank in range(ranks) for event in _written(rank_file(folder, rank))]
+    return _moments(events, began, ended)
 
 
 def _accept(listening: socket.socket) -> None:
@@ -130,21 +148,17 @@ def _written(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
-def _moments(look: Callable[[], list[dict[str, Any]]]) -> tuple[float, float]:
-    """When rank 0 sent its first span and its first metric, by its own clock, which is this machine's."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        events = [event for event in look() if event["rank"] == 0]
-        spans = [event["time"] for event in events if event["type"] == "span"]
-        metrics = [event["time"] for event in events if event["type"] == "metric"]
-        if spans and metrics:
-            return spans[0], metrics[0]
-        time.sleep(0.05)
-    raise SystemExit("the job did not report")
+def _moments(events: Sequence[dict[str, Any]], began: float, ended: float) -> Start:
+    """When ranks began, and rank 0 sent its first metric, by their own clock, which is this machine's."""
+    imports = [event for event in events if event["type"] == "span" and event["name"] == "import"]
+    metric = next(event for event in events if event["type"] == "metric" and event["rank"] == 0)
+    first_line = max(event["start"] for event in imports)
+    imported = next(event["end"] for event in imports if event["rank"] == 0)
+    return Start(*(moment - began for moment in (first_line, imported, metric["time"], ended)))
 
 
 @contextlib.contextmanager
-def service(folder: Path, spares: int, slots: int, isolation: str = "auto") -> Iterator[Store]:
+def service(folder: Path, slots: int, isolation: str = "auto") -> Iterator[Store]:
     data = DataLayout(folder / "data")
     with EmbeddedBroker.start(folder / "broker") as broker:
         store = Store.connect(broker.url, data)
@@ -152,7 +166,6 @@ def service(folder: Path, spares: int, slots: int, isolation: str = "auto") -> I
             "TRIVET_DATA": str(data.root),
             "TRIVET_REDIS_URL": broker.url,
             "TRIVET_CPU_SLOTS": str(slots),
-            "TRIVET_WARM_SUPERVISORS": str(spares),
             "TRIVET_JOB_ISOLATION": isolation,
         }
         with (folder / "worker.log").open("wb") as log:
@@ -167,13 +180,12 @@ def service(folder: Path, spares: int, slots: int, isolation: str = "auto") -> I
             store.close()
 
 
-def row(name: str, starts: list[Start], peer: list[Start]) -> str:
-    cells = [name]
-    for moment in ("first_event", "first_step"):
-        values, others = ([float(getattr(start, moment)) for start in group] for group in (starts, peer))
-        median = statistics.median(values)
-        cells.append(f"{median:.2f} ({min(values):.2f}–{max(values):.2f})")
-        cells.append(f"{median / statistics.median(others):.2f}")
+def row(name: str, starts: Sequence[Start]) -> str:
+    """Return median and most of each moment."""
+    cells = [name, str(len(starts))]
+    for moment in MOMENTS:
+        values = [float(getattr(start, moment)) for start in starts]
+        cells.append(f"{statistics.median(values):.2f} ({max(values):.2f})")
     return f"| {' | '.join(cells)} |"
 
 
@@ -218,60 +230,80 @@ def reads_per_second(store: Store, isolation: str) -> float:
         api.wait()
 
 
-def price_of_isolation(repetitions: int, ranks: int, device: str) -> None:
+def price_of_isolation(options: argparse.Namespace) -> None:
+    """Print what the modes cost: both services are up throughout, and take turns."""
+    ranks, device = options.ranks, options.device
     starts: dict[str, list[Start]] = {"auto": [], "none": []}
     rates: dict[str, list[float]] = {"auto": [], "none": []}
     with contextlib.ExitStack() as held:
         stores = {}
         for mode in starts:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-            stores[mode] = held.enter_context(service(folder, 1, ranks, mode))
+            stores[mode] = held.enter_context(service(folder, ranks, mode))
         held_parts = ", ".join(sorted(stores["auto"].hosts.list()[0].isolation))
-        for _ in range(repetitions):
-            time.sleep(SPARE_READY_S)
+        time.sleep(options.settle)
+        for _ in range(options.series):
             for mode, store in stores.items():
-                starts[mode].append(through_service(store, ranks, device))
+                starts[mode] += through_service(store, 1, ranks, device)
         for _ in range(3):
             for mode, store in stores.items():
                 rates[mode].append(reads_per_second(store, mode))
-    print(f"### The price of isolation: {ranks} ranks on {device}, {repetitions} repetitions\n")
+    print(f"### The price of isolation: {ranks} ranks on {device}\n")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; auto holds {held_parts}.")
-    print(f"Load average at the end {os.getloadavg()[0]:.1f}. Seconds and reads a second: median (least–most).\n")
-    print("| isolation | first event | ratio | first step | ratio | status reads/s |\n|---|---|---|---|---|---|")
+    print(f"Load average at the end {os.getloadavg()[0]:.1f}. Seconds, and reads a second: median (most).\n")
+    print("| isolation | jobs | first line | imported | first step | end | status reads/s |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
     for mode, found in starts.items():
-        least, median, most = min(rates[mode]), statistics.median(rates[mode]), max(rates[mode])
-        print(f"{row(mode, found, starts['none'])} {median:.0f} ({least:.0f}–{most:.0f}) |")
+        print(f"{row(mode, found)} {statistics.median(rates[mode]):.0f} ({max(rates[mode]):.0f}) |")
+
+
+def measured(store: Store, plain: DataLayout, options: argparse.Namespace) -> dict[str, list[Start]]:
+    """Return the starts of each row of the table."""
+    ranks, device, number = options.ranks, options.device, 0
+    series: list[Start] = []
+    alone: list[Start] = []
+    for each in range(options.series):
+        series += through_service(store, 1, ranks, device)
+        if each * options.torchrun // options.series < (each + 1) * options.torchrun // options.series:
+            alone.append(through_torchrun(plain, ranks, device, number := number + 1))
+        print(each, series[-1], file=sys.stderr)
+    at_once = through_service(store, options.at_once, ranks, device)
+    with ThreadPoolExecutor(options.at_once) as threads:
+        numbers = range(number + 1, number + 1 + options.at_once)
+        peers = list(threads.map(lambda each: through_torchrun(plain, ranks, device, each), numbers))
+    return {
+        "service, one after the other": series,
+        "torchrun alone, in between": alone,
+        f"service, {options.at_once} at once": at_once,
+        f"torchrun alone, {options.at_once} at once": peers,
+    }
 
 
 def main() -> None:
-    given = sys.argv[1:]
-    if given[:1] == ["isolation"]:
-        count, size, device = (*given[1:], *("5", "2", "cpu")[len(given) - 1 :])
-        price_of_isolation(int(count), int(size), device)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, default=20, help="jobs one after the other")
+    parser.add_argument("--at-once", type=int, default=8, help="jobs submitted together")
+    parser.add_argument("--torchrun", type=int, default=5, help="groups of torchrun alone in between")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--settle", type=float, default=30.0, help="seconds before the first job")
+    parser.add_argument("--isolation", action="store_true", help="what keeping ranks apart costs, instead")
+    options = parser.parse_args()
+    if options.isolation:
+        price_of_isolation(options)
         return
-    count, size, device = (*given, *("7", "2", "cpu")[len(given) :])
-    repetitions, ranks = int(count), int(size)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    alone: list[Start] = []
-    warm: list[Start] = []
-    cold: list[Start] = []
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        plain = DataLayout(Path(first) / "plain")
-        with service(Path(first), 1, ranks) as with_spare, service(Path(second), 0, ranks) as without:
-            for number in range(repetitions):
-                time.sleep(SPARE_READY_S)
-                warm.append(through_service(with_spare, ranks, device))
-                cold.append(through_service(without, ranks, device))
-                alone.append(through_torchrun(plain, ranks, device, number))
-                print(number, warm[-1], cold[-1], alone[-1], file=sys.stderr)
-    print(f"### Start of a job: {ranks} ranks on {device}, {repetitions} repetitions\n")
+    with tempfile.TemporaryDirectory() as folder, service(Path(folder), options.ranks * options.at_once) as store:
+        time.sleep(options.settle)
+        found = measured(store, DataLayout(Path(folder) / "plain"), options)
+    print(f"### Start of a job: {options.ranks} ranks on {options.device}\n")
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()},")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(f"commit {commit.stdout.strip()}, load average at the end {load}. Seconds: median (least–most).\n")
-    print("| start | first event | ratio | first step | ratio |\n|---|---|---|---|---|")
-    print(row("service, warm spare", warm, alone))
-    print(row("service, no spare", cold, alone))
-    print(row("torchrun alone", alone, alone))
+    print(f"commit {commit.stdout.strip()}, load average at the end {load}. Seconds: median (most).\n")
+    print("| start | jobs | first line | imported | first step | end |\n|---|--:|--:|--:|--:|--:|")
+    for name, starts in found.items():
+        if starts:
+            print(row(name, starts))
 
 
 if __name__ == "__main__":

@@ -62,8 +62,10 @@ ALLOWED = {
         "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
         "self._heartbeat.touch",
     },
-    "workers/agent/supervisors.py": {"self._log.open", "self._log.parent.mkdir"},
+    "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
     "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},
+    "workers/supervisor/fork_server.py": {"os.open"},
+    "workers/supervisor/image.py": {"os.scandir", "os.stat"},
     "workers/supervisor/keeper.py": {"open", "os.listdir"},
     # Folders that no rank may write to, and in which others are made for ranks.
     "workers/supervisor/attempt.py": {"scratch.mkdir"},

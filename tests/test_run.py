@@ -72,6 +72,7 @@ def test_a_test_that_ends_its_process_has_failed_and_the_others_of_its_file_are_
     assert ended.stdout.splitlines()[-1] == "FAILED TWICE test_these.py::test_ends"
 
 
+@pytest.mark.slow
 def test_what_the_session_needs_is_made_once_by_each_process_and_taken_down(tmp_path: Path) -> None:
     fixtures = """
 import os, pytest
@@ -94,6 +95,7 @@ def test_two(kept): assert kept == os.getpid()
     assert sorted(set(made)) == sorted(taken_down)
 
 
+@pytest.mark.slow
 @forks_the_tests
 def test_files_that_took_long_come_first_the_next_time(tmp_path: Path) -> None:
     (tmp_path / "test_tough.py").write_text("import time\ndef test_slow(): time.sleep(0.5)\n")
@@ -103,5 +105,6 @@ def test_files_that_took_long_come_first_the_next_time(tmp_path: Path) -> None:
         assert passed[-2:][0].startswith(first), ended.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
     assert run(tmp_path, "import nothing_of_this_name\n").returncode != 0

@@ -140,14 +140,22 @@ def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
             address = socket_address(Path(parts.path), held)
         except OSError as error:
             raise Unreachable(endpoint.url, error.strerror or str(error)) from None
-        return {"base_url": "http://localhost", "transport": httpx2.HTTPTransport(uds=address)}
+        return {"base_url": "http://localhost", "transport": httpx2.HTTPTransport(uds=address, verify=_nobody())}
     options: dict[str, Any] = {"base_url": endpoint.url, "trust_env": parts.hostname not in LOOPBACK}
     if endpoint.ca_cert is not None:
         try:
             options["verify"] = ssl.create_default_context(cafile=endpoint.ca_cert)
         except (OSError, ssl.SSLError) as error:
             raise TrivetError(f"cannot read the certificate {endpoint.ca_cert}: {error}") from None
+    elif parts.scheme == "http" and not options["trust_env"]:
+        options["verify"] = _nobody()
     return options
+
+
+def _nobody() -> ssl.SSLContext:
+    """Return a context that trusts no certificate, for where none is asked for: to read those of the system takes as
+    long as a call."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _raise_for_problem(response: httpx2.Response) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import resource
 import shutil
 import socket
@@ -101,7 +102,10 @@ def torch_and_devices(_: Settings) -> Iterator[HostCheck]:
     built = f"built for CUDA {found['built_for']}" if found["built_for"] else "built for the CPU"
     yield HostCheck("torch", "ok", f"{found['version']}, {built}")
     listed = _gpus_of_the_driver()
-    if len(found["devices"]) < len(listed):
+    if len(found["devices"]) < len(listed) and "CUDA_VISIBLE_DEVICES" in os.environ:
+        told = f"CUDA_VISIBLE_DEVICES shows {len(found['devices'])} of the driver's {len(listed)} GPUs"
+        yield HostCheck("GPUs", "ok", told)
+    elif len(found["devices"]) < len(listed):
         told = f"the driver lists {len(listed)} GPUs, torch can use {len(found['devices'])}"
         yield HostCheck("GPUs", "wrong", told, "install a torch built for CUDA that this driver supports")
     else:

@@ -8,12 +8,13 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOM = {"TRIVET_ROOM": 16_384 * "."}
 """An environment with which a process is started whose forks are to show others of their own: :func:`present_as`."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_MADV_COLLAPSE, _LARGE_PAGE = 25, 1 << 21
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 """Where ``/proc/self/stat`` says, behind the name, at which addresses the two begin and end."""
 
@@ -37,6 +38,30 @@ def die_with_parent() -> None:
 def forbid_new_privileges() -> None:
     """Let no program that the calling thread starts gain privileges. Raises :class:`OSError`."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
+
+
+def use_large_pages() -> int:
+    """Move this process's private memory into large pages, of which a fork copies five hundred times fewer entries, and
+    return how many there are now. A page that a fork writes to is copied as a small one.
+
+    Needs Linux 6.1; where it is refused, as for want of memory, forks cost more and are no different.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = 0
+    for start, end in _private_memory():
+        for address in range(-(-start // _LARGE_PAGE) * _LARGE_PAGE, end - _LARGE_PAGE + 1, _LARGE_PAGE):
+            where, size = ctypes.c_void_p(address), ctypes.c_size_t(_LARGE_PAGE)
+            done += libc.madvise(where, size, _MADV_COLLAPSE) == 0
+    return done
+
+
+def _private_memory() -> Iterator[tuple[int, int]]:
+    """Yield from where to where this process has memory that is of no file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, rights, _, _, _, *name = line.split()
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            start, _, end = where.partition("-")
+            yield int(start, 16), int(end, 16)
 
 
 def present_as(arguments: Iterable[str], environment: Mapping[str, str]) -> None:

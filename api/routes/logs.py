@@ -121,7 +121,7 @@ def _kept(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _as_line(event: dict[str, Any]) -> LogLine:
-    return LogLine.model_validate({"id": None, **event})
+    return LogLine.model_validate({**event, "id": None})
 
 
 def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram, default_decompositions, export
+from torch.export import Dim, ExportedProgram, export
 
-from service.bounds.decompositions import DECOMPOSITIONS
+from service.bounds.decompositions.table import decomposed
 from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
 from service.bounds.graph import Graph, UnsupportedModelError
@@ -117,21 +117,15 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     like = next((tensor for tensor in state.values() if tensor.is_floating_point()), torch.empty(0))
     example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=like.dtype, device=like.device)
     shapes = {"x": {0: Dim("batch")}, "state": dict.fromkeys(state)}
-    table = default_decompositions()
-    bounded_whole = {name for name, operator in OPERATORS.items() if operator.composite}
-    for overload in [overload for overload in table if str(overload) in bounded_whole]:
-        del table[overload]
-    for composed, written in DECOMPOSITIONS.items():
-        table[composed] = written
+    whole = frozenset(name for name, operator in OPERATORS.items() if operator.composite)
     try:
         with warnings.catch_warnings(), torch.no_grad(), recognised():
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
-            program: ExportedProgram = exported.run_decompositions(table)
+            return decomposed(exported, whole)
     except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UnsupportedModelError(
             f"{type(module).__name__} cannot be traced for inputs (batch, {', '.join(map(str, input_shape))}) "
             f"with a batch of any size: {first_line}"
         ) from error
-    return program

@@ -7,6 +7,7 @@ checkpoint, and its next attempt relays what the stream lacks.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -34,6 +35,10 @@ _SNAPSHOT, _MANIFEST, _DATA = "broker.rdb", "manifest.json", "data"
 _KEPT = ("jobs", "files", "audit", "admin.key")
 """What of the data folder is backed up; the rest belongs to one machine, or is made again."""
 _CHUNK = 1 << 20
+_OF_JOBS = "jobs/"
+_LONGEST_NAME = 2048
+"""Bytes of a name below the data folder: one that is longer might not be restored to another folder."""
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 class BackupError(Exception):
@@ -48,6 +53,10 @@ class BackupSummary:
     bytes: int
     vanished: tuple[str, ...] = ()
     """Files that were deleted while the backup was made, as those of older checkpoints are."""
+    unusable: tuple[str, ...] = ()
+    """Files of jobs that are not in it, or not as they were: a job named them so, forbade to read them, or cut them
+    short while they were read.
+    """
     queued: tuple[str, ...] = ()
     """Jobs that ran when the backup was made and were queued again by its restoration."""
 
@@ -68,22 +77,24 @@ class _Contents:
     def manifest(self) -> bytes:
         return json.dumps({"format": _FORMAT, "members": self.members}).encode()
 
-    def summary(self, vanished: list[str]) -> BackupSummary:
+    def summary(self, vanished: list[str], unusable: list[str]) -> BackupSummary:
         sizes = [size for size, _ in self.members.values()]
-        return BackupSummary(len(sizes), sum(sizes), tuple(vanished))
+        return BackupSummary(len(sizes), sum(sizes), tuple(vanished), tuple(unusable))
 
 
 class _HashingReader(io.RawIOBase):
-    """Reads so many bytes of a file, and their SHA-256; one that has become shorter meanwhile raises."""
+    """Reads so many bytes of a file, and their SHA-256; zeros for what it ``lacks`` since it became shorter."""
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.digest = hashlib.sha256()
-        self._file, self._name = file, name
+        self.lacks = 0
+        self._file = file
 
     def read(self, size: int = -1, /) -> bytes:
         content = self._file.read(size)
-        if len(content) < size:
-            raise BackupError(f"{self._name} became shorter while it was read; make the backup again")
+        if lacks := max(0, size - len(content)):
+            self.lacks += lacks
+            content += bytes(lacks)
         self.digest.update(content)
         return content
 
@@ -101,7 +112,7 @@ def make(layout: DataLayout, store: Store, target: Path) -> BackupSummary:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                vanished = _fill(tar, snapshot, layout, contents)
+                vanished, unusable = _fill(tar, snapshot, layout, contents)
             file.flush()
             os.fsync(file.fileno())
         draft.rename(target)
@@ -109,26 +120,48 @@ def make(layout: DataLayout, store: Store, target: Path) -> BackupSummary:
     finally:
         draft.unlink(missing_ok=True)
         snapshot.unlink(missing_ok=True)
-    return contents.summary(vanished)
+    return contents.summary(vanished, unusable)
 
 
-def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _Contents) -> list[str]:
-    """Write every member, the manifest last; return the names of files that vanished."""
-    vanished = []
+def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _Contents) -> tuple[list[str], list[str]]:
+    """Write every member, the manifest last; return the names of files that vanished, and of those of jobs that cannot
+    be used: no job keeps the others from being backed up.
+    """
+    vanished, unusable = [], []
     with snapshot.open("rb") as file:
         _add(tar, file, _SNAPSHOT, contents)
     with Folder.open(layout.root.resolve()) as data:
         for path in _files(data):
-            name = f"{_DATA}/{path}"
+            name, of_jobs = f"{_DATA}/{path}", path.startswith(_OF_JOBS)
             try:
-                with data.reader(path) as file:
-                    _add(tar, file, name, contents)
+                with data.reader(_named(path)) as file:
+                    whole = _add(tar, file, name, contents)
             except (FileNotFoundError, UnsafePathError):
                 vanished.append(name)
+            except OSError as error:
+                if not of_jobs or error.errno not in _REFUSALS:
+                    raise
+                unusable.append(_printable(name))
+            else:
+                if not whole and not of_jobs:
+                    raise BackupError(f"{name} became shorter while it was read; make the backup again")
+                unusable += [] if whole else [name]
     manifest = tarfile.TarInfo(_MANIFEST)
     manifest.size = len(text := contents.manifest())
     tar.addfile(manifest, io.BytesIO(text))
-    return vanished
+    return vanished, unusable
+
+
+def _named(path: str) -> str:
+    """Return a path that can be a member's name. Raises :class:`OSError` for one that is no text, or too long."""
+    if _printable(path) != path or len(path.encode()) > _LONGEST_NAME:
+        raise OSError(errno.ENAMETOOLONG, "no name that could be restored", _printable(path))
+    return path
+
+
+def _printable(path: str) -> str:
+    """Return a path as text: a file's name is any bytes."""
+    return path.encode(errors="replace").decode()
 
 
 def _files(data: Folder) -> Iterator[str]:
@@ -142,13 +175,15 @@ def _files(data: Folder) -> Iterator[str]:
                 yield from (each.name for each in folder.files(f"{kept}/"))
 
 
-def _add(tar: tarfile.TarFile, file: BinaryIO, name: str, contents: _Contents) -> None:
+def _add(tar: tarfile.TarFile, file: BinaryIO, name: str, contents: _Contents) -> bool:
+    """Write a member; return whether it is the file as it was."""
     found = os.fstat(file.fileno())
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = found.st_size, int(found.st_mtime), found.st_mode & 0o700
-    reader = _HashingReader(file, name)
+    reader = _HashingReader(file)
     tar.addfile(member, reader)
     contents.members[name] = (member.size, reader.digest.hexdigest())
+    return not reader.lacks
 
 
 def restore(source: Path, layout: DataLayout, fsync: Fsync) -> BackupSummary:
@@ -195,7 +230,7 @@ def _extract(source: Path, layout: DataLayout) -> BackupSummary:
                        if manifest.members.get(name) != found.get(name)):  # fmt: skip
         raise BackupError(f"{source} is damaged: {wrong[0]!r} is not what the manifest says")
     put_in_place(layout.root / _SNAPSHOT, layout.broker)
-    return contents.summary([])
+    return contents.summary([], [])
 
 
 def _place_of(name: str, layout: DataLayout) -> Path:

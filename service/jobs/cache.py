@@ -18,6 +18,10 @@ ABANDONED_S = 86_400.0
 """A partial entry older than this was left behind by a process that died, and is deleted."""
 
 
+OF_OWNER = "of-"
+"""How the name of a folder begins in which the jobs of one owner have a cache of their own."""
+
+
 def used(path: Path) -> None:
     """Note that an entry is used now, so that others are deleted before it."""
     os.utime(path)
@@ -26,7 +30,8 @@ def used(path: Path) -> None:
 def trim(cache: Path, limit: int) -> list[Path]:
     """Delete the entries that were not used for longest until ``limit`` bytes are left; returns their paths.
 
-    An entry is a file or folder in a folder of the cache. Several hosts may trim one cache at a time.
+    An entry is a file or folder in a folder of the cache, or of an owner's part of it. Several hosts may trim one cache
+    at a time.
     """
     try:
         with Folder.open(cache) as folder:
@@ -62,11 +67,21 @@ class _CacheEntry:
 
 
 def _entries(cache: Folder) -> Iterator[_CacheEntry]:
-    for home in cache.names():
+    for home in _homes(cache):
         with contextlib.suppress(OSError), cache.folder(home) as folder:  # ranks may put links in the place of folders
             for name in folder.names():
                 with contextlib.suppress(OSError):  # another host was faster
                     yield _entry(folder, home, name)
+
+
+def _homes(cache: Folder) -> Iterator[str]:
+    """Yield the folders that have entries, those of owners' parts too."""
+    for name in cache.names():
+        if not name.startswith(OF_OWNER):
+            yield name
+            continue
+        with contextlib.suppress(OSError), cache.folder(name) as part:
+            yield from [f"{name}/{home}" for home in part.names()]
 
 
 def _entry(folder: Folder, home: str, name: str) -> _CacheEntry:

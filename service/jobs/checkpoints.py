@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ META = "meta.json"
 FILES = "files"
 DESCRIPTION = "model.json"
 WEIGHTS = "model.safetensors"
-_LARGEST_META = 64 << 20
-_PUBLISHED = re.compile(r"step_(\d+)")
+_LARGEST_META = 16 << 20
+_MOST_META = 64 << 20
+"""Bytes of descriptions that are read of one folder, the newest first: a job may leave any number of them."""
+_PUBLISHED = re.compile(r"step_(\d{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,26 @@ class Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Return complete checkpoints under ``folder``, oldest first; half-written and foreign entries, and links, are
-    ignored.
+    """Return complete checkpoints under ``folder``, oldest first, of very many only the newest; half-written and
+    foreign entries, and links, are ignored.
     """
     try:
         with Folder.open(folder) as held:
-            found = [_read(held, name) for name in held.names()]
+            return list(_newest(held))[::-1]
     except OSError:
         return []
-    return sorted((checkpoint for checkpoint in found if checkpoint is not None), key=lambda found: found.step)
+
+
+def _newest(held: Folder) -> Iterator[Checkpoint]:
+    steps = {name: int(matched[1]) for name in held.names() if (matched := _PUBLISHED.fullmatch(name))}
+    left = _MOST_META
+    for name in sorted(steps, key=lambda name: (steps[name], name), reverse=True):
+        found, size = _read(held, name)
+        left -= size
+        if left < 0:
+            return
+        if found is not None:
+            yield found
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -50,23 +63,33 @@ def read(path: Path) -> Checkpoint | None:
     """Return the checkpoint at ``path``, or None unless every file that it lists is there in full."""
     try:
         with Folder.open(path.parent) as held:
-            return _read(held, path.name)
+            return _read(held, path.name)[0]
     except OSError:
         return None
 
 
-def _read(above: Folder, name: str) -> Checkpoint | None:
-    matched = _PUBLISHED.fullmatch(name)
+def _read(above: Folder, name: str) -> tuple[Checkpoint | None, int]:
+    """Return a checkpoint, if it is one, and how many bytes were read to know it."""
+    matched, text = _PUBLISHED.fullmatch(name), b""
     if matched is None:
-        return None
+        return None, 0
     try:
         with above.folder(name) as folder:
-            meta = json.loads(folder.read(META, _LARGEST_META))
+            text = folder.read(META, _LARGEST_META)
+            meta = _parsed(text)
             sizes = {entry.name: entry.status.st_size for entry in folder.files()}
         intact = all(sizes.get(file) == size for file, size in meta[FILES].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return Checkpoint(int(matched[1]), above.path / name, meta) if intact else None
+        return None, len(text)
+    return Checkpoint(int(matched[1]), above.path / name, meta) if intact else None, len(text)
+
+
+def _parsed(text: bytes) -> Any:
+    """Return what a rank has written as JSON. Raises ``ValueError``."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
 
 
 def require(path: Path) -> Checkpoint:
@@ -82,7 +105,7 @@ def finished(artifacts: Path) -> dict[str, Any] | None:
     try:
         with Folder.open(artifacts) as folder:
             folder.reader(WEIGHTS).close()
-            description: dict[str, Any] = json.loads(folder.read(DESCRIPTION, _LARGEST_META))
+            description: dict[str, Any] = _parsed(folder.read(DESCRIPTION, _LARGEST_META))
     except OSError:
         return None
     return description

@@ -104,6 +104,10 @@ class ErrorEvent(Event):
 
 LONGEST_EVENT = 4 << 20
 """Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
+LONGEST_WORDS = 200
+"""Characters of what a progress says, which is in the job's record and in every list of jobs."""
+LATEST = 253_402_300_799.0
+"""The last second of the year 9999, in Unix seconds: what is later is no time."""
 _SHOWN = 200
 
 
@@ -121,6 +125,7 @@ def _json_types(annotation: Any) -> tuple[type, ...]:
 BOUND_FIELDS = {name: _json_types(annotation) for name, annotation in get_type_hints(BoundsRow).items()}
 """The fields of a ``bound`` event, which are those of the row that it carries, and the JSON types of each."""
 
+_STREAMS = get_args(get_type_hints(LogEvent)["stream"])
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metric": {"step": int, "values": dict},
     "bound": {name: BOUND_FIELDS[name] for name in ("instance", "verdict")},
@@ -134,6 +139,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 """Types that a rank may report, and the fields that each must have. ``state`` is the service's own."""
 _OPTIONAL: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "bound": BOUND_FIELDS,
+    "progress": {"share": (int, float, NoneType), "phase": (str, NoneType), "left_s": (int, float, NoneType)},
     "search": {"bound": (int, float, NoneType)},
     "span": {"detail": dict},
 }
@@ -165,11 +171,27 @@ def parse_event(text: bytes, rank: int | None) -> Event:
     for name, expected in _OPTIONAL.get(str(kind), {}).items():
         if name in event and not isinstance(event[name], expected):
             raise MalformedEvent(f"{name!r} of a {kind} event is {_names(expected)}", text)
-    if kind == "metric" and not all(isinstance(value, (int, float, NoneType)) for value in event["values"].values()):
-        raise MalformedEvent("the 'values' of a metric event are numbers", text)
+    if said := _refusal(event):
+        raise MalformedEvent(said, text)
     if rank is not None or not isinstance(event.get("rank"), int):
         event["rank"] = rank
     return cast(Event, event)
+
+
+def _refusal(event: Mapping[str, Any]) -> str:
+    """Return what is wrong with values of the right types: others than the event's readers take. Empty if nothing."""
+    match event["type"]:
+        case "metric" if not all(isinstance(each, (int, float, NoneType)) for each in event["values"].values()):
+            return "the 'values' of a metric event are numbers"
+        case "log" if event["stream"] not in _STREAMS:
+            return f"the 'stream' of a log event is one of {', '.join(_STREAMS)}"
+        case "span" if not all(0 <= event[name] <= LATEST for name in ("start", "end")):
+            return "'start' and 'end' of a span event are Unix seconds"
+        case "progress" if any(len(event.get(name) or "") > LONGEST_WORDS for name in ("unit", "phase")):
+            return f"'unit' and 'phase' of a progress event have at most {LONGEST_WORDS} characters"
+        case "progress" if any(isinstance(each, bool) for each in event.values()):
+            return "numbers of a progress event are no truth values"
+    return ""
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -183,7 +205,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedEvent("not a JSON object", text)
     moment = value.get("time")
-    value["time"] = float(moment) if isinstance(moment, (int, float)) else time.time()
+    value["time"] = float(moment) if isinstance(moment, (int, float)) and 0 <= moment <= LATEST else time.time()
     return value
 
 

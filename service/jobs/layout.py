@@ -93,7 +93,8 @@ class DataLayout:
     def cache(self) -> Path:
         """Return the folder of what ranks made of uploaded files (tokens of a text, the parts of an archive, the
         weights of an ONNX model). May be deleted at any time when no job is starting; it is made again where it is
-        needed. Workers keep it within ``max_cache_bytes``.
+        needed. Ranks find their owner's part in its place where the host has user namespaces. Workers keep all of it
+        within ``max_cache_bytes``.
         """
         return self.root / "cache"
 

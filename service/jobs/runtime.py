@@ -17,6 +17,9 @@ GATE_ARTIFACTS = "gate-artifacts.json"
 RESULT = "result.json"
 """The file in an attempt's work folder in which rank 0 leaves what its kind returned."""
 
+LARGEST_RESULT = 1 << 20
+"""Bytes of a result as JSON: it goes into the job's record, and with it into every list of jobs."""
+
 
 class Reporter(ABC):
     """Reports what happens on a rank as events; never blocks on the network, never raises because nobody listens."""

@@ -189,7 +189,8 @@ class Settings(BaseSettings):
         1,
         ge=0,
         le=64,
-        description="idle supervisors kept ready with everything imported that ranks need, so that jobs start sooner",
+        description="whether the worker keeps a process that has imported everything that ranks need, from which the "
+        "processes of jobs are forked, so that they start sooner: 0 is no, any other number yes",
     )
     stop_grace_s: float = Field(
         10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"

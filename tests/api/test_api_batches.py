@@ -36,6 +36,7 @@ def test_jobs_of_a_batch_are_jobs_like_others_in_the_order_of_their_specs(client
     assert sorted(item["id"] for item in items) == [item["id"] for item in items]
 
 
+@pytest.mark.slow
 def test_a_thousand_jobs_are_one_request_and_one_more_is_too_many(client: TestClient, store: Store) -> None:
     small = {**VERIFY, "property": {"box": {"lower": [0.0] * 64, "upper": [0.1] * 64}}}
     assert len({item["id"] for item in send(client, *[small] * 1000).json()["items"]}) == 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from api_world import Worker, bearer, submit
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,6 +36,7 @@ def total(samples: dict[Sample, float], name: str, **labels: str) -> float:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_export_the_sums_of_both(settings: Settings, client: TestClient) -> None:
     route = {"route": "/v1/jobs", "status": "200"}
     before = total(scrape(client), "trivet_request_seconds_count", **route)

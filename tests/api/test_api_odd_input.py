@@ -113,7 +113,7 @@ def _changed(value: Any, data: st.DataObject) -> Any:
 
 
 @settings(
-    max_examples=examples(60, 150),
+    max_examples=examples(25, 150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

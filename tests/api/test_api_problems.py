@@ -220,7 +220,7 @@ def test_a_deeply_nested_body_is_refused_not_crashed_on(client: TestClient) -> N
 
 def test_without_a_broker_everything_says_so_and_health_still_answers(data: Any, keys: Keys) -> None:
     broker = SecretStr(f"unix://{data.root}/nobody.sock")
-    settings = Settings(data=data.root, redis_url=broker, allowed_hosts="testserver")
+    settings = Settings(data=data.root, redis_url=broker, allowed_hosts="testserver", broker_wait_s=0.1)
     with TestClient(create_app(settings), raise_server_exceptions=False) as client:
         client.headers["Authorization"] = "Bearer tvt_x_y"
         for path in ("/v1/jobs", "/readyz", "/metrics", "/v1/events", "/v1/jobs/job_0123456789abcdefghij?wait_s=1"):

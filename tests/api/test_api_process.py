@@ -156,7 +156,10 @@ def test_bad_settings_are_refused_by_name(refusal: Callable[..., str], arguments
     assert said in refusal(*arguments)
 
 
-def test_without_a_broker_it_says_how_to_get_one(refusal: Callable[..., str], tmp_path: Path) -> None:
+def test_without_a_broker_it_says_how_to_get_one(
+    refusal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIVET_BROKER_WAIT_S", "0.1")
     assert "TRIVET_REDIS_URL" in refusal(broker=f"unix://{tmp_path}/nobody.sock")
 
 

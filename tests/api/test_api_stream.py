@@ -236,6 +236,7 @@ def test_open_streams_are_limited_per_key_and_given_back(server: Server, secret:
             assert response.status_code == 200
 
 
+@pytest.mark.slow
 def test_silence_is_filled_with_pings(server: Server, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = server.app.state.context.hub
     monkeypatch.setattr(hub, "settings", replace(hub.settings, ping_s=0.05))

@@ -109,3 +109,24 @@ def test_jobs_that_are_shown_no_more_leave_the_cursor_and_cost_the_others_nothin
     cursor.forget(["job_a", "job_c"], ["job_b", "job_d"])
     assert (cursor.of("job_b"), cursor.of("job_d")) == ("30000-0", "1000-0")
     assert cursor.of("job_a") == cursor.of("job_e") == "15000-0"
+
+
+@settings(deadline=None)
+@given(
+    millisecond=st.integers(1, 2**40),
+    known=st.integers(0, 2**40),
+    level=st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)),
+)
+def test_what_may_be_unknown_survives_a_resumption(millisecond: int, known: int, level: dict[str, int]) -> None:
+    cursor = Cursor(known=known)
+    for job, sequence in level.items():
+        cursor.advance(Frame.of(event(f"job_{job}", (millisecond, sequence))))
+    if not level:
+        return
+    resumed = Cursor.resume(cursor.token)
+    assert resumed.doubtful == (known <= millisecond)
+    resumed.settle({"job_new": f"{known}-0", "job_old": f"{known - 1}-0" if known else "0-0"})
+    if known and known < millisecond:
+        assert parse_id(resumed.of("job_new")) < (known, 0)
+        assert parse_id(resumed.of("job_old")) > (known, 0)
+    assert all(resumed.of(f"job_{job}") == f"{millisecond}-{sequence}" for job, sequence in level.items())

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 import redis as redis_py
 
@@ -108,6 +109,58 @@ def test_a_stream_that_resumes_before_the_position_of_another_joins_it(broker: s
     own, seen = asyncio.run(resumed_beside_another(broker, redis))
     assert own == 1
     assert seen == ["7-0", "12-0"]
+
+
+class ShortSightedTail(StreamTail):
+    """Sees no more new jobs once it is told so, as between two looks for them."""
+
+    is_blind = False
+    _seen: tuple[list[str], int]
+
+    async def recent_jobs(self, count: int, project: str | None = None) -> tuple[list[str], int]:
+        if not self.is_blind:
+            self._seen = await super().recent_jobs(count, project)
+        return self._seen
+
+
+async def cut_before_a_new_job_is_known(broker: str, redis: redis_py.Redis) -> list[str]:
+    """Return the ids of events that a stream over all jobs shows which ended before it learnt of a new job, though it
+    had shown a later event of another one, and was resumed there.
+    """
+    tail, form, settings = ShortSightedTail.connect(broker), Form(composite=True), HubSettings(2, 2, block_ms=20)
+    hub = Hub(tail, lambda _: set(), replace(settings, discover_s=0.02))
+    hub.start()
+    with hub.subscribe(KEY, Cursor(base=await tail.now()), {}, form, project=None, everything=True) as stream:
+        async with asyncio.timeout(LIMIT_S):
+            while stream not in stream.feed.in_step or "job_0" not in stream.jobs:
+                await (asyncio.sleep(0.01) if stream.joined else hub.catch_up(stream))
+            tail.is_blind = True
+            await asyncio.sleep(0.05)
+            add(redis, "job_1", 1)
+            await asyncio.sleep(0.01)
+            later = redis.xadd(JOB_EVENTS("job_0"), {"t": "log", "d": '{"type":"log"}'}).decode()
+            while f'"id":"{later}"'.encode() not in (shown := stream.take()):
+                await asyncio.sleep(0.01)
+        token = re.findall(r"^id: (.+)$", shown.decode(), re.MULTILINE)[-1]
+        tail.is_blind = False
+    with hub.subscribe(KEY, Cursor.resume(token), {}, form, project=None, everything=True) as stream:
+        seen = b""
+        async with asyncio.timeout(LIMIT_S):
+            while not stream.joined:
+                seen += await hub.catch_up(stream)
+            last = redis.xadd(JOB_EVENTS("job_0"), {"t": "log", "d": '{"type":"log"}'}).decode()
+            while last.encode() not in seen:
+                await asyncio.sleep(0.01)
+                seen += stream.take()
+    await hub.stop()
+    return re.findall(r'"job":"(\w+)"', seen.decode())
+
+
+def test_a_stream_over_all_jobs_that_is_resumed_lacks_nothing_of_a_job_that_was_new(
+    broker: str, redis: redis_py.Redis
+) -> None:
+    add(redis, "job_0", 0)
+    assert asyncio.run(cut_before_a_new_job_is_known(broker, redis)) == ["job_1", "job_0"]
 
 
 async def shared(broker: str, redis: redis_py.Redis) -> list[bytes]:

@@ -564,6 +564,7 @@ def test_help_names_every_promised_command(trivet: Cli) -> None:
     assert all(f" {name} " in text for name in [*promised.split(), "settings", "demo"])
 
 
+@pytest.mark.slow
 def test_output_into_a_closed_pipe_is_no_error(trivet: Cli, worker: Worker) -> None:
     job_id = trivet.ok("submit", trivet.spec()).out.strip()
     ref = worker.start(job_id)

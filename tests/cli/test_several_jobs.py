@@ -23,6 +23,7 @@ FIELDS = st.recursive(
 )
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_cancelled_is_named_and_the_others_are(trivet: Cli, store: Store) -> None:
     first, second = (trivet.ok("submit", trivet.spec()).out.strip() for _ in range(2))
     ran = trivet("cancel", first, "job_00000000000000000000", second)

@@ -121,6 +121,7 @@ def test_the_ladder_is_climbed_by_a_tensor_parallel_model(torchrun: Callable[...
     assert trained["parameters"]["moved"] == trained["parameters"]["trainable"]
 
 
+@pytest.mark.slow
 def test_a_failure_on_one_rank_fails_the_rung_on_all(torchrun: Callable[..., list[Any]]) -> None:
     first, second = torchrun(verdict_of_one_failing_rank, 2)
     assert first == second

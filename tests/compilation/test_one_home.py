@@ -33,6 +33,8 @@ def nodes_of(source: str) -> tuple[ast.AST, ...]:
 
 def marks_in(source: str) -> Iterator[int]:
     """Lines that name the step mark."""
+    if "mark_step_begin" not in source:
+        return
     for node in nodes_of(source):
         names = [node.attr] if isinstance(node, ast.Attribute) else []
         names += [node.id] if isinstance(node, ast.Name) else []
@@ -44,6 +46,8 @@ def marks_in(source: str) -> Iterator[int]:
 
 def compilations_in(source: str) -> Iterator[int]:
     """Lines that call a method ``compile``, or name that of torch; ``re.compile`` is another matter."""
+    if "compile" not in source:
+        return
     for node in nodes_of(source):
         called = node.func if isinstance(node, ast.Call) else node
         if isinstance(called, ast.Attribute) and called.attr == "compile":

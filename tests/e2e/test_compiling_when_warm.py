@@ -1,4 +1,4 @@
-"""Compile jobs on a service that has been up for a while: their ranks are forked from processes that wait for work."""
+"""Compile jobs on a service that has been up for a while: their ranks are forks of a process that waits for work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def test_every_job_may_generate_code_not_only_the_first(warm: Service) -> None:
-    """While one job runs, the next one's launcher imports what its ranks will need."""
+    """The first may come before there is anything to fork."""
     for _ in range(3):
         job = warm.wait(warm.submit(CHECK)["id"])
         assert job["state"] == "succeeded", job

@@ -105,6 +105,7 @@ def test_a_rank_kills_itself_when_its_lease_ends(rank: tuple[subprocess.Popen[by
     assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_rank_that_could_not_run_looks_for_a_longer_lease_first(
     rank: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -66,6 +67,53 @@ def exchange(context: RunContext) -> dict[str, Any]:
         context.report.metric(rounds, {"ranks": len(values)})
         time.sleep(0.02)
     return {"rounds": rounds}
+
+
+def surroundings(context: RunContext) -> dict[str, Any]:
+    """What a process can find out about itself that its job has not chosen; of rank 0."""
+    import resource
+    import tempfile
+
+    import torch
+
+    own = ("TRIVET_EVENTS_SECRET", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
+    environment = {name: value for name, value in sorted(os.environ.items()) if name not in own}
+    scratch = environment["TMPDIR"]
+    status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+    told = ("NoNewPrivs", "Seccomp", "CapEff", "CapBnd", "Uid", "Gid", "Groups", "Umask")
+    masks = ("SigBlk", "SigIgn", "SigCgt")
+    programs = (1 << 31) - 1  # what is beyond them belongs to the C library
+    spaces = Path("/proc/self/ns")
+    shown = Path("/proc/self/environ").read_bytes().decode().split("\0")
+    found = {
+        "environment": environment,
+        "shown": sorted(word for word in shown if word and not word.startswith(own)),
+        "limits": {
+            name: resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT")
+        },
+        "namespaces": [str((spaces / name).readlink()) for name in ("user", "mnt", "net", "ipc")],
+        "interfaces": Path("/proc/net/dev").read_text().count(":"),
+        "mounts": sorted({line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}),
+        "status": {name: status.get(name) for name in told},
+        "handled": {name: int(status[name], 16) & programs for name in masks},
+        "session": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()),
+        "folder": str(Path.cwd()),
+        "temporary": tempfile.gettempdir(),
+        "path": sys.path,
+        "argv": sys.argv,
+        "flags": repr(sys.flags),
+        "threads": torch.get_num_threads(),
+        "signals": repr([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)]),
+        "descriptors": sorted(_kind_of(each) for each in Path("/proc/self/fd").iterdir()),
+    }
+    return {"found": {name: repr(value).replace(str(Path(scratch).parent), "GROUP") for name, value in found.items()}}
+
+
+def _kind_of(descriptor: Path) -> str:
+    try:
+        return str(descriptor.readlink()).partition(":")[0]
+    except FileNotFoundError:
+        return ""
 
 
 def look_around(context: RunContext) -> dict[str, Any]:
@@ -290,8 +338,8 @@ def stubborn(context: RunContext) -> None:
 BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
-        succeed, nothing, environment, exchange, look_around, raising, refusing, waiting, vanishing, leaving, endless,
-        counting, counting_slowly, publishing, deadlocked, writing, until_told, stubborn,
+        succeed, nothing, environment, exchange, look_around, surroundings, raising, refusing, waiting, vanishing,
+        leaving, endless, counting, counting_slowly, publishing, deadlocked, writing, until_told, stubborn,
         writing_its_events, hoarding, piping,
     )
 }  # fmt: skip

@@ -172,7 +172,7 @@ class StartingServers:
         environment = _environment()
         with log.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, str(RANK_SERVER), 1024 * ".", *map(str, theirs)],
+                [sys.executable, "-u", str(RANK_SERVER), 1024 * ".", *map(str, theirs)],
                 env=environment | ROOM,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

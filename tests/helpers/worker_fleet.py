@@ -128,7 +128,16 @@ class Fleet:
     ) -> Supervisor:
         process = start_supervisor(command, self.servers)
         self.processes.append(process)
-        order = SupervisorOrder(
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(self.order(ref, grace_s, address, policy).to_line())
+        return process
+
+    def order(
+        self, ref: AttemptRef, grace_s: float = 10.0, address: str = "127.0.0.1", policy: JobPolicy | None = None
+    ) -> SupervisorOrder:
+        """What a worker would tell a supervisor of the part."""
+        return SupervisorOrder(
             job_id=ref.job_id,
             attempt=ref.attempt,
             host=ref.host,
@@ -139,10 +148,6 @@ class Fleet:
             limits=self.limits,
             policy=policy or JobPolicy(),
         )
-        assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(order.to_line())
-        return process
 
     def expire_lease(self, ref: AttemptRef) -> None:
         """End the lease of a claimed part at the store, now."""
@@ -227,6 +232,12 @@ def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits, rank_ser
     fleet = Fleet(store, data, mortal.server.url, limits, rank_servers)
     yield fleet
     fleet.close()
+
+
+def supervisors_on_host(fleet: Fleet) -> list[psutil.Process]:
+    """Those that are entered on the fleet's host and run."""
+    entries = SupervisorRegistry(fleet.data.host(HOST))._entries()
+    return [psutil.Process(entry.supervisor.pid) for _, entry in entries if entry.supervisor.alive]
 
 
 def rank_process(ref: AttemptRef, rank: int) -> psutil.Process:

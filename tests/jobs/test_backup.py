@@ -178,6 +178,41 @@ def test_a_backup_is_of_one_moment_while_jobs_are_submitted_and_deleted(old: Pla
         store.close()
 
 
+def test_no_job_keeps_the_rest_from_being_backed_up(old: Place, tmp_path: Path) -> None:
+    """By names that no path can hold or that are no text, or by a file that it cuts short while it is read."""
+    job, _ = old.store.jobs.submit(SPEC, "ada")
+    ref = old.run(job.id)
+    old.publish(ref)
+    artifacts = old.layout.job(job.id).artifacts
+    artifacts.mkdir(parents=True)
+    (artifacts / os.fsdecode(b"\xff")).write_text("no text")
+    handle = os.open(artifacts, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=handle)
+        handle = os.open("d" * 250, os.O_RDONLY, dir_fd=handle)
+    os.close(os.open("deep", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+    cut = artifacts / "cut"
+    cut.write_bytes(WEIGHTS * 1000)
+    stopped = threading.Event()
+
+    def flip() -> None:
+        while not stopped.is_set():
+            os.truncate(cut, 0)
+            os.truncate(cut, 64 << 20)
+
+    flipping = threading.Thread(target=flip)
+    flipping.start()
+    try:
+        made = backup.make(old.layout, old.store, tmp_path / "backup.tar")
+    finally:
+        stopped.set()
+        flipping.join()
+    assert [name.rpartition("/")[2] for name in made.unusable if not name.endswith("/cut")] == ["deep", "?"]
+    _, layout = restored(tmp_path / "backup.tar", tmp_path / "new")
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    assert (layout.job(job.id).published / digest).read_bytes() == WEIGHTS
+
+
 def test_nothing_is_written_over(old: Place, tmp_path: Path) -> None:
     target = tmp_path / "backup.tar"
     backup.make(old.layout, old.store, target)

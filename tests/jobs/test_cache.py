@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from service.jobs.cache import ABANDONED_S, IN_USE_S, trim, used
+from service.jobs.cache import ABANDONED_S, IN_USE_S, OF_OWNER, trim, used
 
 HOUR = 3600.0
 
@@ -29,6 +29,13 @@ def test_the_longest_unused_go_first_and_what_a_job_may_be_opening_stays(tmp_pat
     assert trim(tmp_path, 300) == [oldest]
     assert trim(tmp_path, 0) == [old]
     assert sorted(tmp_path.glob("*/*")) == sorted([again, new])
+
+
+def test_what_owners_have_apart_is_within_the_same_limit(tmp_path: Path) -> None:
+    ann, ben = (entry(tmp_path / f"{OF_OWNER}{owner}" / "onnx-1" / "a", hours) for owner, hours in (("a", 5), ("b", 9)))
+    shared = entry(tmp_path / "onnx-1" / "a", 7)
+    assert trim(tmp_path, 200) == [ben]
+    assert trim(tmp_path, 0) == [shared, ann]
 
 
 def test_nothing_is_deleted_behind_a_link_that_a_rank_has_laid(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_nothing_is_traced_unless_that_is_asked_for(environment: dict[str, str])
         assert span.traceparent is None
 
 
+@pytest.mark.slow
 def test_without_the_variables_nothing_that_traces_is_imported() -> None:
     """The Redis client may import other parts of it, where it is installed."""
     script = (

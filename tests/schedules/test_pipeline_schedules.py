@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from lanes import examples
 
 from service.schedules import GENERATORS, forward_only, generator
 from service.schedules.lowering import lower
@@ -30,7 +31,7 @@ RANKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 20)
 
 
 # Time is not what is tested, and a machine that runs other things as well is slow at times.
-sampled = settings(deadline=None, max_examples=60)
+sampled = settings(deadline=None, max_examples=examples(30, 100))
 
 
 @st.composite
@@ -130,6 +131,7 @@ def test_interleaving_divides_the_bubble(ranks: int, virtual: int, more: int) ->
     assert report.bubble < report_of("1f1b", ranks, micro_batches).bubble
 
 
+@pytest.mark.slow
 @sampled
 @given(st.integers(2, 8), st.integers(1, 24))
 def test_split_backwards_leave_a_smaller_bubble(ranks: int, micro_batches: int) -> None:

@@ -50,6 +50,7 @@ def checks() -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_more_processor_time_is_refused_with_the_limit_named(data: DataLayout) -> None:
     file_id = stored(data, text(24))
     (problem,) = problems(data, file_id, memory=8.0, seconds=1)

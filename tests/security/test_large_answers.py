@@ -23,6 +23,7 @@ def service(broker: str, redis: redis_py.Redis, data: DataLayout) -> Iterator[Se
         yield running
 
 
+@pytest.mark.slow
 def test_a_list_of_jobs_with_large_specs_is_small(service: Service) -> None:
     """Sixty specs of 800 kB were once an answer of 47 MiB."""
     box = {"lower": [0.123456789] * 1000, "upper": [1.0] * 1000, "output": [{"coefficients": [1.0 / 3] * 40_000}]}
@@ -69,6 +70,7 @@ def test_a_body_in_which_everything_is_wrong_is_refused_in_short(service: Servic
         assert errors[-1]["message"] == f"more is wrong than the {MOST_ERRORS} fields named here"
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_long_schedule_is_made_in_a_process_of_its_own(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

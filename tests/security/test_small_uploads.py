@@ -108,6 +108,7 @@ def test_what_unpacks_to_much_more_is_refused_before_it_is_unpacked_whole() -> N
     assert unpacking.read(b"plain", "d", 2**30) == b"plain"
 
 
+@pytest.mark.slow
 def test_a_large_upload_may_unpack_to_many_times_its_size() -> None:
     most = 100 * 2**20
     unpacked = Unpacking(2**20).read(gzip.compress(bytes(most)), "a", 2**30)

@@ -130,6 +130,7 @@ def test_a_receiver_is_told_of_a_job_and_can_tell_that_it_is_true(admin: httpx2.
     assert len(receiver.taken) == 1
 
 
+@pytest.mark.slow
 def test_what_is_not_wanted_is_not_told(admin: httpx2.Client, receiver: Receiver) -> None:
     create(admin, receiver.url + "/verify", kinds=["verify"])
     create(admin, receiver.url + "/other", project="other")
@@ -172,6 +173,7 @@ def test_a_delivery_that_fails_is_sent_again_with_the_same_id(
     assert admin.get("/v1/webhooks").json()["items"][0]["failing_since"] is None
 
 
+@pytest.mark.slow
 def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
     broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -35,7 +35,7 @@ def test_b4_whatever_listens_on_the_port_is_not_sent_the_admin_key(
     assert set(listener.keys) == {""}
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["admin key", "no admin key"])
+@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False], ids=["admin key", "no admin key"])
 def test_b4_a_key_in_the_environment_without_a_url_is_sent_to_the_data_folders_socket_only(
     listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
@@ -175,6 +175,7 @@ def test_b4_a_key_goes_to_no_socket_in_a_folder_of_somebody_else(folder: Path, m
             trap.accept()
 
 
+@pytest.mark.slow
 def test_b4_nor_to_one_in_a_folder_that_others_may_write_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (None, SECRET):
         if key is not None:

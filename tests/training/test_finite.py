@@ -101,6 +101,7 @@ def break_weights(folder: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_weights_that_one_rank_broke_are_refused_by_all(tmp_path: Path, torchrun: Torchrun) -> None:
     messages = torchrun(break_weights, 2, folder=str(tmp_path))

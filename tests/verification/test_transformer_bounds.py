@@ -37,6 +37,7 @@ def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:
     assert torch.equal(rest(x.flatten(1)), rest(x))
 
 
+@pytest.mark.slow
 def test_samples_lie_within_the_bounds() -> None:
     model = transformer(heads=4, kv_heads=2)
     module, x = AfterEmbedding(model, 4), embedded(model, tokens(4))

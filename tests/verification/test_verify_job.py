@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import slow_but_for
 from pyarrow import parquet
 from torch import nn
 from verify_jobs import context, robustness, specification, trained_model
@@ -173,8 +172,9 @@ def run_on_mesh(folder: str, parallel: dict[str, int]) -> dict[str, Any]:
     return {"result": result, "rows": report.bounds, "artifacts": [str(path) for path in report.artifacts]}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("parallel", slow_but_for([{"tp": 2}, {"dp_shard": 2}, {"pp": 2}], {"dp_shard": 2}))
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp_shard": 2}, {"pp": 2}])
 def test_a_mesh_finds_what_one_rank_finds(trained: DataLayout, torchrun: Any, parallel: dict[str, int]) -> None:
     ranked, report = context(trained)
     alone = job.run(specification(property=robustness(ON_A_MESH)), ranked)

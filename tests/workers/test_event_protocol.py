@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.routes.logs import _as_line
 from service.jobs.events import EVENT_TYPES, MalformedEvent, parse_event
+from service.jobs.records import Progress
 from workers.event_protocol import Done, Greeting, LineSplitter, Terminated, TextLine, parse_greeting, parse_last_word
 from workers.supervisor.logs import TokenBucket, printable
 
@@ -154,3 +157,41 @@ def test_every_type_of_event_can_be_sent_but_state() -> None:
         else:
             event = parse_event(line, 3)
             assert (event["type"], event["rank"]) == (kind, 3)
+
+
+_ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5), st.just("stdout"), st.just("x" * 300), st.lists(st.integers(), max_size=1),
+)  # fmt: skip
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys((*Progress.model_fields, "time"), _ODD)))
+def test_a_progress_that_is_taken_can_be_read_in_the_jobs_record(fields: dict[str, Any]) -> None:
+    """Else one rank's event would keep everybody from listing jobs."""
+    event = {"done": 1, "total": 2, "unit": "x", **fields, "type": "progress"}
+    try:
+        taken = parse_event(json.dumps(event).encode(), 0)
+    except MalformedEvent:
+        return
+    assert Progress.model_validate({name: taken.get(name) for name in Progress.model_fields}).done == event["done"]
+    assert len(json.dumps(event["unit"])) < 2000
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("line", "stream", "time", "id", "live"), _ODD)))
+def test_a_line_that_is_taken_can_be_shown(fields: dict[str, Any]) -> None:
+    event = {"line": "x", "stream": "stderr", **fields, "type": "log"}
+    try:
+        taken = parse_event(json.dumps(event).encode(), 0)
+    except MalformedEvent:
+        return
+    assert event["line"] in _as_line(dict(taken)).text.replace(r"\n", "\n")
+
+
+@pytest.mark.parametrize("moment", [1e300, -1e17, 2**64 - 1])
+def test_what_is_no_time_is_now(moment: float) -> None:
+    before = time.time()
+    line = {"type": "log", "line": "x", "stream": "stdout", "time": moment}
+    assert before <= parse_event(json.dumps(line).encode(), 0)["time"] <= time.time()
+    span = {"type": "span", "name": "x", "start": moment, "end": 1.0}
+    with pytest.raises(MalformedEvent, match="Unix seconds"):
+        parse_event(json.dumps(span).encode(), 0)

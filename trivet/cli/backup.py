@@ -43,11 +43,15 @@ def backup(
     finally:
         store.close()
     if as_json:
-        print_json({"files": made.files, "bytes": made.bytes, "vanished": list(made.vanished)})
+        print_json(
+            {"files": made.files, "bytes": made.bytes, "vanished": list(made.vanished), "unusable": list(made.unusable)}
+        )
         return
     out.print(f"{file}: {made.files} files, {made.bytes} bytes")
     if made.vanished:
         out.print(f"{len(made.vanished)} files were deleted by the service meanwhile, and are not in it")
+    if made.unusable:
+        out.print(f"{len(made.unusable)} files of jobs are not in it, or not as they were: {made.unusable[0][:200]}, …")
 
 
 def restore(

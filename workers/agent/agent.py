@@ -66,8 +66,8 @@ class AgentSettings:
     """Seconds for a supervisor that is stopped to report its attempt's end, beyond the grace of its ranks."""
     beats_per_life: int = 5
     """Heartbeats in the time after which a silent host gets no work: four may be lost."""
-    refill_after_s: float = 5.0
-    """Seconds until a spare supervisor, with torch and the kinds of jobs imported, is started after one was taken."""
+    restart_after_s: float = 5.0
+    """Seconds until another process from which supervisors are forked is started after one that was of no use."""
 
 
 class Agent:
@@ -87,7 +87,10 @@ class Agent:
         if self._policy.isolation == "none":
             supervisor = (*supervisor, HOST_NAMESPACES)
         self._supervisors = Supervisors(
-            supervisor, folder / "supervisors.log", settings.warm_supervisors, chores.refill_after_s
+            supervisor,
+            folder / "supervisors.log",
+            forks=settings.warm_supervisors > 0,
+            restart_after_s=chores.restart_after_s,
         )
         self._report = HostReport(
             name=self._host,

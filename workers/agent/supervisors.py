@@ -1,75 +1,180 @@
-"""Starts supervisors as detached processes, and keeps spares that are warm before they are needed."""
+"""Starts supervisors as processes that live on by themselves: forks of the host's fork server, or new interpreters."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
+import os
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from service.jobs.processes import Process
+from workers.linux import ROOM
+from workers.supervisor.command import allowed
+from workers.supervisor.fork_server import READY
 from workers.supervisor.orders import SupervisorOrder
+from workers.supervisor.program import FORK_SERVER
+
+_ANSWER_S = 30.0
+"""Time for a fork to be there; then the server hangs, or has been stopped."""
+_LONGEST_PAUSE_S = 300.0
+_PID_BYTES = 32
+
+logger = logging.getLogger(__name__)
 
 
 class Supervisors:
-    """Thread-safe. A supervisor with an order lives on by itself; a spare ends when this process does."""
+    """Thread-safe. With ``forks`` a fork server is kept, which ends when this process does; while there is none that is
+    ready, and where none can be, a supervisor is a new interpreter. After a server that was of no use the next one is
+    started ``restart_after_s`` later, after each further one twice as late.
+    """
 
-    def __init__(self, command: Sequence[str], log: Path, spares: int, refill_after_s: float) -> None:
-        self._command, self._log, self._wanted = list(command), log, spares
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._spares: list[subprocess.Popen[bytes]] = []
+    def __init__(self, command: Sequence[str], log: Path, *, forks: bool, restart_after_s: float) -> None:
+        self._command, self._log, self._forks = list(command), log, forks
+        log.parent.mkdir(parents=True, exist_ok=True)
         self._started: list[subprocess.Popen[bytes]] = []
-        self._refill_at, self._refill_after_s = 0.0, refill_after_s
-        self._closed = False
+        self._forked: list[Process] = []
+        self._server: _ForkServerProcess | None = None
+        self._pause_s = self._restart_after_s = restart_after_s
+        self._restart_at = 0.0
         self._lock = threading.Lock()
 
     def start(self, order: SupervisorOrder) -> None:
-        """Give the order to a spare, or to a new process; returns at once."""
+        """Have a supervisor carry out the order; returns as soon as it has it."""
+        server = self._server
+        fork = server.fork() if server is not None and server.is_ready() else None
+        if fork is not None and _sent(fork.connection, _environment_line() + order.to_line()):
+            with self._lock:
+                self._forked.append(fork.process)
+            return
         with self._lock:
-            taken = any(self._give(self._spares.pop(0), order) for _ in range(len(self._spares)))
-            if not taken and not self._give(self._spawn(), order):
-                raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
-            self._refill_at = time.monotonic() + self._refill_after_s
+            process = self._spawn()
+            self._started.append(process)
+        assert process.stdin is not None
+        if not _sent(process.stdin, order.to_line()):
+            raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
 
     def at_work(self) -> list[int]:
         """Return the pids of those that were given an order here and have not ended."""
         with self._lock:
-            return [process.pid for process in self._started if process.poll() is None]
+            forked = [process.pid for process in self._forked if process.alive]
+            return [process.pid for process in self._started if process.poll() is None] + forked
 
     def tend(self) -> None:
-        """Collect what has ended, and start spares that are due; to be called now and then."""
+        """Collect what has ended, and start a fork server where one is due; to be called now and then."""
         with self._lock:
             self._started = [process for process in self._started if process.poll() is None]
-            self._spares = [process for process in self._spares if process.poll() is None]
-            if time.monotonic() >= self._refill_at and not self._closed:
-                self._spares += [self._spawn() for _ in range(self._wanted - len(self._spares))]
+            self._forked = [process for process in self._forked if process.alive]
+            if self._server is not None and self._server.has_ended():
+                was_of_use = self._server.is_ready()
+                self._pause_s = self._restart_after_s if was_of_use else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                self._restart_at = time.monotonic() + (0.0 if was_of_use else self._pause_s)
+                self._server.close()
+                self._server = None
+            if self._forks and self._server is None and time.monotonic() >= self._restart_at:
+                self._server = _ForkServerProcess(self._command, self._log)
 
     def close(self) -> None:
-        """Let the spares go; supervisors at work are left alone."""
+        """End the fork server; supervisors at work are left alone."""
         with self._lock:
-            self._closed = True
-            for process in self._spares:
-                if process.stdin is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        process.stdin.close()
-            for process in self._spares:
-                process.wait()
-            self._spares = []
-
-    def _give(self, process: subprocess.Popen[bytes], order: SupervisorOrder) -> bool:
-        """Return whether the process took the order; one that has ended cannot."""
-        assert process.stdin is not None
-        try:
-            with process.stdin as pipe:
-                pipe.write(order.to_line())
-        except BrokenPipeError:
-            return False
-        self._started.append(process)
-        return True
+            self._forks = False
+            if self._server is not None:
+                self._server.close()
+                self._server = None
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """A supervisor that waits for its environment and its order at the other end of the connection."""
+
+    process: Process
+    connection: socket.socket
+
+
+class _ForkServerProcess:
+    """The process of :mod:`workers.supervisor.fork_server`, which is told nothing that a rank may not know."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._is_ready = False
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [command[0], "-u", "-P", *command[1:], FORK_SERVER],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                env={**allowed(os.environ), **ROOM},
+                start_new_session=True,
+            )
+
+    def is_ready(self) -> bool:
+        """Return whether it has imported everything."""
+        if not self._is_ready:
+            with contextlib.suppress(OSError):
+                self._is_ready = self._control.recv(len(READY)) == READY
+        return self._is_ready
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def fork(self) -> _Fork | None:
+        """Return a new supervisor; None where the server has ended or hangs, which then ends."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            except OSError as error:
+                logger.warning("the fork server takes no requests: %s", error)
+                self._process.kill()
+                ours.close()
+                return None
+        ours.settimeout(_ANSWER_S)
+        try:
+            if (said := ours.recv(_PID_BYTES)) and (process := Process.of(int(said))):
+                ours.settimeout(None)
+                return _Fork(process, ours)
+        except TimeoutError:
+            logger.warning("the fork server did not answer within %g s", _ANSWER_S)
+            self._process.kill()
+        except OSError:
+            pass
+        ours.close()
+        return None
+
+    def close(self) -> None:
+        """End it; what it forked lives on."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+
+
+def _environment_line() -> bytes:
+    return json.dumps(dict(os.environ)).encode() + b"\n"
+
+
+def _sent(to: IO[bytes] | socket.socket, text: bytes) -> bool:
+    """Write what a supervisor reads, all of it; return whether it was there to take it."""
+    try:
+        if isinstance(to, socket.socket):
+            with to:
+                to.sendall(text)
+        else:
+            with to:
+                to.write(text)
+    except OSError:
+        return False
+    return True

@@ -14,12 +14,12 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.records import ISOLATION_PARTS
-from workers.launcher import grants, landlock, namespaces
+from workers.launcher import grants, landlock, namespaces, system_calls
 from workers.launcher.grants import Grant
 from workers.linux import forbid_new_privileges
 
@@ -67,6 +67,10 @@ class Confinement:
     limits: JobLimits = field(default_factory=JobLimits)
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    """Folders to write in that stand in the place of the folder above them, so that nobody else's are found there.
+    Without user namespaces ranks get that folder itself.
+    """
     secret: tuple[str, ...] = ()
     """Files and folders that are not to be read through a folder above them."""
     covered: tuple[str, ...] = ()
@@ -99,8 +103,14 @@ class Confinement:
         if in_user_namespace:
             namespaces.own_mounts()
         readable = [*map(Path, self.read), *(_OF_DRIVERS if self.cuda else ())]
-        with grants.held(readable, covered) as read, grants.held(map(Path, self.write), covered) as write:
-            held |= self._enforce(covered, read, write, in_user_namespace=in_user_namespace)
+        private = [Path(path) if in_user_namespace else Path(path).parent for path in self.private]
+        with (
+            grants.held(readable, covered) as read,
+            grants.held(map(Path, self.write), covered) as write,
+            grants.held(private, covered) as parts,
+        ):
+            placed = [replace(each, path=each.path.parent) if in_user_namespace else each for each in parts]
+            held |= self._enforce(covered, read, [*write, *placed], in_user_namespace=in_user_namespace)
         expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
         if self.mode == "required" and (missing := expected - held):
             lacks = "; ".join(ISOLATION_PARTS[part] for part in ISOLATION_PARTS if part in missing)
@@ -122,7 +132,9 @@ class Confinement:
         has_landlock = landlock.abi() >= landlock.MINIMUM_ABI
         if in_user_namespace and has_landlock:
             namespaces.protect_kernel_settings()
+            namespaces.write_only_in(write, Path("/proc"))
         namespaces.drop_capabilities()
+        others_are_safe = system_calls.leave_other_processes_alone()
         if has_landlock and not (self.cuda and _may_change_kernel_settings()):
             landlock.restrict(
                 [*_system_paths(), *read],
@@ -130,7 +142,8 @@ class Confinement:
                 map(Path, self.secret),
                 [Path("/proc")] if self.cuda else [],
             )
-            held.add("files")
+            if others_are_safe:
+                held.add("files")
         return held
 
 

@@ -9,40 +9,25 @@ CUDA, it becomes a new interpreter.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import runpy
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from workers import forks
 from workers.launcher import import_values
 from workers.linux import present_as
-
-_HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that torchrun handles, besides SIGINT."""
-_HELD_BACK = (*_HANDLED, signal.SIGINT)
-"""Signals that wait while a fork is made: in a fork, torchrun's handlers would have it act as a second torchrun."""
-_POLL_S = 0.01
 
 
 class ForkError(RuntimeError):
     """This version of torch starts ranks in another way."""
-
-
-def threads() -> list[str]:
-    """Return the names of this process's threads. With more than one, a fork may find a lock locked for ever."""
-    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
 
 def fork_ranks(environment: Mapping[str, str]) -> None:
@@ -59,38 +44,20 @@ def fork_ranks(environment: Mapping[str, str]) -> None:
     api.get_subprocess_handler = Handler
 
 
-class ForkedProgram:
+class ForkedProgram(forks.Child):
     """A fork that runs a Python program, with as much of :class:`subprocess.Popen` as torchrun uses."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        is_alone = len(threads()) == 1
-        held_before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        is_alone = len(forks.threads()) == 1
+        held_before = signal.pthread_sigmask(signal.SIG_BLOCK, forks.HELD_BACK)
         try:
-            self.pid = os.fork()
+            super().__init__(os.fork())
             if self.pid == 0:
                 _run(list(arguments), dict(environment), held_before, is_alone=is_alone)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held_before)
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, once the program has ended."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float) -> int:
-        """Return the exit code; raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("rank", timeout)
-            time.sleep(_POLL_S)
-        return code
 
 
 def _run(
@@ -110,23 +77,16 @@ def _run(
         code = _run_as_main(arguments)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    # Not what the parent registered to happen at an exit of its own, nor its finalisation.
-    os._exit(code)
+    forks.end(code)
 
 
 def _begin_anew(environment: dict[str, str]) -> None:
     """Undo what a fork has from its parent and a new program has not."""
     os.setsid()
-    for number in _HANDLED:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    forks.let_signals_be()
+    forks.close_others()
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None
 
 
 def _begin_computing_anew(environment: Mapping[str, str]) -> None:
@@ -135,6 +95,7 @@ def _begin_computing_anew(environment: Mapping[str, str]) -> None:
         torch.set_num_threads(max(1, int(threads)))
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    torch.default_generator.seed()
     import_values.recompute(environment)
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from workers.launcher.grants import Grant
@@ -88,11 +88,29 @@ def protect_kernel_settings() -> None:
     """Make what is in ``/proc`` besides processes read-only, also for root. Needs the mount namespace that
     :func:`own_mounts` makes, and Linux 5.12. Raises :class:`OSError`.
     """
-    read_only = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
     for path in _kernel_settings():
         _mount(str(path), path, flags=_MS_BIND | _MS_REC)
-        words = (os.fsencode(path), _AT_RECURSIVE, read_only, ctypes.c_size_t(len(read_only)))
-        _checked(_libc.syscall(_MOUNT_SETATTR, -1, *words), f"making {path} read-only")
+        _set_attributes(path, _AT_RECURSIVE, on=_MOUNT_ATTR_RDONLY)
+
+
+def write_only_in(writable: Sequence[Grant], *also: Path) -> None:
+    """Make all that is mounted read-only but ``writable``, shared memory and the mounts at ``also``. Landlock governs
+    what is opened; this governs also modes, times, owners and attributes. Needs what :func:`protect_kernel_settings`
+    needs. Raises :class:`OSError`.
+    """
+    for each in sorted(writable, key=lambda each: len(each.path.parts)):
+        _mount(f"/proc/self/fd/{each.descriptor}", each.path, flags=_MS_BIND | _MS_REC)
+    places = [*(each.path for each in writable), *(path for path in (_SHARED_MEMORY, *also) if path.is_dir())]
+    again = [path for path in places if not os.statvfs(path).f_flag & os.ST_RDONLY]
+    _set_attributes(Path("/"), _AT_RECURSIVE, on=_MOUNT_ATTR_RDONLY)
+    for path in again:
+        _set_attributes(path, 0, off=_MOUNT_ATTR_RDONLY)
+
+
+def _set_attributes(path: Path, flags: int, *, on: int = 0, off: int = 0) -> None:
+    words = struct.pack("QQQQ", on, off, 0, 0)
+    found = _libc.syscall(_MOUNT_SETATTR, -1, os.fsencode(path), flags, words, ctypes.c_size_t(len(words)))
+    _checked(found, f"setting what may be written below {path}")
 
 
 def _kernel_settings() -> Iterator[Path]:

@@ -1,34 +1,54 @@
-"""Imports what ranks need before there are any, in the launcher from which they are forked."""
+"""Imports what ranks need before there are any, in the process from which they will be forked."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
 
 from service.jobs.kinds.registry import KINDS
-from workers.launcher.forked_ranks import threads
+from service.jobs.plugins.catalogue import HOUSE
+from workers import forks
 
 logger = logging.getLogger(__name__)
 
+_TRIAL_S = 60.0
+"""Time for the modules of one kind to be imported."""
 
-def preload_until(is_asked: Callable[[], bool]) -> None:
-    """Import what one kind after the other names, until there is a request."""
-    for kind in KINDS.provided:
-        if is_asked():
-            break
-        preload(kind)
+
+def preload_every_kind() -> None:
+    """Import the modules that the kinds name for it. Those of other packages are tried first, in a fork: what their
+    import leaves behind besides modules would be in every job, so such a kind is left for its own ranks to import.
+    """
+    for kind, provided in KINDS.provided.items():
+        modules = provided.declaration.preloads
+        reason = "" if provided.distribution == HOUSE else what_import_leaves(modules)
+        if reason:
+            logger.warning(
+                "preloads=%r of job kind %r %s, so its ranks import everything anew; expected modules that change "
+                "nothing outside themselves when they are imported",
+                modules,
+                kind,
+                reason,
+            )
+        else:
+            _import(modules)
 
 
 def preload(kind: str) -> None:
-    """Import the modules that a kind names for it. What is wrong with one is for the ranks to say, which import it
-    again.
-    """
-    for module in KINDS.declaration(kind).preloads:
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
-    if len(names := threads()) > 1:
+    """Import the modules that a kind names for it, of which this process will run nothing else."""
+    _import(KINDS.declaration(kind).preloads)
+    if len(names := forks.threads()) > 1:
         logger.warning(
             "preloads=%r of job kind %r start a thread (%s), so each rank imports everything anew; "
             "expected modules that start threads when they are used",
@@ -36,3 +56,69 @@ def preload(kind: str) -> None:
             kind,
             ", ".join(names),
         )
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import what is there; what is wrong with a module is for the ranks to say, which import it again."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+
+
+def what_import_leaves(modules: Sequence[str]) -> str:
+    """Return what is wrong with importing modules into a process of which many jobs are forked, as the end of a
+    sentence; empty where nothing is. A fork of this process tries it.
+    """
+    with tempfile.TemporaryFile() as told, Path(os.devnull).open("rb") as nothing:
+        trial = forks.fork(lambda: _try(modules, told), stdin=nothing.fileno(), keep=[told.fileno()])
+        try:
+            code = trial.wait(_TRIAL_S)
+        except subprocess.TimeoutExpired:
+            trial.kill()
+            trial.wait()
+            return f"take more than {_TRIAL_S:g} s to be imported"
+        if code != 0:
+            return f"end the process that imports them (exit code {code})"
+        told.seek(0)
+        return told.read().decode()
+
+
+def _try(modules: Sequence[str], told: IO[bytes]) -> int:
+    before = _Surroundings.now()
+    _import(modules)
+    told.write(before.differences(_Surroundings.now()).encode())
+    told.flush()
+    return 0
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What an import could change outside of modules, and what a fork would not have, or have without wanting it."""
+
+    threads: Any
+    environment_variables: Any
+    the_working_folder: Any
+    open_files: Any
+    open_devices: Any
+    signal_handlers: Any
+    random_numbers: Any
+
+    @classmethod
+    def now(cls) -> _Surroundings:
+        numpy: Any = sys.modules.get("numpy")
+        torch: Any = sys.modules.get("torch")
+        numbers = numpy.random.get_state()[1].tobytes() if numpy else b""
+        return cls(
+            threads=sorted(forks.threads()),
+            environment_variables=dict(os.environ),
+            the_working_folder=Path.cwd(),
+            open_files=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - their number alone
+            open_devices=forks.open_devices(),
+            signal_handlers=[signal.getsignal(number) for number in sorted(signal.valid_signals())],
+            random_numbers=(random.getstate(), numbers, torch.initial_seed() if torch else 0),
+        )
+
+    def differences(self, after: _Surroundings) -> str:
+        """Return what is not as it was, as the end of a sentence; empty where all is."""
+        names = [each.name for each in fields(self) if getattr(self, each.name) != getattr(after, each.name)]
+        return f"change {', '.join(name.replace('_', ' ') for name in names)}" if names else ""

@@ -1,27 +1,27 @@
-"""Imports torchrun, and what ranks need, before that is needed: ``python -m workers.launcher [--preload]``.
+"""Is torchrun, which waits for its request: ``python -m workers.launcher [--own-namespaces] [--preload]``, or a fork of
+a process that has imported what ranks need (:func:`run_fork`).
 
-Importing takes longer than everything else in a start, so a supervisor starts this process at once and sends it the
-request when the attempt is claimed: one JSON line on standard input, ``{"kind": of the job, "arguments": [torchrun's
-arguments], "environment": {…}, "folder": working folder, "report": path, "confinement": {…}}``. It confines itself, and
-so the ranks, before it forks them. Its end says how the group ended: exit code 0, or 1 with the exit codes of the
-failed ranks in the file ``report``, or the signal that came to it. Without a request (end of input) it exits.
+Its supervisor starts it at once and sends it the request when the attempt is claimed: one JSON line on standard input,
+``{"kind": of the job, "arguments": [torchrun's arguments], "environment": {…}, "folder": working folder, "report":
+path, "confinement": {…}}``. It confines itself, and so the ranks, before it forks them. Its end says how the group
+ended: exit code 0, or 1 with the exit codes of the failed ranks in the file ``report``, or the signal that came to it.
+Without a request (end of input) it exits.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
-from workers.linux import ROOM, die_with_parent
+from workers.linux import ROOM, die_with_parent, present_as
 
-_OWN_NAMESPACES, _PRELOAD = "--own-namespaces", "--preload"
+OWN_NAMESPACES, PRELOAD = "--own-namespaces", "--preload"
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Environment in which numpy and pyarrow start no threads when they are imported."""
 _NO_CUDA = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -31,26 +31,49 @@ initialised it cannot use it.
 
 
 def main() -> int:
+    """Import torchrun, and with ``--preload`` what the requested kind names, then run the request."""
     die_with_parent()
     # While this process has one thread; what a namespace is for is known only with the request.
-    inside = _OWN_NAMESPACES in sys.argv and enter_user_namespace()
-    environment = {name: value for name, value in os.environ.items() if name not in ROOM}
-    # The imports are what makes the process warm, so they come before the wait.
-    os.environ.update(_NO_THREADS)
-    import torch.distributed.run as torchrun  # noqa: PLC0415
-    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
-
-    from workers.launcher import folder_rendezvous, forked_ranks, preloading  # noqa: PLC0415
-
-    folder_rendezvous.register()
-    if _PRELOAD in sys.argv:
-        preloading.preload_until(_is_asked)
+    inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
+    environment = import_torchrun()
     request = _read_request()
     if request is None:
         return 0
-    if _PRELOAD in sys.argv:
+    if PRELOAD in sys.argv:
+        from workers.launcher import preloading  # noqa: PLC0415 - it brings the kinds
+
         preloading.preload(request["kind"])
+    return _run(request, environment, inside=inside)
+
+
+def import_torchrun() -> dict[str, str]:
+    """Import what makes this process a launcher; return the environment that it, or a fork of it, was started with."""
+    environment = {name: value for name, value in os.environ.items() if name not in ROOM}
+    os.environ.update(_NO_THREADS)
+    import torch.distributed.run  # noqa: F401, PLC0415
+
+    from workers.launcher import folder_rendezvous  # noqa: PLC0415
+
+    folder_rendezvous.register()
+    return environment
+
+
+def run_fork(environment: Mapping[str, str], *, own_namespaces: bool) -> int:
+    """Run the request, in a fork of a process that called :func:`import_torchrun`, whose result ``environment`` is."""
+    die_with_parent()
+    inside = own_namespaces and enter_user_namespace()
+    present_as([sys.executable, "-u", "-P", "-m", "workers.launcher"], environment)
+    request = _read_request()
+    return 0 if request is None else _run(request, dict(environment), inside=inside)
+
+
+def _run(request: Mapping[str, Any], environment: dict[str, str], *, inside: bool) -> int:
+    import torch.distributed.run as torchrun  # noqa: PLC0415 - imported already; it is slow
+    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+
+    from workers.launcher import forked_ranks  # noqa: PLC0415
+
     environment.update(request["environment"])
     os.environ.clear()
     os.environ.update(environment | _NO_CUDA)
@@ -79,10 +102,6 @@ def _end_by(number: signal.Signals) -> None:
     """
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-
-
-def _is_asked() -> bool:
-    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def _read_request() -> dict[str, Any] | None:

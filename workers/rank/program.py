@@ -24,7 +24,7 @@ from service.jobs.atomic import atomic_write
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
-from service.jobs.runtime import GATE_ARTIFACTS, RESULT, RefusedError, RunContext, Runner
+from service.jobs.runtime import GATE_ARTIFACTS, LARGEST_RESULT, RESULT, RefusedError, RunContext, Runner
 from workers.linux import die_with_parent
 from workers.rank.control import Control
 from workers.rank.stacks import write_on_request
@@ -71,6 +71,10 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
     result = run(spec, context)
     if context.rank == 0:
         left = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+        if len(left) > LARGEST_RESULT:
+            raise ValueError(
+                f"the result has {len(left)} bytes, and a job's record holds {LARGEST_RESULT}: more is for an artifact"
+            )
         atomic_write(context.paths.work(context.attempt) / RESULT, left)
 
 

@@ -214,6 +214,7 @@ class _PartRun:
                 order.broker_url,
                 read=[self._group.folder],
                 write=[scratch, self._group.logs, meeting.folder, places.compiled],
+                owner=owner,
             ),
         )
 

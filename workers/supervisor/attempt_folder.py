@@ -9,11 +9,8 @@ from typing import Any
 import orjson
 
 from service.jobs.layout import JobPaths
-from service.jobs.runtime import RESULT
+from service.jobs.runtime import LARGEST_RESULT, RESULT
 from service.jobs.safe_files import Folder
-
-_LARGEST_RESULT = 64 << 20
-"""Bytes of a result, which goes into the job's record: what is larger belongs in an artifact."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +30,7 @@ def read_result(work: Path) -> Any:
     """Return what rank 0 left; None where there is nothing that can be read."""
     try:
         with Folder.open(work) as folder:
-            return orjson.loads(folder.read(RESULT, _LARGEST_RESULT))
+            return orjson.loads(folder.read(RESULT, LARGEST_RESULT))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

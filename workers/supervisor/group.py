@@ -11,14 +11,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from service.jobs.processes import Process
 from service.jobs.safe_files import Folder, remove_tree
+from workers import forks
+from workers.launcher import program as launcher
 from workers.launcher.confinement import Confinement
 from workers.linux import ROOM
 from workers.supervisor import keeper
 
+_KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
 _TAIL = 20
 _KEEPER_GRACE_S = 5.0
 """Time that a keeper has to end its group: it needs milliseconds."""
@@ -58,10 +63,61 @@ def remove_leftovers() -> list[Path]:
     return gone
 
 
+@dataclass(frozen=True)
+class _KeeperEnds:
+    """Descriptors of what a keeper gets: the pipe of its life, the launcher's request, where the launcher prints."""
+
+    life: int
+    request: int
+    output: int
+
+
+class _Process(Protocol):
+    """A child of this process."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+def _spawn(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _Process:
+    """Start a keeper, which starts a launcher that imports everything."""
+    options = ([launcher.OWN_NAMESPACES] if own_namespaces else []) + ([launcher.PRELOAD] if preload else [])
+    command = [sys.executable, "-u", "-P", "-m", "workers.launcher", *options]
+    return subprocess.Popen(
+        [*_KEEPER, str(ends.life), *command],
+        stdin=ends.request,
+        stdout=ends.output,
+        stderr=ends.output,
+        env={**environment, **ROOM},
+        pass_fds=(ends.life,),
+        start_new_session=True,
+    )
+
+
+def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _Process:
+    """Fork a keeper from this process, and from that a launcher. What is to be preloaded is there, or is not to be.
+
+    The keeper is then the program that it always is: nothing of what this process has imported stays in it.
+    """
+
+    def keep() -> int:
+        keeper.become_subreaper()
+        child = forks.fork(
+            lambda: launcher.run_fork(environment, own_namespaces=own_namespaces), stdin=0, session=False
+        )
+        os.set_inheritable(ends.life, True)
+        os.execve(_KEEPER[0], [*_KEEPER, str(ends.life), keeper.CHILD, str(child.pid)], dict(environment))  # noqa: S606 - there is nothing for a shell to do
+
+    return forks.fork(keep, stdin=ends.request, output=ends.output, keep=[ends.life])
+
+
 class Group:
     """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process.
-    With ``preload`` the launcher imports beforehand what Trivet's own ranks need. With ``adopting``, for a process that
-    has no other children, nothing outlives the keeper either if that is killed.
+    With ``preload`` the launcher imports what Trivet's own ranks need before it forks them. With ``forked`` it is a
+    fork of this process, which has imported all that and knows nothing yet that ranks may not. With ``adopting``, for
+    a process that has no other children, nothing outlives the keeper either if that is killed.
 
     ``folder`` is private and short-lived: the event socket, the launcher's output, and folders in which ranks may
     write: torchrun's own files, their scratch, their meeting point.
@@ -74,6 +130,7 @@ class Group:
         own_namespaces: bool = True,
         adopting: bool = False,
         preload: bool = False,
+        forked: bool = False,
     ) -> None:
         self._adopting = adopting
         if adopting:
@@ -83,22 +140,16 @@ class Group:
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
         self._lock = threading.Lock()
-        options = (["--own-namespaces"] if own_namespaces else []) + (["--preload"] if preload else [])
-        launcher = [sys.executable, "-u", "-P", "-m", "workers.launcher", *options]
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(life), *launcher]
+        start = _fork if forked else _spawn
+        given, request = os.pipe()
         with Folder.open(self.folder) as folder:
             written = folder.create("launcher.log", 0o600)
             self._output = folder.reader("launcher.log")
+        self._request = os.fdopen(request, "wb")
         with written:
-            self._keeper = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=written,
-                stderr=written,
-                env={**environment, **ROOM},
-                pass_fds=(life,),
-                start_new_session=True,
-            )
+            ends = _KeeperEnds(life, given, written.fileno())
+            self._keeper = start(ends, environment, own_namespaces=own_namespaces, preload=preload)
+        os.close(given)
         os.close(life)
 
     @property
@@ -123,7 +174,6 @@ class Group:
         confinement: Confinement,
     ) -> None:
         """Start torchrun with ``arguments`` in ``folder``, within ``confinement``, for a job of this kind."""
-        assert self._keeper.stdin is not None
         request = {
             "kind": kind,
             "arguments": list(arguments),
@@ -132,7 +182,7 @@ class Group:
             "report": str(self.folder / _REPORT),
             "confinement": confinement.to_json(),
         }
-        with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
+        with contextlib.suppress(BrokenPipeError), self._request as pipe:  # it may have died: wait() will tell
             pipe.write(json.dumps(request).encode() + b"\n")
 
     def extend(self, until: float) -> None:
@@ -198,8 +248,7 @@ class Group:
             self._keeper.kill()
             self._keeper.wait()
         self._end_orphans()
-        if self._keeper.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._keeper.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._request.close()
         self._output.close()
         remove_tree(self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from service.jobs.cache import OF_OWNER
 from service.jobs.event_files import rank_file
 from service.jobs.layout import DataLayout
 from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
+from service.jobs.safe_files import Folder
 from service.jobs.settings import MAX_LOG_BYTES, Settings
 from service.jobs.settings_file import config_file
 from service.jobs.spec.base import FILE_ID
@@ -67,11 +70,19 @@ class JobPolicy:
         )
 
     def confine(
-        self, claim: Claim, layout: DataLayout, broker_url: str, *, read: Iterable[Path], write: Iterable[Path]
+        self,
+        claim: Claim,
+        layout: DataLayout,
+        broker_url: str,
+        *,
+        read: Iterable[Path],
+        write: Iterable[Path],
+        owner: str = "",
     ) -> Confinement:
         """Return what the ranks of a claimed part may use. They read what the spec names and their job's folder; in it
         they write artifacts, checkpoints, in their work folder and to the files of their events and stacks, and besides
-        in the cache of what is made of uploaded files. ``read`` and ``write`` are of the group's own.
+        in what the jobs of ``owner`` have in the cache of what is made of uploaded files. ``read`` and ``write`` are of
+        the group's own.
         """
         spec = claim.spec
         read = [*map(Path, self.read), *_plugins(), *read]
@@ -83,14 +94,18 @@ class JobPolicy:
         attempt = job.attempt(claim.ref.attempt)
         files = [name(attempt, rank) for rank in claim.ranks for name in (rank_file, stacks_file)]
         read.append(job.root)
-        write = [job.artifacts, job.checkpoints, job.work(claim.ref.attempt), *files, layout.cache, *write]
+        write = [job.artifacts, job.checkpoints, job.work(claim.ref.attempt), *files, *write]
         layout.cache.mkdir(parents=True, exist_ok=True)
+        own = OF_OWNER + hashlib.sha256(owner.encode()).hexdigest()[:32]
+        with Folder.open(layout.cache) as cache:
+            cache.make(own, 0o700).close()
         covered = [layout.root, *_broker_folder(broker_url, [*write, Path(tempfile.gettempdir())])]
         return Confinement(
             mode=self.isolation,
             limits=self.limits,
             read=tuple(map(str, read)),
             write=tuple(map(str, write)),
+            private=(str(layout.cache / own),),
             secret=(*self.secret, *map(str, covered)),
             covered=tuple(map(str, covered)),
             own_network=len(claim.shares) == 1,

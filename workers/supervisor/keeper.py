@@ -1,8 +1,9 @@
 """Keeps a process group from outliving its supervisor.
 
-Run as a plain script (``python -I -S keeper.py LIFE_FD COMMAND…``), with nothing but the standard library, so that
-it starts in milliseconds. It becomes the *subreaper* of everything that the command starts, daemons and processes
-in sessions of their own included, and ends all of it
+Run as a plain script (``python -I -S keeper.py LIFE_FD COMMAND…``, or ``LIFE_FD --child PID`` in the place of a
+process that has started the command already), with nothing but the standard library, so that it starts in milliseconds.
+It becomes the *subreaper* of everything that the command starts, daemons and processes in sessions of their own
+included, and ends all of it
 
 * when the pipe ``LIFE_FD`` reaches its end: the supervisor closed it, or died, however it died;
 * when the time has come that the supervisor wrote to the pipe last, as a line: seconds since the host booted;
@@ -26,6 +27,7 @@ import signal
 import sys
 import time
 
+CHILD = "--child"
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_BOOTTIME = 7
 _TIMER_ABSTIME = 1
@@ -39,7 +41,10 @@ def main(arguments: list[str]) -> int:
     become_subreaper()
     wake = _wake_on_signals()
     deadline = _Deadline()
-    child = os.posix_spawn(command[0], command, os.environ, setsigdef=[signal.SIGCHLD, signal.SIGTERM])
+    if command[0] == CHILD:
+        child = int(command[1])
+    else:
+        child = os.posix_spawn(command[0], command, os.environ, setsigdef=[signal.SIGCHLD, signal.SIGTERM])
     try:
         status = _watch(life, wake, child, deadline)
         was_terminated = False
@@ -156,6 +161,8 @@ def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
     """Wait until the command or the supervisor ends; the command's wait status when that is what ended. Raises
     :class:`_Terminated`.
     """
+    if (status := _reap(child)) is not None:  # before this process heard of the ends of children
+        return status
     while True:
         ready, _, _ = select.select([life, wake], [], [])
         if wake in ready:

@@ -1,8 +1,8 @@
 """Runs the supervisor: a process of its own per attempt and host, which outlives the worker that started it.
 
 ``python -m workers.supervisor`` reads one :class:`workers.supervisor.orders.SupervisorOrder` from standard input. It
-starts its group's keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to
-import is imported.
+starts its group's keeper and launcher before that, which import what ranks need meanwhile. With ``--fork-server`` it
+imports everything itself and forks such supervisors on request: :mod:`workers.supervisor.fork_server`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from workers.supervisor.group import Group
 
 HOST_NAMESPACES = "--host-namespaces"
 """The argument with which launchers stay in the namespaces of the host."""
+FORK_SERVER = "--fork-server"
+"""The argument with which supervisors are forked rather than being one."""
 _RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 
 
@@ -29,12 +31,17 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     SIGINT gives a part back to the queue, as when the service on this host stops; before there is one it just ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    group = Group(
-        allowed(os.environ),
-        own_namespaces=HOST_NAMESPACES not in sys.argv,
-        adopting=True,
-        preload=program == _RANK_PROGRAM,
-    )
+    own_namespaces, preload = HOST_NAMESPACES not in sys.argv, program == _RANK_PROGRAM
+    if FORK_SERVER in sys.argv:
+        from workers.supervisor.fork_server import ForkServer  # noqa: PLC0415 - it brings what one supervisor has no use for
+
+        return ForkServer(program, own_namespaces=own_namespaces, preload=preload).serve()
+    group = Group(allowed(os.environ), own_namespaces=own_namespaces, adopting=True, preload=preload)
+    return run(group, program)
+
+
+def run(group: Group, program: Sequence[str]) -> int:
+    """Read the order from standard input and carry it out with this group, which is ended in any case."""
     try:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -49,7 +50,7 @@ class Uploader:
         self._batch = 0
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
-        self._closing = False
+        self._closed = asyncio.Event()
         self._lost = False
 
     def put(self, event: Event) -> None:
@@ -96,8 +97,9 @@ class Uploader:
             self._room.set()
             await self._disk(self._record.write)
             await self._send(batch)
-            if len(self._queue) < size and not self._closing:
-                await asyncio.sleep(self._settings.upload_interval_s)
+            if len(self._queue) < size:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), self._settings.upload_interval_s)
         await self._disk(self._record.write)
 
     def close(self) -> None:
@@ -107,11 +109,11 @@ class Uploader:
                 f"{self._missed} events were not relayed; they are in the attempt's record"
             )
             self._queue.append(notice)
-        self._closing = True
+        self._closed.set()
         self._wake.set()
 
     async def _something(self) -> bool:
-        while not self._queue and not self._closing and not self._lost:
+        while not self._queue and not self._closed.is_set() and not self._lost:
             self._wake.clear()
             await self._wake.wait()
         return bool(self._queue) and not self._lost

@@ -34,11 +34,11 @@ def factors_that_may_lose_bits(device: torch.device) -> Mapping[str, tuple[int, 
     return found
 
 
-class InTf32(TorchDispatchMode):
+class InTf32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
     """Rounds factors of float32 to TF32. ``rounded`` counts the calls in which there were any."""
 
     def __init__(self, factors: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rounded = 0
         self._factors = factors
 

@@ -145,8 +145,8 @@ class JobKind:
     ``page`` names a file in a package (``package:path``), an ES module whose function ``sections()`` returns what the
     middle of the job page shows; result and metrics where there is none. ``report`` names the JSON artifact that
     ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``preloads`` names modules that ranks import
-    anyway, the runner's own first: hosts import them before there is a job, and fork its ranks. Their import must start
-    no thread and initialise no device.
+    anyway, the runner's own first: hosts import them before there is a job, and fork its ranks. Their import must
+    change nothing else: start no thread, initialise no device, open no file, set no variable.
     """
 
     group: ClassVar[str] = "trivet.kinds"

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import BinaryIO, TypeVar
 
 from service.jobs.checkpoints import Checkpoint, complete
+from service.jobs.events import LATEST
 from service.jobs.layout import DataLayout, JobPaths
 from service.jobs.records import Artifact, NotFound
 from service.jobs.safe_files import Folder
@@ -99,7 +100,7 @@ def _described(saved: Checkpoint) -> Artifact:
         bytes=sum(each.st_size for each in files),
         sha256="",
         media_type=FOLDER,
-        created_at=datetime.fromtimestamp(made, UTC),
+        created_at=datetime.fromtimestamp(min(max(made, 0.0), LATEST), UTC),  # a job sets times as it likes
     )
 
 

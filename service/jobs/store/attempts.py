@@ -188,7 +188,8 @@ def _known(spec: str) -> CommonSpec:
 
 
 def _progress(event: ProgressEvent) -> str:
-    return orjson.dumps({name: event.get(name) for name in Progress.model_fields}).decode()
+    """Return what the job's record has of it. Raises :class:`ValueError` for what could not be read there."""
+    return Progress.model_validate({name: event.get(name) for name in Progress.model_fields}).model_dump_json()
 
 
 def _error(ref: AttemptRef, outcome: PartOutcome) -> JobError:

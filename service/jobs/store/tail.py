@@ -101,19 +101,32 @@ class StreamTail:
             newest: Any = await self._client.xrevrange(JOB_EVENTS(job_id), count=1)
         return newest[0][0].decode() if newest else None
 
-    async def recent_jobs(self, count: int, project: str | None = None) -> list[str]:
+    async def recent_jobs(self, count: int, project: str | None = None) -> tuple[list[str], int]:
         """Return the newest ``count`` jobs, the newest ``count`` queued ones, and every active one, of which there are
-        no more than devices: of all, or of a ``project``, whose newest are those that its members may read.
+        no more than devices: of all, or of a ``project``, whose newest are those that its members may read. And when
+        that was, in ms by the broker's clock: nothing that had begun by then is missing.
         """
         own = "" if project is None else f":{project}"
         async with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.time()
             pipeline.zrevrange(JOBS() if project is None else JOBS_BY(f"visible{own}"), 0, count - 1)
             pipeline.zrevrange(JOBS_BY(f"state:queued{own}"), 0, count - 1)
             for state in sorted(ACTIVE):
                 pipeline.zrevrange(JOBS_BY(f"state:{state}{own}"), 0, -1)
             with translated():
-                answers: list[list[bytes]] = await pipeline.execute()
-        return list(dict.fromkeys(job_id.decode() for answer in answers for job_id in answer))
+                (seconds, microseconds), *answers = await pipeline.execute()
+        jobs = list(dict.fromkeys(job_id.decode() for answer in answers for job_id in answer))
+        return jobs, seconds * 1000 + microseconds // 1000
+
+    async def first_ids(self, job_ids: Collection[str]) -> dict[str, str]:
+        """Return the id of the first event of each of the jobs that have any."""
+        ids = list(job_ids)
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for job_id in ids:
+                pipeline.xrange(JOB_EVENTS(job_id), count=1)
+            with translated():
+                answers: list[Any] = await pipeline.execute()
+        return {job_id: found[0][0].decode() for job_id, found in zip(ids, answers, strict=True) if found}
 
     async def visible_among(self, project: str, job_ids: Collection[str]) -> set[str]:
         """Return those of the jobs that the members of a project may read."""

@@ -20,6 +20,7 @@ BROKEN = (
     EOFError,
     OSError,
     RuntimeError,
+    SystemError,  # of Python 3.12, whose tokenizer does not take the null bytes of a header for an error
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,

@@ -56,6 +56,7 @@ def test_bounds_shrink_to_the_value(group: str, method: str) -> None:
     assert not blame(module, loose)
 
 
+@pytest.mark.slow
 def test_optimised_bounds_hold_and_are_no_looser() -> None:
     """Of all operators at once, each with its family."""
     module, network = made("nonlinear")

@@ -96,6 +96,7 @@ def test_graph_breaks_are_named_by_reason_and_line(ascend: Ascend, program: obje
     assert reason in found.reason
 
 
+@pytest.mark.slow
 def test_a_shape_that_changes_every_step_hits_the_recompile_limit(ascend: Ascend) -> None:
     first, second = ascend(restless.SHAPE_STORM)
     assert first.verdict == "vacuous"

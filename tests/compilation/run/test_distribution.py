@@ -17,6 +17,7 @@ from service.jobs.spec.compile import Tolerance
 DECOMPOSED = Rung("decomposed", "aot_eager", decomposes=True)
 
 
+@pytest.mark.slow
 def test_other_draws_of_the_same_distribution_pass_where_operators_are_decomposed(ascend: Ascend) -> None:
     (result,) = ascend(sound.SoundProgram(drawing.stochastic), [DECOMPOSED])
     assert (result.verdict, result.findings) == ("pass", ())

@@ -151,7 +151,7 @@ def test_a_stream_of_everything_watches_a_bounded_number_of_queued_jobs(
     async def recent() -> list[str]:
         tail = StreamTail.connect(broker)
         try:
-            return await tail.recent_jobs(3)
+            return (await tail.recent_jobs(3))[0]
         finally:
             await tail.close()
 

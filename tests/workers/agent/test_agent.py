@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from waiting import eventually
-from worker_fleet import HOST, Fleet, Worker, processes_of, train_spec
+from worker_fleet import HOST, Fleet, Worker, processes_of, supervisors_on_host, train_spec
 
 from service.jobs.records import AttemptRef
 from workers.agent.celery_app import Dispatcher, create_app
@@ -84,9 +83,9 @@ def test_a_worker_tells_what_its_host_has_and_leaves_no_process(fleet: Fleet, wo
     (host,) = eventually(fleet.store.hosts.list)
     assert (host.name, host.cpu_slots, host.free["cpu"]) == (HOST, 4, (0, 1, 2, 3))
     assert set(host.versions) == {"trivet", "torch", "python"}
-    spares = psutil.Process(worker.process.pid).children(recursive=True)
+    below = psutil.Process(worker.process.pid).children(recursive=True)
     assert worker.end() == 0, worker.said()
-    eventually(lambda: not any(process.is_running() for process in spares))
+    eventually(lambda: not any(process.is_running() for process in below))
     assert fleet.store.hosts.list() == []
 
 
@@ -107,9 +106,7 @@ def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, 
     """A supervisor that is stopped cannot notice that it lost its lease: its worker ends it."""
     ref = submit(fleet, "endless")
     eventually(lambda: fleet.printed(ref, "working"))
-    supervisor = next(
-        process for process in psutil.process_iter(["cmdline"]) if _supervises(process, ref, worker.process.pid)
-    )
+    (supervisor,) = supervisors_on_host(fleet)
     supervisor.suspend()
     fleet.expire_lease(ref)
     eventually(lambda: fleet.job(ref).attempt == 2)
@@ -117,10 +114,3 @@ def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, 
     assert fleet.ended(ref).state == "cancelled"
     eventually(lambda: processes_of(ref) == [])
     eventually(lambda: fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3))
-
-
-def _supervises(process: psutil.Process, ref: AttemptRef, worker: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if process.ppid() == worker:
-            return any(child in processes_of(ref) for child in process.children(recursive=True))
-    return False

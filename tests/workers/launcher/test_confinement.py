@@ -474,3 +474,100 @@ def test_an_order_carries_the_policy() -> None:
     order = SupervisorOrder(ref.job_id, 1, HOST, "127.0.0.1", "unix:///s", "/d", 1.0, StoreLimits(), policy)
     assert SupervisorOrder.from_line(order.to_line().decode()) == order
     assert dataclasses.asdict(order)["policy"]["isolation"] == "required"
+
+
+@needs_files
+@needs_namespaces
+def test_ranks_change_no_modes_times_owners_or_attributes_but_of_their_own_files(tmp_path: Path) -> None:
+    """Landlock does not ask who does: a rank could open a key of the user's to everybody, or close a log."""
+    data = tmp_path / "data"
+    for name in ("data/jobs/1/log", "data/jobs/1/own/file", "data/upload", "key"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    confined = Confinement(
+        "auto",
+        read=(str(data / "jobs/1"), str(data / "upload")),
+        write=(str(data / "jobs/1/own"),),
+        covered=(str(data),),
+    )
+    code = f"""
+import os
+from pathlib import Path
+ways = {{
+    "mode": lambda path: path.chmod(0o777),
+    "times": lambda path: os.utime(path, (0, 0)),
+    "owner": lambda path: os.chown(path, os.getuid(), os.getgid()),
+    "attribute": lambda path: os.setxattr(path, "user.a", b"b"),
+}}
+for name in ("key", "data/jobs/1", "data/jobs/1/log", "data/upload", "data/jobs/1/own", "data/jobs/1/own/file"):
+    done = []
+    for what, change in ways.items():
+        try:
+            change(Path({str(tmp_path)!r}, name))
+            done.append(what)
+        except OSError:
+            pass
+    print(name, *done)
+Path({str(data)!r}, "jobs/1/own/new").write_text("y")
+Path("/dev/shm/mine").write_text("y")
+open("/dev/null", "w").write("y")
+"""
+    done = enforce(confined, code)
+    assert done.stdout.splitlines() == [
+        "key", "data/jobs/1", "data/jobs/1/log", "data/upload",
+        "data/jobs/1/own mode times owner attribute", "data/jobs/1/own/file mode times owner attribute",
+    ], done.stderr  # fmt: skip
+    assert (done.returncode, (data / "jobs/1/own/new").read_text()) == (0, "y"), done.stderr
+
+
+@needs_files
+def test_ranks_set_limits_and_priorities_of_their_own_process_only() -> None:
+    """A limit of a second of processor time would end a broker of the same user, and no signal is sent."""
+    code = """
+import ctypes, os, resource, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+def tries(what, function, *arguments):
+    try:
+        function(*arguments)
+    except OSError as error:
+        print(what, error.strerror)
+    else:
+        print(what, "done")
+for pid in (os.getppid(), 0):
+    tries("limit", resource.prlimit, pid, resource.RLIMIT_CPU, (9999, 9999))
+    tries("limits are read", resource.prlimit, pid, resource.RLIMIT_CPU)
+    tries("nice", os.setpriority, os.PRIO_PROCESS, pid, 19)
+    tries("policy", os.sched_setscheduler, pid, os.SCHED_IDLE, os.sched_param(0))
+tries("nice to all", os.setpriority, os.PRIO_USER, 0, 19)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+print(subprocess.run(["true"]).returncode)
+"""
+    refused = "Operation not permitted"
+    done = enforce(Confinement("auto"), code)
+    assert done.stdout.splitlines() == [
+        f"limit {refused}", "limits are read done", f"nice {refused}", f"policy {refused}",
+        "limit done", "limits are read done", "nice done", "policy done", f"nice to all {refused}", "0",
+    ], done.stderr  # fmt: skip
+
+
+@needs_namespaces
+def test_the_cache_of_another_owner_is_neither_seen_nor_changed(data: DataLayout) -> None:
+    """What is made of an upload tells what is in it, and decides what later jobs compute."""
+    shares = (HostShare(host=HOST, devices=(0,), pool="cpu"),)
+    claim = Claim(AttemptRef("job_1", 1, HOST), train_spec("x"), shares, "127.0.0.1", 15.0)
+    code = f"""
+from pathlib import Path
+cache = Path({str(data.cache)!r})
+print(sorted(str(path.relative_to(cache)) for path in cache.rglob("*")))
+(cache / "tokens").mkdir(exist_ok=True)
+(cache / "tokens" / "made").write_text("x")
+"""
+    seen = []
+    for owner in ("ann", "ben", "ann"):
+        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", read=[], write=[], owner=owner)
+        done = enforce(confined, code)
+        seen.append(done.stdout.strip() or done.stderr)
+    assert seen == ["[]", "[]", "['tokens', 'tokens/made']"]
+    made = [path.relative_to(data.cache).parts for path in data.cache.rglob("made")]
+    assert len(made) == len({part for part, *_ in made}) == 2
+    assert {tuple(rest) for _, *rest in made} == {("tokens", "made")}

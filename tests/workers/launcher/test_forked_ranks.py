@@ -21,7 +21,8 @@ line = json.dumps({
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "session": os.getsid(0) == os.getpid(), "folder": tempfile.gettempdir(), "threads": torch.get_num_threads(),
     "descriptors": [n for n in os.listdir("/proc/self/fd") if int(n) > 2 and os.path.exists(f"/proc/self/fd/{n}")],
-    "draws": [random.random(), float(numpy.random.rand())], "forked": "workers.launcher.forked_ranks" in sys.modules,
+    "draws": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
+    "forked": "workers.launcher.forked_ranks" in sys.modules,
     "pid": os.getpid(), "main": threading.current_thread() is threading.main_thread(),
 })
 sys.stdout.write(line + "\\n")  # one write of less than PIPE_BUF: forks that share a pipe do not mix their lines
@@ -88,6 +89,7 @@ def test_a_fork_is_for_itself_and_for_others_what_its_command_would_be(script: s
     assert first["descriptors"] == []
     assert first["draws"][0] != second["draws"][0]
     assert first["draws"][1] != second["draws"][1]
+    assert first["draws"][2] != second["draws"][2]
 
 
 @pytest.mark.slow
@@ -131,6 +133,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_fork_that_is_not_yet_its_program_does_what_it_does_to_a_new_program() -> None:
     """The parent's handler would have a second torchrun of it; and the parent goes on to take signals."""
     ended = subprocess.run([sys.executable, "-c", SIGNALLED_AT_BIRTH], capture_output=True, text=True, check=True)
@@ -139,6 +142,7 @@ def test_a_signal_to_a_fork_that_is_not_yet_its_program_does_what_it_does_to_a_n
     assert fork == f"the fork ended with {-signal.SIGTERM}"
 
 
+@pytest.mark.slow
 def test_without_room_a_fork_shows_what_there_is_room_for(script: str) -> None:
     codes, lines = forked(([script], {"RANK": "0", "LONG": 20_000 * "x"}), room=False)
     assert codes == [0]

@@ -77,6 +77,7 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> None:
     ref = fleet.submit("refusing")
     supervisor = fleet.supervise(ref)
@@ -164,6 +165,7 @@ def test_a_second_supervisor_of_the_same_part_steps_back(fleet: Fleet) -> None:
     assert {event["attempt"] for event in fleet.events(ref, "state")} <= {0, 1}
 
 
+@pytest.mark.slow
 def test_a_spec_that_only_the_api_understands_fails_the_job_and_frees_its_devices(fleet: Fleet) -> None:
     ref = fleet.submit("succeed")
     family = '"family":"mlp"'

@@ -84,3 +84,26 @@ def test_the_exit_code_is_the_commands(kept: list[Kept], code: int) -> None:
     kept.append(each)
     assert each.process.wait(LIMIT_S) == code
     os.close(each.life)
+
+
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_a_command_that_was_started_already_is_kept_even_when_it_has_ended_before(kept: list[Kept], when: str) -> None:
+    each = Kept.__new__(Kept)
+    reader, each.life = os.pipe()
+    pause = 0.3 if when == "later" else 0
+    code = f"""
+import os, sys, time
+child = os.fork()
+if child == 0:
+    time.sleep({pause})
+    os._exit(7)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT) if {pause == 0} else None
+keeper, life = sys.argv[1:]
+os.execv(sys.executable, [sys.executable, "-I", "-S", keeper, life, "--child", str(child)])
+"""
+    command = [sys.executable, "-I", "-S", "-c", code, keeper.__file__, str(reader)]
+    each.process = subprocess.Popen(command, pass_fds=(reader,))
+    kept.append(each)
+    os.close(reader)
+    assert each.process.wait(LIMIT_S) == 7
+    os.close(each.life)

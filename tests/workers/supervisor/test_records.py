@@ -107,7 +107,7 @@ def test_what_is_logged_goes_into_files_of_the_supervisors_own(tmp_path: Path, l
 def test_a_result_that_cannot_be_read_is_none(
     paths: JobPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: str
 ) -> None:
-    monkeypatch.setattr(attempt_folder, "_LARGEST_RESULT", 100)
+    monkeypatch.setattr(attempt_folder, "LARGEST_RESULT", 100)
     open_attempt(paths, 1).close()
     result = paths.work(1) / "result.json"
     (paths.root.parent / "theirs.json").write_text('{"token": 1}')

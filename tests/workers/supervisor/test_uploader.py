@@ -71,6 +71,25 @@ def test_events_arrive_in_order_and_are_on_record(fleet: Fleet, ref: AttemptRef,
     assert [event["done"] for event in fleet.events(ref, "progress")] == [3]
 
 
+def test_the_end_does_not_wait_for_the_pause_between_two_batches(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:
+    async def at_once(act: Callable[[], None]) -> None:
+        act()
+
+    async def work() -> None:
+        settings, record = SupervisorSettings(upload_interval_s=3600.0), GrowingFile(tmp_path / "events.jsonl")
+        uploader = Uploader(fleet.store.attempts, ref, record, lambda: None, disk=at_once, settings=settings)
+        sending = asyncio.create_task(uploader.run())
+        for line in ("first", "last"):
+            uploader.put(event_protocol.log_event(line))
+            while line == "first" and not fleet.printed(ref, "first"):
+                await asyncio.sleep(0.01)
+        uploader.close()
+        await sending
+
+    asyncio.run(work())
+    assert [event["line"] for event in fleet.events(ref, "log")] == ["first", "last"]
+
+
 def test_what_does_not_fit_is_on_record_and_counted(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:
     upload(fleet, ref, tmp_path / "events.jsonl", 30, capacity=20)
     relayed = [event["line"] for event in fleet.events(ref, "log")]

@@ -1,0 +1,254 @@
+"""How much the service takes: submissions, reads, lists, live events, its end, and its memory at rest.
+
+Broker, API (`trivet up`), worker and this client share the cores of one machine; run it with ``taskset -c 0,1`` where
+there are more than two. No job runs: the worker has no slots, and one job is held by a host that this script plays, so
+that all others wait and events can be told of one. Requests go over 16 connections that are kept open. Placement with
+many pending jobs is measured by ``placement.py 3000 300 512 8``.
+
+    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from chaos_service import Service
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.events import Event, MetricEvent
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef
+from service.jobs.store import HostReport, Store, StoreLimits
+from service.jobs.store.listing import JobFilter
+
+CONNECTIONS = 16
+BATCH = 1000
+LONG_S = 3600.0
+HOST = "played"
+_PARTS = {
+    "--fork-server": "fork server", "-server": "broker", "trivet up": "up", "-m workers": "worker", "-m api": "API"
+}  # fmt: skip
+"""What processes are called, by what is in their command line."""
+LIMITS = StoreLimits(lease_s=LONG_S, starting_lease_s=LONG_S, heartbeat_s=LONG_S)
+SPEC = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 1,
+    "device": "cpu",
+}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Things done in a second, and what one request took, in milliseconds."""
+
+    what: str
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+
+    @property
+    def row(self) -> str:
+        return f"| {self.what} | {self.per_s:,.0f} | {self.p50_ms:.1f} | {self.p99_ms:.1f} |"
+
+
+@dataclass
+class Api:
+    """Calls the API with a key that may do everything."""
+
+    port: int
+    key: str
+
+    def request(self, method: str, path: str, body: object = None, accept: str = "application/json") -> bytes:
+        """Return the bytes of one request."""
+        content = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
+            f"Accept: {accept}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        return head.encode() + content
+
+    async def rate(self, what: str, requests: Sequence[bytes], each: int = 1) -> Rate:
+        """Send all, over several connections; each does so many things."""
+        waiting, took = list(reversed(requests)), list[float]()
+
+        async def work() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+            while waiting:
+                began = time.perf_counter()
+                writer.write(waiting.pop())
+                await _answer(reader)
+                took.append(time.perf_counter() - began)
+            writer.close()
+
+        began = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
+        spent = time.perf_counter() - began
+        took.sort()
+        p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
+        return Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """Read one answer and return its content. Raises ``RuntimeError`` for a refusal."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: (\d+)", head)
+    content = await reader.readexactly(int(found[1]) if found else 0)
+    if not head.startswith(b"HTTP/1.1 2"):
+        raise RuntimeError((head + content[:500]).decode(errors="replace"))
+    return content
+
+
+@dataclass
+class Readers:
+    """Streams of one job's events that are read by a thread of its own."""
+
+    api: Api
+    job_id: str
+    count: int
+    events: int
+    received: int = 0
+    delays: list[float] = field(default_factory=list)
+    connected: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    async def read(self) -> None:
+        """Read until every stream has brought every event, then hold the streams open until they end."""
+        opened = [await asyncio.open_connection("127.0.0.1", self.api.port, limit=1 << 24) for _ in range(self.count)]
+        for _, writer in opened:
+            writer.write(self.api.request("GET", f"/v1/jobs/{self.job_id}/events", accept="text/event-stream"))
+        for reader, _ in opened:
+            await reader.readuntil(b"\r\n\r\n")
+        self.connected.set()
+        await asyncio.gather(*(self._follow(reader) for reader, _ in opened))
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        while chunk := await reader.read(1 << 20):
+            now = time.time()
+            times = re.findall(rb'"type":"metric","time":([0-9.]+)', chunk)
+            if times:
+                self.delays.append(now - float(times[-1]))
+                self.received += len(times)
+                if self.received >= self.count * self.events:
+                    self.done.set()
+
+
+def events_to_readers(store: Store, api: Api, ref: AttemptRef, readers: int, events: int) -> tuple[Rate, Readers]:
+    """Tell of many events at once, as a supervisor does, and wait until all readers have them."""
+    reading = Readers(api, ref.job_id, readers, events)
+    threading.Thread(target=lambda: asyncio.run(reading.read()), daemon=True).start()
+    reading.connected.wait()
+    began = time.perf_counter()
+    for first in range(0, events, 256):
+        steps = range(first, min(first + 256, events))
+        told: list[Event] = [
+            MetricEvent(type="metric", time=time.time(), rank=0, step=step, values={"loss": 0.5}) for step in steps
+        ]
+        store.attempts.emit(ref, told)
+    reading.done.wait()
+    spent = time.perf_counter() - began
+    delays = sorted(reading.delays)
+    p50, p99 = (1000 * delays[int(share * (len(delays) - 1))] for share in (0.5, 0.99))
+    return Rate(f"events to {readers} readers", readers * events / spent, p50, p99), reading
+
+
+def memory(service: Service, broker: EmbeddedBroker) -> dict[str, float]:
+    """Return the MiB of each part: what it has alone, and its share of what it has with others."""
+    assert service.process is not None
+    up = psutil.Process(service.process.pid)
+    found: dict[str, float] = defaultdict(float)
+    for process in [up, *up.children(recursive=True), psutil.Process(broker.process.pid)]:
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            words = " ".join(process.cmdline())
+            name = next((name for word, name in _PARTS.items() if word in words), "others")
+            found[name] += process.memory_full_info().pss / (1 << 20)
+    return dict(found)
+
+
+async def rates(api: Api, options: argparse.Namespace) -> list[Rate]:
+    submit = api.request("POST", "/v1/jobs", SPEC)
+    batch = api.request("POST", "/v1/jobs:batch", {"jobs": [SPEC] * BATCH})
+    batches = max(1, (options.jobs - options.requests) // BATCH)
+    found = [await api.rate("submissions", [submit] * options.requests)]
+    found.append(await api.rate(f"submissions in batches of {BATCH}", [batch] * batches, BATCH))
+    listed = [api.request("GET", "/v1/jobs?limit=50")]
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1 << 24)
+    writer.write(listed[0])
+    ids = [job["id"] for job in json.loads(await _answer(reader))["items"]]
+    writer.close()
+    reads = [api.request("GET", f"/v1/jobs/{ids[number % len(ids)]}") for number in range(4 * options.requests)]
+    found.append(await api.rate("reads of a job", reads))
+    total = options.requests + batches * BATCH
+    found.append(await api.rate(f"lists of 50 among {total:,}", listed * (options.requests // 2)))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--readers", type=int, default=100)
+    parser.add_argument("--events", type=int, default=20_000)
+    parser.add_argument("--settle", type=float, default=30.0, help="seconds before memory is read")
+    options = parser.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
+        settings = {
+            "TRIVET_REDIS_URL": broker.url,
+            "TRIVET_CPU_SLOTS": "0",
+            "TRIVET_LEASE_S": str(LONG_S),
+            "TRIVET_STARTING_LEASE_S": str(LONG_S),
+            "TRIVET_HEARTBEAT_S": str(LONG_S),
+            "TRIVET_MAX_STREAMS_PER_KEY": str(2 * options.readers),
+        }
+        service = Service(Path(folder) / "data", settings)
+        service.start()
+        time.sleep(options.settle)
+        at_rest = memory(service, broker)
+        store = Store.connect(broker.url, DataLayout(service.data), LIMITS)
+        store.hosts.beat(HostReport(HOST, "127.0.0.1", cpu_slots=1))
+        api = Api(service.port, service.key_file.read_text().strip())
+        found = asyncio.run(rates(api, options))
+        ref = next(AttemptRef(job_id, 1, HOST) for job_id in _placed(store))
+        store.attempts.claim(ref, "benchmark")
+        rate, reading = events_to_readers(store, api, ref, options.readers, options.events)
+        assert service.process is not None
+        began = time.perf_counter()
+        service.process.send_signal(signal.SIGTERM)
+        service.process.wait()
+        stopped_s = time.perf_counter() - began
+        store.close()
+    machine, cores = platform.processor() or platform.machine(), len(os.sched_getaffinity(0))
+    print(f"{machine}, {cores} cores, commit {commit.stdout.strip()}\n")
+    print("| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|")
+    print("\n".join(each.row for each in (*found, rate)))
+    print(f"\nStopped with {reading.count} open streams in {stopped_s:.2f} s. Memory at rest, MiB:")
+    print(", ".join(f"{name} {size:.0f}" for name, size in sorted(at_rest.items())))
+
+
+def _placed(store: Store) -> list[str]:
+    """Return the job that the played host holds: whoever placed it, there is room for one."""
+    store.attempts.place()
+    return [job.id for job in store.jobs.list(JobFilter(states=("starting",)), limit=1).items]
+
+
+if __name__ == "__main__":
+    main()

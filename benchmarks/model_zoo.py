@@ -1,0 +1,214 @@
+"""Models as people have them, exported and bounded: what is accepted, how tight, how fast, and the peer's beside it.
+
+    python benchmarks/model_zoo.py [--only NAME …] [--methods ibp crown alpha-crown] [--seconds 60] [--peer PATH]
+
+Models come from torch, torchvision, timm, transformers and scikit-learn, by configuration with random weights
+(``zoo_models.py``, ``zoo_nets.py``); those of a package that is not installed are skipped. Each has a process of its
+own with a limit (``zoo_case.py``). torch's two exporters write it, with the opsets from 17 to the newest in turn.
+Bounds are those of the first file that is accepted, on the box ``|x − x0| ≤ eps``, of at most 16 outputs. *sampled* is
+the mean width of the outputs of 2,000 points, of which half are corners; *inside* says whether all of them lay within
+every bound. Where a checkout of auto_LiRPA is at ``--peer``, it bounds the same module on the same box in the same
+process.
+With ``--json`` a model that the file has already is not run again: a long run can go in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from zoo_models import GROUPS, REFUSED_ON_PURPOSE, ZOO
+
+STARTING_S = 60.0
+"""What a process may take beside its exports and its methods: imports, samples."""
+WIDER, PEER_WIDER = 1 + 1e-3, 1.5
+"""How much wider a bound is than another before it counts as wider; and than the peer's, at most."""
+EXPORTERS = {"dynamo": "d", "legacy": "l", "skl2onnx": "s"}
+Fact = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one model."""
+
+    name: str
+    facts: Sequence[Fact]
+
+    def bounded(self, who: str, method: str) -> Fact:
+        """Return the fact of a method; empty where it was not run."""
+        return next((each for each in self.facts if each.get("who") == who and each.get("method") == method), {})
+
+    def width(self, who: str, method: str) -> float | None:
+        return self.bounded(who, method).get("width")
+
+    @property
+    def exports(self) -> list[Fact]:
+        return [each for each in self.facts if "exporter" in each]
+
+    @property
+    def skipped(self) -> str | None:
+        return next((each["skipped"] for each in self.facts if "skipped" in each), None)
+
+    @property
+    def ended(self) -> str | None:
+        """Return how the process ended, where it did not come to its end."""
+        return next((each["ended"] for each in self.facts if "ended" in each), None)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Return whether every file that an exporter wrote is accepted, and there is one."""
+        said = {each["said"] for each in self.exports}
+        return "accepted" in said and said <= {"accepted", "not exported"}
+
+    @property
+    def outside(self) -> list[str]:
+        return [each["beyond"] for each in self.facts if "beyond" in each and each["by"] > 0]
+
+    @property
+    def is_sampled(self) -> bool:
+        return any("beyond" in each for each in self.facts)
+
+    @property
+    def sampled(self) -> float | None:
+        return next((each["sampled"] for each in self.facts if "sampled" in each), None)
+
+
+def measured(name: str, given: argparse.Namespace) -> Row:
+    """Run one model in a process of its own; what it has told counts, however it ends."""
+    limit = given.seconds * (2 + len(given.methods) * (2 if given.peer else 1)) + STARTING_S
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "facts"
+        command = [sys.executable, str(Path(__file__).with_name("zoo_case.py")), name, str(path)]
+        command += ["--methods", *given.methods, "--seconds", str(given.seconds), "--device", given.device]
+        command += ["--peer", str(given.peer)] if given.peer else []
+        root = str(Path(__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+        try:
+            ended = subprocess.run(command, env=environment, timeout=limit, capture_output=True, text=True, check=False)
+            lines = ended.stderr.strip().splitlines()
+            said = f"exit {ended.returncode}: {lines[-1] if lines else ''}" if ended.returncode else None
+        except subprocess.TimeoutExpired:
+            said = f"ended after {limit:.0f} s"
+        facts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return Row(name, [*facts, *([{"ended": said}] if said else [])])
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def _took(fact: Fact) -> str:
+    """Return the seconds of a method, or what ended it."""
+    if not fact:
+        return ""
+    return f"{fact['seconds']:.2g}" if "width" in fact else fact["why"].split(":")[0]
+
+
+def cells(row: Row, methods: Sequence[str]) -> list[str]:
+    """Return the row's cells as text."""
+    said = [f"{EXPORTERS[each['exporter']]}{each['opset']} {each['said']}" for each in row.exports]
+    accepted = row.skipped or ("yes" if row.is_accepted else ", ".join(said) or row.ended or "")
+    mib = [fact.get("mib", 0.0) for fact in (row.bounded("Trivet", method) for method in methods)]
+    found = [row.name, accepted, *(_number(row.width("Trivet", method)) for method in methods), _number(row.sampled)]
+    found += [_took(row.bounded("Trivet", method)) for method in methods]
+    found += [_number(max(mib)) if any(mib) else "", _inside(row)]
+    linear = [method for method in methods if method != "ibp"]
+    found += [_number(row.width("peer", method)) for method in linear]
+    return found + [_took(row.bounded("peer", method)) for method in linear]
+
+
+def _inside(row: Row) -> str:
+    return "" if not row.is_sampled else (", ".join(row.outside) or "yes")
+
+
+def header(methods: Sequence[str]) -> list[str]:
+    linear = [method for method in methods if method != "ibp"]
+    found = ["model", "accepted", *methods, "sampled", *(f"{method} s" for method in methods), "MiB", "inside"]
+    return found + [f"peer {method}" for method in linear] + [f"peer {method} s" for method in linear]
+
+
+def line(found: Iterable[str]) -> str:
+    return f"| {' | '.join(found)} |"
+
+
+def summary(rows: Sequence[Row]) -> Iterable[str]:
+    """Yield what all rows say together, and the names of those that fall short."""
+    run = [row for row in rows if row.skipped is None]
+    refused = [row.name for row in run if not row.is_accepted and row.name not in REFUSED_ON_PURPOSE]
+    yield f"{len(run)} models run, {len(rows) - len(run)} skipped; not accepted: {_names(refused)}"
+    yield f"outside of a bound: {_names([row.name for row in run if row.outside])}"
+    for wide, narrow in (("crown", "ibp"), ("alpha-crown", "crown")):
+        pairs = [(row.name, row.width("Trivet", wide), row.width("Trivet", narrow)) for row in run]
+        wider = [name for name, own, other in pairs if own is not None and other is not None and own > other * WIDER]
+        yield f"{wide} wider than {narrow}: {_names(wider)}"
+    for method in ("crown", "alpha-crown"):
+        yield from _beside_peer(run, method)
+
+
+def _beside_peer(rows: Sequence[Row], method: str) -> Iterable[str]:
+    both = [(row, row.bounded("Trivet", method), row.bounded("peer", method)) for row in rows]
+    both = [(row, own, peer) for row, own, peer in both if "width" in own and "width" in peer]
+    if not both:
+        return
+    ratios = {row.name: _ratio(own["width"], peer["width"]) for row, own, peer in both}
+    no_wider = sum(ratio <= WIDER for ratio in ratios.values())
+    far = [name for name, ratio in ratios.items() if ratio > PEER_WIDER]
+    speeds = sorted(peer["seconds"] / own["seconds"] for _, own, peer in both)
+    median = speeds[len(speeds) // 2]
+    yield (
+        f"{method} beside the peer: {len(both)} models, no wider on {no_wider}, over {PEER_WIDER} × as wide: "
+        f"{_names(far)}; {median:.1f} × as fast (median), least {speeds[0]:.2g} ×"
+    )
+
+
+def _ratio(own: float, peer: float) -> float:
+    """Return how wide a bound is beside the peer's; bounds that are none count as infinitely wide."""
+    own, peer = (math.inf if math.isnan(each) else each for each in (own, peer))
+    if math.isinf(peer):
+        return 0.0 if math.isfinite(own) else 1.0
+    return own / peer if peer > 0 else (math.inf if own > 0 else 1.0)
+
+
+def _names(found: Sequence[str]) -> str:
+    return ", ".join(found) or "none"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=["*"], help="names or patterns, or groups: " + ", ".join(GROUPS))
+    parser.add_argument("--methods", nargs="*", default=["ibp", "crown", "alpha-crown"])
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each export and each method")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--peer", type=Path, help="a checkout of auto_LiRPA")
+    parser.add_argument("--json", type=Path, help="facts; models that it has already are not run again")
+    given = parser.parse_args()
+    known: dict[str, Sequence[Fact]] = {}
+    if given.json and given.json.exists():
+        known = json.loads(given.json.read_text())
+    patterns = [name for each in given.only for name in GROUPS.get(each, {each: None})]
+    names = [name for name in ZOO if any(fnmatch(name, pattern) for pattern in patterns)]
+    print(line(header(given.methods)) + "\n" + "|---" * len(header(given.methods)) + "|", flush=True)
+    rows = []
+    for name in names:
+        rows.append(Row(name, known[name]) if name in known else measured(name, given))
+        known[name] = rows[-1].facts
+        print(line(cells(rows[-1], given.methods)), flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(known, indent=1))
+    print()
+    for each in summary(rows):
+        print(f"- {each}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A package of the operator's changes under a running service: no job runs what was imported before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_service import LIMIT_S, Service, start, stop
+from waiting import eventually
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+DECLARED = """
+from typing import Literal
+from service.jobs.plugins import CommonSpec, JobKind
+
+class {name}Spec(CommonSpec):
+    kind: Literal["{name}"] = "{name}"
+
+KIND = JobKind({name}Spec, "{name}_runner:run", preloads=("{name}_runner",))
+"""
+RUNS = """
+import os, sys, threading
+{first}
+VALUE = {value}
+PROCESS = os.getpid()
+
+def run(spec, context):
+    found = {{"value": VALUE, "forked": "service.training.job" in sys.modules, "own": PROCESS == os.getpid()}}
+    return {{**found, "threads": threading.active_count(), "completed": {{"done": 1, "total": 1, "unit": "runs"}}}}
+"""
+STARTS_A_THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+def write(folder: Path, name: str, value: int, first: str = "") -> None:
+    (folder / f"{name}_declared.py").write_text(DECLARED.format(name=name))
+    (folder / f"{name}_runner.py").write_text(RUNS.format(value=value, first=first))
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    write(folder, "steady", 1)
+    write(folder, "restless", 1, STARTS_A_THREAD)
+    information = folder / "operators-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: operators\nVersion: 1.0\n")
+    points = "".join(f"{name} = {name}_declared:KIND\n" for name in ("steady", "restless"))
+    (information / "entry_points.txt").write_text(f"[trivet.kinds]\n{points}")
+    return folder
+
+
+@pytest.fixture
+def service(tmp_path: Path, packages: Path) -> Iterator[Service]:
+    path = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH", "")]))
+    running = start(tmp_path / "data", PYTHONPATH=path, TRIVET_WARM_SUPERVISORS="1")
+    yield running
+    stop(running)
+
+
+def result_of(service: Service, kind: str) -> dict[str, Any]:
+    job = service.wait(service.submit({"kind": kind})["id"])
+    assert job["state"] == "succeeded", job["error"]
+    return dict(job["result"])
+
+
+def forked(service: Service, kind: str) -> dict[str, Any]:
+    """The result of the first job that is run by a fork of a process that had imported every kind."""
+    return eventually(lambda: found if (found := result_of(service, kind))["forked"] else None, LIMIT_S)
+
+
+def test_a_job_after_a_change_runs_what_is_there_now(service: Service, packages: Path) -> None:
+    assert forked(service, "steady")["value"] == 1
+    write(packages, "steady", 2)
+    assert result_of(service, "steady")["value"] == 2
+    assert forked(service, "steady")["value"] == 2
+
+
+def test_a_plugin_that_starts_a_thread_when_it_is_imported_disturbs_no_job(service: Service) -> None:
+    """Its own ranks import it themselves, and have its thread; those of others have none of it."""
+    others = forked(service, "steady")
+    own = forked(service, "restless")
+    assert (others["own"], others["threads"]) == (False, own["threads"] - 1)
+    assert own["own"], "its ranks imported it themselves"
+    (log,) = service.data.rglob("supervisors.log")
+    assert "job kind 'restless' change threads" in log.read_text()

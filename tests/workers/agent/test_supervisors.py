@@ -1,0 +1,151 @@
+"""Supervisors are forks of one process that has imported everything, and no job notices when they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from ast import literal_eval
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from waiting import eventually
+from worker_fleet import SUPERVISOR, Fleet, processes_of, supervisors_on_host
+
+from service.jobs.records import AttemptRef
+from workers.agent import supervisors as agents
+from workers.agent.supervisors import Supervisors
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("forks") / "supervisors.log"
+
+
+@pytest.fixture(scope="module")
+def forks(log: Path) -> Iterator[Supervisors]:
+    supervisors = Supervisors(SUPERVISOR, log, forks=True, restart_after_s=0.0)
+    yield supervisors
+    supervisors.close()
+
+
+def server(forks: Supervisors) -> psutil.Process:
+    """The process that forks, once it is ready."""
+
+    def ready() -> psutil.Process | None:
+        forks.tend()
+        return psutil.Process(forks._server._process.pid) if forks._server and forks._server.is_ready() else None
+
+    return eventually(ready)
+
+
+def supervisor_of(fleet: Fleet) -> psutil.Process:
+    (found,) = eventually(lambda: supervisors_on_host(fleet))
+    return found
+
+
+def look_around(fleet: Fleet, ref: AttemptRef) -> dict[str, Any]:
+    """What the ranks of a job find, but for what is this job's own."""
+    ended = fleet.ended(ref)
+    assert ended.result is not None, ended.error
+    found = {name: str(value).replace(ref.job_id, "JOB") for name, value in ended.result["found"].items()}
+    hosts = [str((Path("/proc/self/ns") / name).readlink()) for name in ("user", "mnt", "net", "ipc")]
+    spaces: list[str] = literal_eval(found["namespaces"])
+    return found | {"namespaces": str([own == host for own, host in zip(spaces, hosts, strict=True)])}
+
+
+@pytest.mark.slow
+def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpreter(
+    fleet: Fleet, forks: Supervisors, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environment, limits, namespaces, files, descriptors, signals and identity are the same."""
+    monkeypatch.setenv("TRIVET_REDIS_PASSWORD", "hush")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    parent = server(forks)
+    refs = [fleet.submit("surroundings", ranks=2) for _ in range(2)]
+    forks.start(fleet.order(refs[0]))
+    supervisor = supervisor_of(fleet)
+    assert supervisor.ppid() == parent.pid
+    forked = look_around(fleet, refs[0])
+    interpreters = Supervisors(SUPERVISOR, log, forks=False, restart_after_s=0.0)
+    interpreters.start(fleet.order(refs[1]))
+    fresh = look_around(fleet, refs[1])
+    different = {name: (forked[name], fresh[name]) for name in fresh if forked[name] != fresh[name]}
+    assert different == {}, json.dumps(different, indent=1)
+    assert "hush" not in json.dumps(forked)
+    assert {"environment", "limits", "namespaces", "descriptors", "status"} <= forked.keys()
+    eventually(lambda: not supervisor.is_running())
+    eventually(lambda: interpreters.at_work() == [])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_takes_nothing_along_and_is_replaced(fleet: Fleet, forks: Supervisors) -> None:
+    first = server(forks)
+    running = fleet.submit("until_told")
+    forks.start(fleet.order(running))
+    eventually(lambda: fleet.events(running, "metric"))
+    first.kill()
+    first.wait()
+    meanwhile = fleet.submit("nothing")
+    forks.start(fleet.order(meanwhile))
+    second = server(forks)
+    assert second.pid != first.pid
+    later = fleet.submit("until_told")
+    forks.start(fleet.order(later))
+    for ref in (running, later):
+        (fleet.data.job(ref.job_id).root).mkdir(parents=True, exist_ok=True)
+        (fleet.data.job(ref.job_id).root / "go").touch()
+    assert [fleet.ended(ref).state for ref in (running, meanwhile, later)] == ["succeeded"] * 3
+    assert [fleet.job(ref).attempt for ref in (running, meanwhile, later)] == [1, 1, 1]
+
+
+def test_a_fork_that_dies_leaves_nothing_and_the_server_forks_on(fleet: Fleet, forks: Supervisors) -> None:
+    parent = server(forks)
+    ref = fleet.submit("endless")
+    forks.start(fleet.order(ref))
+    eventually(lambda: fleet.printed(ref, "working"))
+    supervisor = supervisor_of(fleet)
+    assert supervisor.pid in forks.at_work()
+    below = supervisor.children(recursive=True)
+    supervisor.kill()
+    eventually(lambda: processes_of(ref) == [])
+    eventually(lambda: supervisor.pid not in forks.at_work())
+    eventually(lambda: not any(process.is_running() for process in below))
+    fleet.expire_lease(ref)
+    fleet.store.attempts.reap()
+    fleet.store.jobs.cancel(ref.job_id)
+    follower = fleet.submit("nothing")
+    forks.start(fleet.order(follower))
+    assert fleet.ended(follower).state == "succeeded"
+    assert server(forks).pid == parent.pid
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_not_waited_for(
+    fleet: Fleet, forks: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = server(forks)
+    stopped.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(agents, "_ANSWER_S", 0.2)
+    ref = fleet.submit("nothing")
+    forks.start(fleet.order(ref))
+    assert fleet.ended(ref).state == "succeeded"
+    eventually(lambda: not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_server_knows_no_secret_and_has_one_thread(forks: Supervisors) -> None:
+    parent = server(forks)
+    assert not {name for name in parent.environ() if name.startswith("TRIVET_")} - {"TRIVET_ROOM"}
+    assert parent.num_threads() == 1
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_its_agent(forks: Supervisors) -> None:
+    parent = server(forks)
+    os.close(forks._server._control.detach())  # type: ignore[union-attr]
+    eventually(lambda: not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE)

@@ -1,0 +1,111 @@
+"""Forks supervisors from one process of this host that has imported what they, their launchers and the ranks of every
+kind of job need, torch above all: a fork takes milliseconds where the imports take seconds, and the memory of what was
+imported is there once.
+
+The process has one thread and no GPU device, and never learns what a job is about: a supervisor gets its environment
+and its order over a connection of its own, from the agent, after it has forked its keeper and launcher. So nothing of
+the service's secrets is in the memory of a rank. It ends, and the agent starts another, when anything that it imported
+is not what is on disk any more (:mod:`workers.supervisor.image`), and when the agent ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from workers import forks
+from workers.linux import present_as, use_large_pages
+from workers.supervisor.image import ImportedImage
+
+READY = b"ready"
+"""What the server says when it can fork. A fork that waits for its order says its process id, in digits."""
+_LOOK_S = 2.0
+"""Pause between two looks at what is on disk."""
+
+logger = logging.getLogger(__name__)
+
+
+class ForkServer:
+    """Serves the agent at the other end of standard input, a socket that carries messages."""
+
+    def __init__(self, program: Sequence[str], *, own_namespaces: bool, preload: bool) -> None:
+        self._program, self._own_namespaces, self._preload = program, own_namespaces, preload
+        self._control = socket.socket(fileno=os.dup(0))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+
+    def serve(self) -> int:
+        """Import everything, then fork a supervisor for each connection that the agent passes; return 0 when it hangs
+        up or what is on disk has changed, 1 when this process cannot be forked.
+        """
+        image = ImportedImage.before_imports()
+        environment = _import(preload=self._preload)
+        image.take()
+        if reason := self._unfit():
+            logger.error("no supervisors are forked here: what was imported has %s", reason)
+            return 1
+        gc.collect()
+        gc.freeze()  # so that no fork copies the pages of all objects with its first collection
+        use_large_pages()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
+        changed, reason = image.change(), ""
+        if not changed:
+            self._control.send(READY)
+        while not (changed or reason):
+            descriptors: list[int] = []
+            if select.select([self._control], [], [], _LOOK_S)[0]:
+                message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+                if not message:
+                    return 0
+            # What changed before a job was submitted is seen here.
+            changed, reason = image.change(), self._unfit()
+            for connection in descriptors if not (changed or reason) else ():
+                forks.fork(lambda: self._supervise(environment), stdin=connection)
+                os.close(connection)
+        logger.warning("supervisors are forked by another process from now on: %s", changed or reason)
+        return 0 if changed else 1
+
+    def _unfit(self) -> str:
+        """Return why nothing can be forked from this process; empty where it can."""
+        if len(names := forks.threads()) > 1:
+            return f"threads ({', '.join(names)})"
+        return f"devices open ({', '.join(devices)})" if (devices := forks.open_devices()) else ""
+
+    def _supervise(self, environment: Mapping[str, str]) -> int:
+        """Be a supervisor. The agent's environment, which holds what ranks must not know, comes before the order and
+        after the launcher has been forked.
+        """
+        from workers.supervisor.group import Group  # noqa: PLC0415
+        from workers.supervisor.program import run  # noqa: PLC0415
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.write(0, b"%d" % os.getpid())
+        present_as([sys.executable, "-m", "workers.supervisor"], {})
+        group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, forked=True)
+        if line := sys.stdin.readline():
+            os.environ.clear()
+            os.environ.update(json.loads(line))
+        return run(group, self._program)
+
+
+def _import(*, preload: bool) -> dict[str, str]:
+    """Import what supervisors, launchers and ranks need; return the environment that launchers start with."""
+    from workers.launcher.program import import_torchrun  # noqa: PLC0415
+
+    environment = import_torchrun()
+    from workers.launcher import forked_ranks, preloading  # noqa: F401, PLC0415
+    from workers.supervisor import attempt, claim  # noqa: F401, PLC0415
+
+    if preload:
+        from workers.rank import program  # noqa: F401, PLC0415
+
+        preloading.preload_every_kind()
+    return environment
