@@ -22,7 +22,7 @@ from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.torch_internals.caches import clear_abandoned
 from service.compilation.torch_internals.toolchain import keep_headers, own_cache
-from service.jobs.runtime import Completion, RunContext
+from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
 
@@ -41,8 +41,10 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     rungs = climb_to(spec.modes)
     device = distributed.start(context.device_type)
     target = target_of(spec, context, device)
+    context.report.phase("preparing")
     toolchain_s = warm_toolchain(target.program, rungs)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
+    context.report.phase("first rung")
     results = list(_climb(spec, context, target.program, rungs, plan))
     keep_caches(context, spec, results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
@@ -52,6 +54,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     if context.rank:
         return None
     proved = _proved(context, cache)
+    context.report.phase(ENDING)
     report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proved=proved)
     write(context, report)
     announce(context, diagnoses)

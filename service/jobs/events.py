@@ -16,7 +16,7 @@ import orjson
 
 from service.jobs.bounds_row import BoundsRow
 
-EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "error"]
+EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 STREAM_PING_S = 15.0
 """A stream of events is never silent for longer, in seconds: without events it sends a ping."""
@@ -92,6 +92,12 @@ class ProgressEvent(Event):
     left_s: NotRequired[float | None]
 
 
+class PhaseEvent(Event):
+    """Says that the job has begun with ``name``, as :class:`service.jobs.records.JobPhase` lists it."""
+
+    name: str
+
+
 class ErrorEvent(Event):
     """Reports the exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell
     nothing.
@@ -134,6 +140,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "log": {"stream": str, "line": str},
     "artifact": {"name": str, "media_type": str},
     "progress": {"done": int, "total": int, "unit": str},
+    "phase": {"name": str},
     "error": {"error": str, "message": str, "traceback": str},
 }
 """Types that a rank may report, and the fields that each must have. ``state`` is the service's own."""

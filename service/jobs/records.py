@@ -35,6 +35,19 @@ class Progress(FrozenModel):
     left_s: float | None = None
 
 
+class JobPhase(FrozenModel):
+    """Tells since when the newest attempt did what ``name`` says, and for how many ``seconds``: ``None`` while it does.
+
+    Every job is *starting* from its placement to the first line of its ranks' own code, then *importing*, *loading*
+    what its spec names and, from its first result on, *working*, then *ending*. Its kind may tell of more in between,
+    such as *preparing* and *first step*.
+    """
+
+    name: str
+    began_at: datetime
+    seconds: float | None
+
+
 class HostShare(FrozenModel):
     """Lists the devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
 
@@ -72,7 +85,7 @@ class SweepJobs(FrozenModel):
 
 
 class ListedJob(FrozenModel):
-    """A job as a list shows it: with its spec only where that was asked for."""
+    """A job as a list shows it: with its spec only where that was asked for, and without its phases."""
 
     id: str
     kind: str
@@ -113,6 +126,7 @@ class Job(ListedJob):
     """A job as the API shows it."""
 
     spec: dict[str, Any]
+    phases: tuple[JobPhase, ...] = ()
 
 
 class Accepted(FrozenModel):

@@ -18,7 +18,7 @@ import orjson
 
 from service.jobs.event_files import EventWriter, rank_file
 from service.jobs.layout import JobPaths
-from service.jobs.runtime import Reporter
+from service.jobs.runtime import ENDING, WORKING, Reporter
 
 Channel = Literal["control", "stdout", "stderr"]
 
@@ -26,6 +26,11 @@ _COUNTS = frozenset({"metric", "bound", "artifact"})
 """Results: they are in the file before the rank goes on, so that no checkpoint is ahead of them."""
 _LONGEST_TEXT = 1 << 18
 """Characters of a message, and of the end of a traceback."""
+
+
+def _is_result(event: dict[str, Any]) -> bool:
+    """Return whether an event is of work that was done, and not of what comes before it."""
+    return event["type"] in {"metric", "bound"} or (event["type"] == "progress" and event["done"] > 0)
 
 
 def greeting(rank: int, channel: Channel, secret: str) -> bytes:
@@ -62,10 +67,22 @@ class RankReporter(Reporter):
     def __init__(self, connection: socket.socket, rank: int, paths: JobPaths, attempt: int) -> None:
         self._connection, self._rank, self._paths = connection, rank, paths
         self._events = EventWriter(rank_file(paths.attempt(attempt), rank))
+        self._phase = ""
 
     def put(self, event: dict[str, Any]) -> None:
         """Append one event to the rank's file; results are there before the rank goes on."""
         self._events.append(self._line(event), counts=event["type"] in _COUNTS)
+        if self._phase and _is_result(event):
+            self.phase(WORKING)
+
+    def phase(self, name: str) -> None:
+        """Tell a phase that is new, on rank 0: it speaks for the job. Its first result ends what came before the
+        work, and nothing but the end comes after that.
+        """
+        is_over = self._phase == ENDING or (self._phase == WORKING and name != ENDING)
+        if self._rank == 0 and name != self._phase and not is_over:
+            self._phase = name
+            super().phase(name)
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
         """Announce a finished file or folder. Its name is its path relative to the job's artifact folder, or, for

@@ -14,6 +14,9 @@ from service.jobs.layout import DataLayout, JobPaths
 GATE_ARTIFACTS = "gate-artifacts.json"
 """The file in an attempt's folder in which ranks find :attr:`RunContext.gate_artifacts`."""
 
+WORKING, ENDING = "working", "ending"
+"""The phases that every job comes to: what follows its first result, and what follows its last one."""
+
 RESULT = "result.json"
 """The file in an attempt's work folder in which rank 0 leaves what its kind returned."""
 
@@ -63,6 +66,10 @@ class Reporter(ABC):
         event = {"type": "progress", "done": done, "total": total, "unit": unit}
         finer = {"share": share, "phase": phase, "left_s": left_s}
         self.put({**event, **{name: value for name, value in finer.items() if value is not None}})
+
+    def phase(self, name: str) -> None:
+        """Tell what the job does from here on, such as ``preparing``; the record keeps the seconds of each."""
+        self.put({"type": "phase", "name": name})
 
     def log(self, line: str) -> None:
         """Report a line of text."""

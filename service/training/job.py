@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from service.jobs.runtime import Completion, RunContext
+from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.files import FileTokens
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
@@ -31,8 +31,10 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         training = prepare(spec, context, device)
         loop = Loop(training)
         loop.resume()
+        context.report.phase("first step")
         with loop.saver:
             finished = loop.train()
+            context.report.phase(ENDING)
             loop.save()
             evaluation = loop.evaluate() if finished else {}
         if context.rank != 0:

@@ -85,6 +85,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     check_batch(spec)
     mesh = meshes.build(spec.parallel, device.type)
     inputs = load_inputs(spec, context, device)
+    context.report.phase("preparing")
     return assemble(spec, context, device, mesh, inputs)
 
 

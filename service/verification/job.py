@@ -20,7 +20,7 @@ from service.bounds.methods.repeated import Repeating
 from service.bounds.progress import OutOfTimeError
 from service.bounds.workspace import keep_workspaces_small
 from service.jobs.bounds_row import BoundsRow
-from service.jobs.runtime import Completion, RunContext
+from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
 from service.parallel.collectives import max_over_group, reduce_from_group
@@ -73,7 +73,9 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
         for note in dict.fromkeys(note for task in loaded.tasks for note in (*task.notes, *_precision(task))):
             context.report.log(note)
     own = _InstanceRunner(loaded, context, clock, ranks)
+    context.report.phase("first row")
     own.run()
+    context.report.phase(ENDING)
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
     memory = ranks.most(peak_memory_gib(device))
     if context.rank != 0:

@@ -99,6 +99,30 @@ def test_failed_jobs_fail_the_sweep_and_are_retried_with_it(client: TestClient, 
     assert get(client, parent)["state"] == "succeeded"
 
 
+def test_a_sweep_of_two_hundred_of_which_a_quarter_fails_is_retried_for_that_quarter(
+    client: TestClient, worker: Worker
+) -> None:
+    parent = sweep(client, {"grid": {"seed": list(range(200))}, "best": GRID["best"]})
+    jobs = jobs_of(client, parent)
+    assert [job["parameters"]["seed"] for job in jobs] == list(range(200))
+    failing = [job["id"] for job in jobs if job["parameters"]["seed"] % 4 == 0]
+    for job in jobs:
+        ref = run(worker, job["id"])
+        if job["id"] in failing:
+            worker.fail(ref)
+        else:
+            worker.succeed(ref, {"loss": 200.0 - job["parameters"]["seed"]})
+    over = get(client, parent)
+    assert (over["state"], over["error"]["message"]) == ("failed", "50 of its 200 jobs failed")
+    assert counts(client, parent) == {"total": 200, "failed": 50, "succeeded": 150}
+    assert over["children"]["best"] == {"job": jobs[199]["id"], "value": 1.0}
+    client.post(f"/v1/jobs/{parent}/retry")
+    assert counts(client, parent) == {"total": 200, "queued": 50, "succeeded": 150}
+    for job_id in failing:
+        worker.succeed(run(worker, job_id), {"loss": 0.5})
+    assert get(client, parent)["state"] == "succeeded"
+
+
 def test_one_job_that_is_retried_reopens_its_sweep(client: TestClient, worker: Worker) -> None:
     parent = sweep(client, {"grid": {"seed": [1, 2]}})
     first, second = (job["id"] for job in jobs_of(client, parent))

@@ -36,6 +36,18 @@ def test_the_list_follows_jobs(page: Page, fleet: Fleet) -> None:
     expect(row.get_by_role("progressbar")).to_be_hidden()
 
 
+def test_phases_are_followed(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec("phased"))
+    page.goto(f"/jobs/{attempt.job_id}")
+    phases = page.locator("#details [data-phase]")
+    expect(phases).to_have_text([re.compile("^starting ")])
+    attempt.emit(event("phase", 0, name="importing"), event("phase", 0, name="loading"))
+    expect(phases).to_have_text([re.compile(f"^{name} .*s$") for name in ("starting", "importing", "loading")])
+    attempt.succeed()
+    page.reload()
+    expect(phases).to_have_count(3)
+
+
 @pytest.mark.slow
 def test_new_jobs_join_the_list(page: Page, fleet: Fleet) -> None:
     page.goto("/")

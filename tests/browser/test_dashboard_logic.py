@@ -243,6 +243,16 @@ def test_gathered_margins_keep_the_worst_instance(run: Any) -> None:
     assert min((column["least"] for column in columns), key=lambda row: row["margin"])["instance"] == 217
 
 
+def test_a_phase_ends_the_one_before_and_is_taken_once(run: Any) -> None:
+    """Those of other ranks say nothing of the job."""
+    told = {"type": "phase", "time": 12.5, "rank": 0, "name": "importing"}
+    job = {"phases": [{"name": "starting", "began_at": "1970-01-01T00:00:12Z", "seconds": None}]}
+    once = run("state", "reduce", job, told)
+    assert [(phase["name"], phase["seconds"]) for phase in once["phases"]] == [("starting", 0.5), ("importing", None)]
+    assert run("state", "reduce", once, told) == once
+    assert run("state", "reduce", once, {**told, "rank": 1, "time": 13.0}) == once
+
+
 def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
     job = {"state": "running", "attempt": 2, "reason": None}
     late = {"type": "state", "time": 1.0, "rank": None, "state": "queued", "attempt": 1}

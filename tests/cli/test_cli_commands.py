@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 from datetime import UTC, datetime
@@ -282,6 +283,15 @@ def test_jobs_lists_and_filters(trivet: Cli, store: Store) -> None:
     assert [job["id"] for job in trivet.ok("jobs", "--label", "a=b", "--json").json["items"]] == [second]
     assert "no jobs" in trivet.ok("jobs", "--kind", "verify").out
     assert trivet("jobs", "--state", "done").code == 2
+
+
+def test_phases_are_shown_with_their_seconds(trivet: Cli, store: Store, worker: Worker) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    ref = worker.start(job_id)
+    began = store.jobs.get(job_id).phases[0].began_at.timestamp()
+    told: Any = {"type": "phase", "time": began + 2.5, "rank": 0, "name": "loading"}
+    store.attempts.emit(ref, [told])
+    assert re.search(r"phases +starting 2\.5 s, loading \d+\.\d s so far", trivet.ok("show", job_id).out)
 
 
 def test_show_cancel_retry_delete(trivet: Cli, store: Store) -> None:

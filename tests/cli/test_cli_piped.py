@@ -74,6 +74,21 @@ def test_a8_progress_within_an_instance_is_told_with_the_time_left() -> None:
     ]
 
 
+def test_what_comes_before_the_work_is_told() -> None:
+    now = 0.0
+    console = Terminal(file=io.StringIO(), width=200)
+
+    def events() -> Any:
+        nonlocal now
+        for name in ("importing", "loading", "working", "ending"):
+            now += 2 * PLAIN_S
+            yield {"type": "phase", "name": name}
+
+    show_plainly(console, {"j": "train"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == ["train: importing", "train: loading", "train: ending"]
+
+
 def test_the_rungs_of_a_compile_job_are_told() -> None:
     now = 0.0
     console = Terminal(file=io.StringIO(), width=200)

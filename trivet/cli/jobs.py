@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from service.jobs import documents
-from service.jobs.records import Job, JobOrder, ListedJob
+from service.jobs.records import Job, JobOrder, JobPhase, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
 from trivet.cli.context import (
@@ -112,6 +112,7 @@ def _show_facts(job: Job) -> None:
         "sweep": job.sweep or "",
         "submitted": job.created_at.isoformat(timespec="seconds"),
         "took": _duration(job),
+        "phases": ", ".join(map(_phase, job.phases)),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
         "error": "" if job.error is None else f"{job.error.type}: {job.error.message}",
     }
@@ -193,6 +194,12 @@ def _why(job: ListedJob) -> str:
 
 def _progress(job: ListedJob) -> str:
     return "" if job.progress is None else f"{job.progress.done}/{job.progress.total} {job.progress.unit}"
+
+
+def _phase(phase: JobPhase) -> str:
+    so_far = "" if phase.seconds is not None else " so far"
+    seconds = (datetime.now(UTC) - phase.began_at).total_seconds() if phase.seconds is None else phase.seconds
+    return f"{phase.name} {max(seconds, 0.0):.1f} s{so_far}"
 
 
 def _duration(job: Job) -> str:

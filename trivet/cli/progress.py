@@ -22,11 +22,12 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from service.jobs.runtime import WORKING
 from service.jobs.states import TERMINAL
 from service.jobs.text import visible
 from trivet.terminal import Terminal
 
-WATCHED = ("state", "progress", "metric", "bound", "search", "artifact", "error")
+WATCHED = ("state", "phase", "progress", "metric", "bound", "search", "artifact", "error")
 PLAIN_S = 5.0
 _WIDE, _TITLE = 130, 30
 """Columns of a terminal in which everything stands on one line, and of a job's title in a narrower one."""
@@ -53,6 +54,8 @@ class _JobView:
     unit: str = ""
     share: float | None = None
     phase: str = ""
+    stage: str = ""
+    """What comes before or after the work itself, such as loading, while the job is at it."""
     left_s: float | None = None
 
     def see(self, event: dict[str, Any]) -> None:
@@ -71,7 +74,7 @@ class _JobView:
         """Return what the job is doing and how long it is going to take, where it says so."""
         part = "" if self.share is None else f"{self.share:.0%}"
         left = "" if self.left_s is None else f"about {_seconds(self.left_s)} left"
-        return ", ".join(filter(None, (self.phase, part, left)))
+        return ", ".join(filter(None, (self.stage, self.phase, part, left)))
 
     @property
     def line(self) -> str:
@@ -86,11 +89,16 @@ class _JobView:
 def _state(seen: _JobView, event: dict[str, Any]) -> None:
     seen.state = event["state"]
     seen.reason = event.get("reason") or ""
+    seen.stage = ""
 
 
 def _progress(seen: _JobView, event: dict[str, Any]) -> None:
     seen.done, seen.total, seen.unit = event["done"], event["total"], event["unit"]
     seen.share, seen.phase, seen.left_s = event.get("share"), event.get("phase") or "", event.get("left_s")
+
+
+def _phase(seen: _JobView, event: dict[str, Any]) -> None:
+    seen.stage = "" if event["name"] == WORKING else str(event["name"])
 
 
 def _metric(seen: _JobView, event: dict[str, Any]) -> None:
@@ -113,6 +121,7 @@ def _search(seen: _JobView, event: dict[str, Any]) -> None:
 
 _HANDLERS: dict[str, Callable[[_JobView, dict[str, Any]], None]] = {
     "state": _state,
+    "phase": _phase,
     "progress": _progress,
     "metric": _metric,
     "bound": _bound,

@@ -24,7 +24,7 @@ from service.jobs.atomic import atomic_write
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
-from service.jobs.runtime import GATE_ARTIFACTS, LARGEST_RESULT, RESULT, RefusedError, RunContext, Runner
+from service.jobs.runtime import ENDING, GATE_ARTIFACTS, LARGEST_RESULT, RESULT, RefusedError, RunContext, Runner
 from workers.linux import die_with_parent
 from workers.rank.control import Control
 from workers.rank.stacks import write_on_request
@@ -51,6 +51,7 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     connection = connect(address, rank, "control", secret)
     paths, attempt = layout.job(os.environ["TRIVET_JOB"]), int(os.environ["TRIVET_ATTEMPT"])
     report = RankReporter(connection, rank, paths, attempt)
+    report.phase("importing")
     write_on_request(paths.attempt(attempt), rank)
     control = Control(connection, lambda: _be_terminated(report))
     try:
@@ -68,7 +69,9 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
     spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())
     run = find_runner(spec.kind)
     context.report.span("import", started, time.time())
+    context.report.phase("loading")
     result = run(spec, context)
+    context.report.phase(ENDING)
     if context.rank == 0:
         left = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
         if len(left) > LARGEST_RESULT:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeGuard, cast
 
 import orjson
 from pydantic import ValidationError
 
-from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, ProgressEvent
+from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, PhaseEvent, ProgressEvent
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import (
     Artifact,
@@ -36,6 +36,10 @@ from service.jobs.store_limits import StoreLimits
 
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""
+_LONGEST_PHASE = 60
+"""Characters that are kept of a phase's name."""
+_LATEST = 2.0**32
+"""Unix time that no clock shows: what a rank says of its own is not believed beyond it."""
 
 
 def parse_ref(text: str) -> AttemptRef:
@@ -103,7 +107,7 @@ class Attempts:
     def emit(
         self, ref: AttemptRef, events: Sequence[Event], progress: ProgressEvent | None = None, batch: int = 0
     ) -> None:
-        """Append events to the job's stream in order, and set its progress, all or nothing.
+        """Append events to the job's stream in order, set its progress and add to its phases, all or nothing.
 
         ``batch`` numbers the calls of this part from 1 on: a batch that was taken before is not taken again, so a
         call that got no answer may be repeated. Without it every call appends.
@@ -116,7 +120,8 @@ class Attempts:
                 raise ValueError(f"an attempt cannot emit events of type {event['type']!r}")
             pairs += (event["type"], orjson.dumps(event).decode())
         kept = "" if progress is None else _progress(progress)
-        stubs.emit(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, batch, kept, *pairs)
+        limits, phases = self.limits.script_argument, _phases(events)
+        stubs.emit(self.client, limits, ref.job_id, ref.attempt, ref.host, batch, kept, phases, *pairs)
 
     def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
         """Enter a published file in the manifest and append its ``artifact`` event; the same name is replaced.
@@ -190,6 +195,17 @@ def _known(spec: str) -> CommonSpec:
 def _progress(event: ProgressEvent) -> str:
     """Return what the job's record has of it. Raises :class:`ValueError` for what could not be read there."""
     return Progress.model_validate({name: event.get(name) for name in Progress.model_fields}).model_dump_json()
+
+
+def _phases(events: Sequence[Event]) -> str:
+    """Return the phases that rank 0 tells of, by name and Unix time, as JSON; empty where there are none."""
+    told = [event for event in events if _is_phase(event) and event["rank"] == 0]
+    begun = [(each["name"][:_LONGEST_PHASE], min(max(each["time"], 0.0), _LATEST)) for each in told]
+    return orjson.dumps(begun).decode() if begun else ""
+
+
+def _is_phase(event: Event) -> TypeGuard[PhaseEvent]:
+    return event["type"] == "phase"
 
 
 def _error(ref: AttemptRef, outcome: PartOutcome) -> JobError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from service.jobs.projects import DEFAULT_PROJECT
-from service.jobs.records import HostShare, Job, ListedJob
+from service.jobs.records import HostShare, Job, JobPhase, ListedJob
 
 _JSON_FIELDS = ("labels", "parallel", "spec", "placement", "progress", "result", "error", "parameters", "children")
 _TIME_FIELDS = ("created_at", "started_at", "ended_at")
@@ -25,7 +26,9 @@ def moment(milliseconds: str | float) -> datetime:
 
 def job(flat: list[str]) -> Job:
     """Return a job from its script view."""
-    return Job.model_validate(_values(flat))
+    values = _values(flat)
+    told = orjson.loads(fields_of(flat).get("phases", "[]"))
+    return Job.model_validate({**values, "phases": _phases(told, values.get("ended_at"))})
 
 
 def listed_job(flat: list[str]) -> ListedJob:
@@ -48,6 +51,14 @@ def _values(flat: list[str]) -> dict[str, Any]:
 def reason_of(fields: dict[str, str]) -> str | None:
     """Return why a job is where it is: what its last move was for, and what it waits for."""
     return "; ".join(fields[name] for name in ("reason", "waiting") if fields.get(name)) or None
+
+
+def _phases(told: list[tuple[str, float]], ended_at: datetime | None) -> Iterator[JobPhase]:
+    """Yield phases, each of which lasts until the next one begins. Their times may be those of two clocks."""
+    ends = [*(began for _, began in told), None if ended_at is None else ended_at.timestamp()][1:]
+    for (name, began), end in zip(told, ends, strict=True):
+        seconds = None if end is None else max(end - began, 0.0)
+        yield JobPhase(name=name, began_at=datetime.fromtimestamp(began, UTC), seconds=seconds)
 
 
 def shares(text: str) -> tuple[HostShare, ...]:

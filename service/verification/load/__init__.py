@@ -26,7 +26,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     :class:`~service.bounds.graph.UnsupportedModelError` or ``PropertyError`` when no model or the property can be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
-    loader = TaskLoader(spec, mesh, device, StageLink(mesh, device))
+    loader = TaskLoader(spec, mesh, device, StageLink(mesh, device), report=context.report)
     if isinstance(spec.property, InstancesProperty):
         return loader.collected(list(load_instances(spec.property.instances, context.data, loader)))
     if isinstance(spec.model, FromOnnx):

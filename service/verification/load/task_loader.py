@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.network import from_graph, prepare
 from service.bounds.stages import InStages, StageLink, divide_into_stages, prepare_stages
+from service.jobs.runtime import NullReporter, Reporter
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
@@ -38,7 +39,7 @@ class LoadedTasks:
 @dataclass(frozen=True, eq=False)
 class TaskLoader:
     """Makes tasks on this rank of the job's mesh; ``line`` connects the stages that each model is divided into. Models
-    compute in ``dtype``.
+    compute in ``dtype``. The reporter is told when models are read, and what follows is their preparation.
     """
 
     spec: VerifySpec
@@ -46,6 +47,7 @@ class TaskLoader:
     device: torch.device
     line: StageLink
     dtype: torch.dtype = torch.float32
+    report: Reporter = field(default_factory=NullReporter)
 
     @property
     def is_alone(self) -> bool:
@@ -59,12 +61,14 @@ class TaskLoader:
 
     def engine_of_module(self, module: nn.Module, input_shape: Sequence[int]) -> BoundingEngine:
         """Trace a module, this rank's part of the model, and return what bounds the model; all ranks of it call it."""
+        self.report.phase("preparing")
         if self.line.size > 1:
             return StagesEngine.of(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_graph(self, graph: Graph) -> BoundingEngine:
         """Return what bounds the model of a traced graph, which has all stages; all ranks of the model call it."""
+        self.report.phase("preparing")
         if self.line.size > 1:
             return StagesEngine.of(divide_into_stages(graph, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(from_graph(graph.to(self.device), self.mesh.tp), self.arithmetic, self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -142,6 +143,51 @@ def test_a8_progress_within_a_unit_reaches_the_job(store: Store, submit: Submit,
     }
     store.attempts.emit(ref, [], {"type": "progress", "time": 1.0, "rank": 0, **told})  # type: ignore[typeddict-item]
     assert store.jobs.get(job.id).progress == Progress.model_validate(told)
+
+
+def begun(name: str, at: float, rank: int = 0) -> Any:
+    return {"type": "phase", "time": at, "rank": rank, "name": name}
+
+
+def test_phases_last_until_the_next_one_and_the_last_one_to_the_end(
+    store: Store, submit: Submit, beat: Any, start: Start
+) -> None:
+    beat("a", cpu=1)
+    job = submit()
+    (ref,) = start(job)
+    (starting,) = store.jobs.get(job.id).phases
+    assert (starting.name, starting.seconds) == ("starting", None)
+    at = starting.began_at.timestamp()
+    store.attempts.emit(ref, [begun("importing", at + 0.25), begun("importing", at + 0.5, rank=1)], batch=1)
+    store.attempts.emit(ref, [begun("importing", at + 0.25)], batch=1)  # no answer came: the same batch again
+    store.attempts.emit(ref, [LOG, begun("loading", at + 1.0)], batch=2)
+    told = [(phase.name, phase.seconds) for phase in store.jobs.get(job.id).phases]
+    assert told == [("starting", pytest.approx(0.25)), ("importing", pytest.approx(0.75)), ("loading", None)]
+    store.attempts.finish(ref, DONE)
+    assert store.jobs.get(job.id).phases[-1].seconds == 0.0  # its clock was ahead
+
+
+def test_phases_are_those_of_the_newest_attempt(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    beat("a", cpu=1)
+    job = submit(retries=1)
+    (ref,) = start(job)
+    store.attempts.emit(ref, [begun("importing", time.time())])
+    store.attempts.finish(ref, FAILED)
+    assert store.jobs.get(job.id).phases == ()
+    start(store.jobs.get(job.id))
+    assert [phase.name for phase in store.jobs.get(job.id).phases] == ["starting"]
+
+
+def test_a_rank_cannot_spoil_the_record_by_its_phases(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    """Neither by times that are none, nor by their number or length."""
+    beat("a", cpu=1)
+    job = submit()
+    (ref,) = start(job)
+    for at in (1e300, -1e300, 1.0):
+        store.attempts.emit(ref, [begun("x" * 10_000, at)] * 100)
+    phases = store.jobs.get(job.id).phases
+    assert len(phases) == 16
+    assert max(len(phase.name) for phase in phases) == 60
 
 
 @pytest.mark.parametrize("kind", ["state", "nonsense"])

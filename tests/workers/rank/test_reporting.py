@@ -62,6 +62,25 @@ def test_events_are_on_disk_in_order_and_whole(ends: tuple[socket.socket, socket
     assert json.loads(ends[1].recv(4096))["type"] == "done"
 
 
+def test_phases_are_told_once_by_rank_0_and_the_first_result_ends_what_comes_before_the_work(
+    ends: tuple[socket.socket, socket.socket], paths: JobPaths
+) -> None:
+    for rank in (0, 1):
+        report = RankReporter(ends[0], rank, paths, 1)
+        for name in ("importing", "loading", "loading", "first step"):
+            report.phase(name)
+        report.progress(0, 9, "steps")
+        for step in (1, 2):
+            report.metric(step, {"loss": 1.0})
+        report.phase("preparing")
+        report.phase("ending")
+        report.metric(3, {"eval_loss": 1.0})
+        report.done()
+    told = [event["name"] for event in on_disk(paths, 0) if event["type"] == "phase"]
+    assert told == ["importing", "loading", "first step", "working", "ending"]
+    assert {event["type"] for event in on_disk(paths, 1)} == {"metric", "progress"}
+
+
 @pytest.mark.parametrize(
     "tell",
     [

@@ -42,7 +42,11 @@ def test_two_ranks_succeed(fleet: Fleet) -> None:
         for names in (["events.jsonl"], ["events.rank-0.jsonl", "events.rank-1.jsonl"])
     )
     assert "artifact" in own
-    assert ranks == {"metric", "progress", "span", "artifact"}
+    assert ranks == {"metric", "progress", "phase", "span", "artifact"}
+    assert [phase.name for phase in job.phases] == ["starting", "importing", "loading", "working", "ending"]
+    assert job.ended_at is not None
+    spent = [phase.seconds or 0.0 for phase in job.phases]
+    assert sum(spent) == pytest.approx((job.ended_at - job.phases[0].began_at).total_seconds(), abs=0.05)
     assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
 
 

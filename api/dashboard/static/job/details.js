@@ -1,12 +1,12 @@
 /** What the job is, where it runs and what it needs. */
 
-import { dateTime, many, mesh, ranges, unix } from "../lib/format.js";
+import { dateTime, duration, many, mesh, ranges, unix, visible } from "../lib/format.js";
 import { opened, title as rungTitle } from "../lib/report.js";
-import { dependencies, title } from "../lib/state.js";
+import { dependencies, lasted, title } from "../lib/state.js";
 import { headline } from "../lib/headline.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
-import { labelChips, stateMark, updateStateMark } from "../ui/parts.js";
+import { keepCounting, labelChips, now, stateMark, updateStateMark } from "../ui/parts.js";
 import { Section } from "./section.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -35,7 +35,7 @@ export class Details extends Section {
 
   /** @param {Job} job */
   show(job) {
-    const signature = JSON.stringify([job.attempt, job.started_at, job.ended_at, job.placement, job.labels]);
+    const signature = JSON.stringify([job.attempt, job.started_at, job.ended_at, job.placement, job.labels, job.phases]);
     if (signature === this.shown) return;
     this.shown = signature;
     fill(this.list, ...facts(job, this.needs(job), compiled(job)).flatMap(([term, value]) =>
@@ -103,8 +103,16 @@ function facts(job, needs, compiling) {
     ["Owner", job.owner],
     ["Created", dateTime(unix(job.created_at))],
     ["Started", job.started_at ? dateTime(unix(job.started_at)) : null],
+    ["Phases", job.phases?.length ? job.phases.map(phase) : null],
     ["Ended", job.ended_at ? dateTime(unix(job.ended_at)) : null],
   ];
+}
+
+/** @param {import("../lib/types.js").Phase} one */
+function phase(one) {
+  const spent = h("span", { class: "muted" });
+  keepCounting(spent, () => duration(lasted(one, now())));
+  return h("div", { "data-phase": one.name }, `${visible(one.name)} `, spent);
 }
 
 /** @param {import("../lib/types.js").HostShare} part */

@@ -7,6 +7,8 @@ import { duration } from "./format.js";
 /** @typedef {import("./types.js").Progress} Progress */
 
 export const STATES = ["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"];
+/** A time of the record is that of its event, but for its last digits. */
+const SAME_S = 0.01;
 const TERMINAL = new Set(["succeeded", "failed", "cancelled"]);
 
 /** @param {string} state */
@@ -29,12 +31,34 @@ export function reduce(job, event) {
     const { done, total, unit, share, phase, left_s } = event;
     return { ...job, progress: { done, total, unit, share, phase, left_s } };
   }
+  if (event.type === "phase") return event.rank === 0 ? { ...job, phases: entered(job.phases ?? [], event) } : job;
   if (event.type === "state") {
     if (typeof event.attempt === "number" && event.attempt < job.attempt) return job;
     return { ...job, state: event.state, attempt: event.attempt ?? job.attempt, reason: event.reason ?? null };
   }
   return job;
 }
+
+/**
+ * The phases, once the job has begun with one more: until then the last one went on. One that is told again is known.
+ * @param {import("./types.js").Phase[]} phases
+ * @param {JobEvent} event
+ */
+function entered(phases, { name, time }) {
+  if (phases.some((phase) => phase.name === name && Math.abs(began(phase) - time) < SAME_S)) return phases;
+  const known = phases.map((phase) => (phase.seconds === null ? { ...phase, seconds: lasted(phase, time) } : phase));
+  return [...known, { name, began_at: new Date(time * 1000).toISOString(), seconds: null }];
+}
+
+/**
+ * Seconds for which a phase lasted, or has lasted.
+ * @param {import("./types.js").Phase} phase
+ * @param {number} now Unix seconds
+ */
+export const lasted = (phase, now) => phase.seconds ?? Math.max(now - began(phase), 0);
+
+/** @param {import("./types.js").Phase} phase */
+const began = (phase) => Date.parse(phase.began_at) / 1000;
 
 /**
  * The part of the work that is done, between 0 and 1; null when there is nothing to divide.

@@ -3,6 +3,7 @@
  *
  * @typedef {"queued" | "starting" | "running" | "cancelling" | "succeeded" | "failed" | "cancelled"} JobState
  * @typedef {{done: number, total: number, unit: string, share?: number | null, phase?: string | null, left_s?: number | null}} Progress
+ * @typedef {{name: string, began_at: string, seconds: number | null}} Phase
  * @typedef {{host: string, devices: number[], pool?: string}} HostShare
  * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null}} JobError
  *
@@ -20,6 +21,7 @@
  * @property {string | null} started_at
  * @property {string | null} ended_at
  * @property {Progress | null} progress
+ * @property {Phase[]} [phases] what the newest attempt did one after the other; not in lists
  * @property {HostShare[]} placement
  * @property {string | null} reason
  * @property {Record<string, number> | null} parallel

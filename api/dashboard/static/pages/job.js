@@ -84,7 +84,7 @@ class JobPage {
   /** @param {string | null} after */
   connect(after) {
     this.stream?.close();
-    const types = "state,metric,bound,search,span,log,artifact,progress";
+    const types = "state,metric,bound,search,span,log,artifact,progress,phase";
     const url = (/** @type {string | null} */ last) =>
       jobPath(id, `/events?types=${types}&after=${encodeURIComponent(last ?? after ?? "0-0")}`);
     this.stream = new Stream(url, {

@@ -2,7 +2,7 @@
 
 import { Problem, admitted } from "./api.js";
 
-const TYPES = ["state", "metric", "bound", "search", "span", "log", "artifact", "progress"];
+const TYPES = ["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase"];
 const PATIENCE_MS = [500, 1000, 2000, 4000, 8000];
 
 /**

@@ -188,6 +188,19 @@ local function leave_state(id, state)
   end
 end
 
+local MOST_PHASES = 16
+
+-- What the attempt has begun with, and when (Unix seconds), after what it had begun with before.
+local function add_phases(id, begun)
+  local phases = cjson.decode(field(id, "phases") or "[]")
+  for _, each in ipairs(begun) do
+    if #phases < MOST_PHASES then
+      phases[#phases + 1] = each
+    end
+  end
+  redis.call("HSET", KEY.job(id), "phases", cjson.encode(phases))
+end
+
 -- Hash, index and event of a state belong together; this is the only place that writes any of them.
 local function set_state(id, cap, state, reason)
   local old, sweep = unpack(redis.call("HMGET", KEY.job(id), "state", "sweep"))
@@ -197,6 +210,11 @@ local function set_state(id, cap, state, reason)
     redis.call("HSET", KEY.job(id), "reason", reason)
   else
     redis.call("HDEL", KEY.job(id), "reason")
+  end
+  if state == "starting" then
+    add_phases(id, { { "starting", wall_ms() / 1000 } })
+  elseif state == "queued" then
+    redis.call("HDEL", KEY.job(id), "phases")
   end
   leave_state(id, old)
   enter_state(id, state)
