@@ -184,6 +184,7 @@ def test_bounds_are_rows_by_instance_and_page(client: TestClient, worker: Worker
     assert set(row) == {
         "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason", "seconds",
         "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs", "label", "prediction",
+        "note",
     }  # fmt: skip
 
 
