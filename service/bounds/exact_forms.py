@@ -33,37 +33,39 @@ class Plane:
 class OpenComparisonError(Exception):
     """A comparison has both answers in a box; ``form`` is what is compared with 0."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: ExactForm) -> None:
         super().__init__("a comparison has both answers")
         self.form = form
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class ExactForm:
     """An affine function of the inputs of a box; compared with others it has the answer that all of the box gives."""
 
     factors: dict[int, Fraction]
     constant: Fraction
     box: Ends
 
-    def __add__(self, other: Form | Fraction) -> Form:
+    def __add__(self, other: ExactForm | Fraction) -> ExactForm:
         if isinstance(other, Fraction):
-            return Form(self.factors, self.constant + other, self.box)
+            return ExactForm(self.factors, self.constant + other, self.box)
         factors = dict(self.factors)
         for index, factor in other.factors.items():
             factors[index] = factors.get(index, Fraction(0)) + factor
-        return Form({index: each for index, each in factors.items() if each}, self.constant + other.constant, self.box)
+        return ExactForm(
+            {index: each for index, each in factors.items() if each}, self.constant + other.constant, self.box
+        )
 
     __radd__ = __add__
 
-    def __mul__(self, factor: Fraction) -> Form:
+    def __mul__(self, factor: Fraction) -> ExactForm:
         factors = {index: factor * each for index, each in self.factors.items() if factor}
-        return Form(factors, factor * self.constant, self.box)
+        return ExactForm(factors, factor * self.constant, self.box)
 
     __rmul__ = __mul__
 
-    def __ge__(self, other: Form | Fraction | int) -> bool:
-        difference = self + (Fraction(-1) * other if isinstance(other, Form) else Fraction(-other))
+    def __ge__(self, other: ExactForm | Fraction | int) -> bool:
+        difference = self + (Fraction(-1) * other if isinstance(other, ExactForm) else Fraction(-other))
         if difference.least >= 0:
             return True
         if (Fraction(-1) * difference).least >= 0:  # equal at the most, where either answer does
@@ -72,7 +74,7 @@ class Form:
 
     __gt__ = __ge__
 
-    def __lt__(self, other: Form | Fraction | int) -> bool:
+    def __lt__(self, other: ExactForm | Fraction | int) -> bool:
         return not self >= other
 
     @property
@@ -91,7 +93,7 @@ def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:
     while open_:
         lower, upper = open_.pop()
         left -= 1
-        inputs = [Form({index: Fraction(1)}, Fraction(0), (lower, upper)) for index in range(len(lower))]
+        inputs = [ExactForm({index: Fraction(1)}, Fraction(0), (lower, upper)) for index in range(len(lower))]
         try:
             outputs = exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs))
         except OpenComparisonError as error:
@@ -105,7 +107,7 @@ def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:
     return True
 
 
-def _parts(form: Form) -> list[Ends] | None:
+def _parts(form: ExactForm) -> list[Ends] | None:
     """Cut the box where the form is 0, if one input alone decides about that."""
     if len(form.factors) != 1:
         return None
@@ -117,9 +119,9 @@ def _parts(form: Form) -> list[Ends] | None:
     ]
 
 
-def _holds(plane: Plane, outputs: Sequence[Form | Fraction]) -> bool:
-    total: Form | Fraction = Fraction(0)
+def _holds(plane: Plane, outputs: Sequence[ExactForm | Fraction]) -> bool:
+    total: ExactForm | Fraction = Fraction(0)
     for index, factor in plane.factors:
         total = total + factor * outputs[index]
-    least = total.least if isinstance(total, Form) else total
+    least = total.least if isinstance(total, ExactForm) else total
     return least >= plane.threshold if plane.attained else least > plane.threshold

@@ -51,7 +51,7 @@ def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
         ({FIRST: query(), MODEL: b"no model"}, "model.onnx", "the file is not an ONNX model"),
         ({FIRST: query(), MODEL: gzip.compress(network())[:-9]}, "model.onnx", "the file is damaged"),
         ({FIRST: query(), MODEL: network(opset=5)}, "model.onnx", "ONNX opset 5: 8 to 24"),
-        ({FIRST: query(), MODEL: network(kind=TensorProto.INT64)}, "model.onnx", "input 'x' is INT64"),
+        ({FIRST: query(), MODEL: network(kind=TensorProto.BOOL)}, "model.onnx", "input 'x' is BOOL"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_or_does_not_fit_is_refused_by_field_line_and_token(
@@ -165,7 +165,7 @@ RULELESS = network(operator="BitShift")
 def test_an_operator_without_a_rule_is_refused_by_name(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, {MODEL: RULELESS, FIRST: query()})
     assert (found.path, found.message) == ("model.onnx", "no rule for ONNX BitShift (node 'first')")
-    assert found.expected.startswith("a model of Abs, Add, ")
+    assert found.expected == "a model without them"
 
 
 @pytest.mark.parametrize(
