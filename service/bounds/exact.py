@@ -70,6 +70,8 @@ def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numb
             found = _nonlinear(node, inputs, x)
         else:
             matrices = _matrices(node, x)
+            if matrices is not None and not all(bool(each.isfinite().all()) for each in matrices):
+                return None
             left -= 0 if matrices is None else sum(int(each.count_nonzero()) for each in matrices)
             found = None if matrices is None or left < 0 else _affine(matrices, inputs)
         if found is None:
@@ -109,6 +111,8 @@ def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers |
     operator = NONLINEAR[node.operator]
     if isinstance(operator, Maximum):
         operands = _operands(node, inputs[1:], like)
+        if operands is None:
+            return None
         return [max(pair) for pair in zip(*operands, strict=True)]
     pieces = operator.pieces(node)
     if pieces is None:
@@ -117,8 +121,8 @@ def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers |
     return [each if each >= 0 else slope * each for each in inputs[0]]
 
 
-def _operands(node: Node, inputs: Sequence[Numbers], like: Tensor) -> list[Numbers]:
-    """Return both operands of a maximum, as they broadcast."""
+def _operands(node: Node, inputs: Sequence[Numbers], like: Tensor) -> list[Numbers] | None:
+    """Return both operands of a maximum, as they broadcast; ``None`` where one is infinite."""
     remaining, found = iter(zip(inputs, node.input_shapes[1:], strict=True)), list[Numbers]()
     for name in OPERANDS:
         if node.is_variable(name):
@@ -127,5 +131,7 @@ def _operands(node: Node, inputs: Sequence[Numbers], like: Tensor) -> list[Numbe
             found.append([values[place] for place in places.flatten().tolist()])
         else:
             constant = operand(node, name, like.double()).expand(node.shape)
+            if not bool(constant.isfinite().all()):
+                return None
             found.append([Fraction(each) for each in constant.flatten().tolist()])
     return found

@@ -52,7 +52,9 @@ class ExactForm:
         factors = dict(self.factors)
         for index, factor in other.factors.items():
             factors[index] = factors.get(index, Fraction(0)) + factor
-        return ExactForm({index: each for index, each in factors.items() if each}, self.constant + other.constant, self.box)
+        return ExactForm(
+            {index: each for index, each in factors.items() if each}, self.constant + other.constant, self.box
+        )
 
     __radd__ = __add__
 

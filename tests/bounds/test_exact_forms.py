@@ -49,3 +49,12 @@ def test_what_several_inputs_decide_is_left_open() -> None:
 
     box = (Fraction(-1),) * 2, (Fraction(1),) * 2
     assert not keeps_to(prepare(Sum().double(), (2,)), box, [below(0, 2, attained=True)])
+
+
+def test_an_infinite_constant_has_no_exact_form() -> None:
+    class Least(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.minimum(x, torch.full((1, 2), torch.inf, dtype=x.dtype))
+
+    box = (Fraction(-1),) * 2, (Fraction(1),) * 2
+    assert not keeps_to(prepare(Least().double(), (2,)), box, [below(0, 2, attained=True)])

@@ -51,7 +51,7 @@ def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
         ({FIRST: query(), MODEL: b"no model"}, "model.onnx", "the file is not an ONNX model"),
         ({FIRST: query(), MODEL: gzip.compress(network())[:-9]}, "model.onnx", "the file is damaged"),
         ({FIRST: query(), MODEL: network(opset=5)}, "model.onnx", "ONNX opset 5: 8 to 24"),
-        ({FIRST: query(), MODEL: network(kind=TensorProto.STRING)}, "model.onnx", "input 'x' is STRING"),
+        ({FIRST: query(), MODEL: network(kind=TensorProto.BOOL)}, "model.onnx", "input 'x' is BOOL"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_or_does_not_fit_is_refused_by_field_line_and_token(

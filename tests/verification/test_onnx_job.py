@@ -69,6 +69,19 @@ def test_a_bound_that_is_attained_is_told_from_one_that_is_passed(
     assert report.bounds[0]["verdict"] == verdict
 
 
+@pytest.mark.parametrize(("most", "verdict"), [(2.01, "verified"), (1.9, "falsified")])
+def test_rows_of_a_table_are_searched_without_gradients(data: DataLayout, most: float, verdict: str) -> None:
+    nodes = [node("Cast", ["x"], "i", to=TensorProto.INT64), node("Gather", ["E", "i"], "rows"),
+             node("ReduceMean", ["rows"], axes=[1])]  # fmt: skip
+    content = model(nodes, [1, 3], {"E": np.array([0.0, 1, 2, -1, 0.5], np.float32)}, opset=13)
+    inputs = "".join(f"(declare-const X_{i} Real)(assert (>= X_{i} 0))(assert (<= X_{i} 4))" for i in range(3))
+    query = f"{inputs}(declare-const Y_0 Real)(assert (>= Y_0 {most}))"
+    ranked, report = context(data)
+    spec = specification(data, query, model={"onnx": upload(data, content)}, method="beta-crown")
+    job.run(spec, ranked)
+    assert report.bounds[0]["verdict"] == verdict
+
+
 def test_what_is_chosen_of_a_file_is_bounded(data: DataLayout) -> None:
     nodes = [node("Mul", ["x", "c"], "scaled"), node("Add", ["scaled", "d"], "moved"), node("Relu", ["moved"])]
     content = model(

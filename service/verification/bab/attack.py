@@ -25,7 +25,7 @@ from torch import Tensor
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.memory import halving
-from service.verification.bab.model import ModelUnderVerification, worst_first
+from service.verification.bab.model import ModelUnderVerification, gradient_at, worst_first
 from service.verification.bab.specification import Counterexample, Specification
 
 
@@ -155,7 +155,7 @@ class _ProjectedGradientDescent:
         """Return the signs of the gradients of ``directions · outputs`` at a part of the inputs."""
         with torch.enable_grad():
             inputs = x[part].detach().requires_grad_()
-            (gradient,) = torch.autograd.grad((directions[part] * self.model.outputs(inputs)).sum(), inputs)
+            gradient = gradient_at(inputs, (directions[part] * self.model.outputs(inputs)).sum())
         return gradient.sign()
 
     def _descend(self, x: Tensor, scale: Tensor, first_steps: Tensor) -> Counterexample | None:
@@ -312,5 +312,5 @@ def _distances_and_gradients(
         if scale is not None:
             is_targeted = specification.disjunct == targets[:, None]
             objective = ((excess.clamp(min=0) / scale) * is_targeted).sum(dim=1)
-        (gradient,) = torch.autograd.grad(objective.sum(), x)
+        gradient = gradient_at(x, objective.sum())
     return distances.detach(), gradient.nan_to_num(nan=0.0)

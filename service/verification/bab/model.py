@@ -155,12 +155,18 @@ class ModelUnderVerification:
         """Bound where outputs ``(outputs,)`` go, to first order and twice that, when the input moves by ``missed``."""
         with torch.enable_grad():
             inputs = x[None].to(self.dtype).requires_grad_()
-            slopes = [
-                torch.autograd.grad(output, inputs, retain_graph=True)[0][0] for output in self.outputs(inputs)[0]
-            ]
+            slopes = [gradient_at(inputs, output, keep=True)[0] for output in self.outputs(inputs)[0]]
         drift = 2 * self.network.tp_group.agree(torch.stack(slopes).double().abs() @ missed)
         far = torch.full_like(outputs, torch.inf)
         return Interval(torch.nextafter(outputs - drift, -far), torch.nextafter(outputs + drift, far))
+
+
+def gradient_at(inputs: Tensor, total: Tensor, *, keep: bool = False) -> Tensor:
+    """Return the gradient of a number; 0 where it goes by steps alone, as rows of a table do that an input chooses."""
+    if not total.requires_grad:
+        return torch.zeros_like(inputs)
+    (found,) = torch.autograd.grad(total, inputs, retain_graph=keep, allow_unused=True, materialize_grads=True)
+    return found
 
 
 def worst_first(values: Tensor, count: int) -> Sequence[int]:
