@@ -66,6 +66,7 @@ PAGES = (
     Page("/login", "Sign in", "login.html", "login.js", ("login.css",), public=True),
     Page("/login/callback", "Sign in", "login.html", "login.js", ("login.css",), public=True),
     Page("/docs", "API reference", "docs.html", "docs.js", ("swagger/swagger-ui.css", "docs.css"), "API", public=True),
+    Page("/files", "Files", "files.html", "files.js", ("files.css",), nav="Files"),
     Page("/specs", "Specs", "specs.html", "specs.js", ("specs.css",), nav="Specs"),
     Page("/keys", "Keys", "keys.html", "keys.js", ("keys.css",), nav="Keys", operators=True),
 )

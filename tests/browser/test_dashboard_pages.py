@@ -68,6 +68,7 @@ def addresses(fleet: Fleet) -> dict[str, str]:
         "hosts": "/hosts",
         "keys": "/keys",
         "specs": "/specs",
+        "files": "/files",
         "submit": f"/submit?from={train.job_id}",
         "compare": f"/compare?ids={train.job_id},{failed.job_id},{verify.job_id}",
         **{
