@@ -23,7 +23,7 @@ OPEN = {
     "/static/kinds/{kind}.js",
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/login", "/logout", "/static", "/static/swagger",
     "/login/oidc", "/login/oidc/callback", "/login/callback",
-    "/", "/jobs/{job_id}", "/hosts", "/compare", "/submit", "/specs", "/keys",
+    "/", "/jobs/{job_id}", "/hosts", "/compare", "/submit", "/specs", "/keys", "/files",
 }  # fmt: skip
 """Routes without a key: health, the contract, signing in, and the dashboard's shells, which hold no data."""
 ADMIN_ONLY = [
