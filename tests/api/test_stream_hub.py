@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import redis as redis_py
 
@@ -111,6 +112,13 @@ def test_a_stream_that_resumes_before_the_position_of_another_joins_it(broker: s
     assert seen == ["7-0", "12-0"]
 
 
+def added(redis: redis_py.Redis, job_id: str) -> str:
+    """Return the id of an event that is new."""
+    redis.xadd(JOB_EVENTS(job_id), {"t": "log", "d": '{"type":"log"}'})
+    found: Any = redis.xrevrange(JOB_EVENTS(job_id), count=1)
+    return str(found[0][0].decode())
+
+
 class ShortSightedTail(StreamTail):
     """Sees no more new jobs once it is told so, as between two looks for them."""
 
@@ -138,7 +146,7 @@ async def cut_before_a_new_job_is_known(broker: str, redis: redis_py.Redis) -> l
             await asyncio.sleep(0.05)
             add(redis, "job_1", 1)
             await asyncio.sleep(0.01)
-            later = redis.xadd(JOB_EVENTS("job_0"), {"t": "log", "d": '{"type":"log"}'}).decode()
+            later = added(redis, "job_0")
             while f'"id":"{later}"'.encode() not in (shown := stream.take()):
                 await asyncio.sleep(0.01)
         token = re.findall(r"^id: (.+)$", shown.decode(), re.MULTILINE)[-1]
@@ -148,7 +156,7 @@ async def cut_before_a_new_job_is_known(broker: str, redis: redis_py.Redis) -> l
         async with asyncio.timeout(LIMIT_S):
             while not stream.joined:
                 seen += await hub.catch_up(stream)
-            last = redis.xadd(JOB_EVENTS("job_0"), {"t": "log", "d": '{"type":"log"}'}).decode()
+            last = added(redis, "job_0")
             while last.encode() not in seen:
                 await asyncio.sleep(0.01)
                 seen += stream.take()
