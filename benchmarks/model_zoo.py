@@ -87,7 +87,7 @@ class Row:
 def measured(name: str, given: argparse.Namespace) -> Row:
     """Run one model in a process of its own; what it has told counts, however it ends.
 
-    The process is a fork of this one, which has imported the packages and computed nothing.
+    The process is a fork of this one, which has imported the packages.
     """
     limit = given.seconds * (2 + len(given.methods) * (2 if given.peer else 1)) + STARTING_S
     with contextlib.suppress(ImportError):
@@ -201,6 +201,7 @@ def main() -> None:
     patterns = [name for each in given.only for name in GROUPS.get(each, {each: None})]
     names = [name for name in ZOO if any(fnmatch(name, pattern) for pattern in patterns)]
     print(line(header(given.methods)) + "\n" + "|---" * len(header(given.methods)) + "|", flush=True)
+    zoo_case.warm_up()
     rows = []
     for name in names:
         rows.append(Row(name, known[name]) if name in known else measured(name, given))

@@ -254,6 +254,16 @@ def run(entry: Entry, number: int, log: Log, given: argparse.Namespace) -> None:
             measured("peer", method, lambda method=method: peers(model, shaped, outputs, method), log, given)  # type: ignore[misc]
 
 
+def warm_up() -> None:
+    """Export and trace a net of one number, so that forks need not import what that takes, within their limits."""
+    net, x = nn.Linear(1, 1).eval(), torch.zeros(1)
+    for _, _, write in exports(net, x, 0):
+        with suppress(Exception), warnings.catch_warnings():  # what is not installed fails in the forks, with words
+            warnings.simplefilter("ignore")
+            module = load(write())
+            prepare(module, (module.features,))
+
+
 def into(path: Path, name: str, given: argparse.Namespace) -> None:
     """Measure the entry of a name, and write its facts to a file."""
     if given.peer:

@@ -277,6 +277,9 @@ def seeded(entry: Entry) -> tuple[Any, Tensor]:
         return model, _row_of(model, entry)
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1 and not weight.any():  # a head for fine-tuning, which would answer 0 to everything
+                weight.normal_(std=weight[0].numel() ** -0.5)
         if norms:
             for module in norms:
                 module.momentum = None  # the mean of all batches
