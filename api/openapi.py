@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
+from api.field_descriptions import describe_fields, describe_parameters
 from api.problems import MEDIA_TYPE, ProblemDetails
 from service.jobs.kinds.registry import KINDS
 
@@ -60,11 +61,13 @@ def _build(app: FastAPI) -> dict[str, Any]:
             components[name]["properties"]["kind"]["enum"] = list(KINDS.provided)
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
+    describe_fields(components)
     for component in components.values():
         for described in component.get("properties", {}).values():
             _simplify(described)
     for path, operations in schema["paths"].items():
         for operation in operations.values():
+            describe_parameters(operation)
             for parameter in operation.get("parameters", ()):
                 _simplify_parameter(parameter["schema"])
             _describe_errors(path, operation)

@@ -19,7 +19,7 @@ from service.jobs.states import JobState
 
 
 class FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class Progress(FrozenModel):
@@ -266,13 +266,13 @@ class Host(FrozenModel):
     held: tuple[Holding, ...] = ()
     """What they hold; together with ``free`` all devices."""
     failing: FailingHost | None = None
-    """Set while parts that are placed here do not start; :meth:`HostStore.resume` clears it, and so does a start."""
+    """Set while parts that are placed here do not start; resuming the host clears it, and so does a start."""
     seen_at: datetime
     clock_skew_s: float = 0.0
     """Seconds by which its clock was ahead of the broker's when it last reported itself."""
     versions: dict[str, str]
     isolation: tuple[str, ...] = ()
-    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.records.ISOLATION_PARTS`."""
+    """What keeps ranks from the host and from other jobs: some of ``limits``, ``files``, ``network``, ``broker``."""
 
 
 class Artifact(FrozenModel):

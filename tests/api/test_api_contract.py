@@ -100,6 +100,17 @@ def test_errors_are_documented_as_problems(document: dict[str, Any]) -> None:
                 assert operation["security"]
 
 
+def test_every_field_and_parameter_says_what_it_is(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    fields = {
+        f"{name}.{field}": told for name, each in schemas.items() for field, told in each.get("properties", {}).items()
+    }
+    assert [name for name, told in fields.items() if not told.get("description")] == []
+    operations = [each for operations in document["paths"].values() for each in operations.values()]
+    parameters = [(each["operationId"], one) for each in operations for one in each.get("parameters", ())]
+    assert [(name, one["name"]) for name, one in parameters if not one.get("description")] == []
+
+
 def test_streams_are_documented_as_streams(document: dict[str, Any]) -> None:
     for path in ("/v1/events", "/v1/jobs/{job_id}/events", "/v1/jobs/{job_id}/logs"):
         assert "text/event-stream" in document["paths"][path]["get"]["responses"]["200"]["content"]

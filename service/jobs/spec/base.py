@@ -131,7 +131,9 @@ class CommonSpec(Strict):
         kind: str
 
     name: str = Field("", max_length=200, description="free text shown in lists; the kind when empty")
-    labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict, max_length=32)
+    labels: dict[_LabelKey, _LabelValue] = Field(
+        default_factory=dict, max_length=32, description="`key: value` pairs to find and group jobs by"
+    )
     priority: int = Field(0, ge=-100, le=100, description="higher runs first; age decides between equals")
     preemptible: bool = Field(
         False,
@@ -148,8 +150,10 @@ class CommonSpec(Strict):
     after: list[JobId] = Field(default_factory=list, max_length=64, description="jobs that must succeed first")
     parallel: ParallelSpec = ParallelSpec()
     max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")
-    device: _DeviceChoice = "auto"
-    seed: int = Field(0, ge=0, lt=2**63)
+    device: _DeviceChoice = Field(
+        "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")

@@ -14,7 +14,9 @@ from service.jobs.spec.files import FileArrays, FileTokens
 class DigitsData(DataConfig):
     """scikit-learn's 1,797 handwritten digits: 64 features in [0, 1], 10 classes; the last fifth is the test split."""
 
-    source: Literal["digits"] = "digits"
+    source: Literal["digits"] = Field(
+        "digits", description="1,797 scans of handwritten digits of 8 × 8 pixels, which scikit-learn brings"
+    )
 
     @property
     def gives(self) -> Samples:
@@ -28,8 +30,8 @@ class DigitsData(DataConfig):
 class TokensData(DataConfig):
     """Next-byte prediction on the text of Python's own language reference; the last tenth is the test split."""
 
-    source: Literal["tokens"] = "tokens"
-    corpus: Literal["python-docs"] = "python-docs"
+    source: Literal["tokens"] = Field("tokens", description="a text that Trivet brings, as bytes")
+    corpus: Literal["python-docs"] = Field("python-docs", description="the language reference of Python")
     sequence: int = Field(64, ge=1, le=2**20, description="tokens per sample")
 
     @property
@@ -40,10 +42,10 @@ class TokensData(DataConfig):
 class SyntheticData(DataConfig):
     """Points labelled by a fixed random teacher; for tests and benchmarks, not for conclusions."""
 
-    source: Literal["synthetic"] = "synthetic"
-    features: int = Field(32, ge=1, le=2**20)
-    classes: int = Field(10, ge=2, le=2**20)
-    samples: int = Field(4096, ge=16, le=2**28)
+    source: Literal["synthetic"] = Field("synthetic", description="random points")
+    features: int = Field(32, ge=1, le=2**20, description="numbers in an input")
+    classes: int = Field(10, ge=2, le=2**20, description="of the labels")
+    samples: int = Field(4096, ge=16, le=2**28, description="training and test samples together")
 
     @property
     def gives(self) -> Samples:

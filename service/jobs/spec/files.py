@@ -21,10 +21,12 @@ class FileTokens(DataConfig):
     ``tokenizer``, a ``tokenizer.json``. It is read where it lies.
     """
 
-    source: Literal["file"] = "file"
-    format: Literal["tokens"] = "tokens"
-    file: FileId
-    encoding: Literal["uint8", "uint16", "uint32", "npy", "text"] = "uint16"
+    source: Literal["file"] = Field("file", description="an uploaded file")
+    format: Literal["tokens"] = Field("tokens", description="tokens: one sequence that is cut into samples")
+    file: FileId = Field(description="the id of the upload")
+    encoding: Literal["uint8", "uint16", "uint32", "npy", "text"] = Field(
+        "uint16", description="how the file holds token ids; text: not yet as ids, with its tokenizer"
+    )
     tokenizer: FileId | None = Field(None, description="for the encoding text")
     sequence: int = Field(ge=1, le=2**20, description="tokens per sample")
     vocabulary: int = Field(ge=2, le=2**24, description="every id is below it")
@@ -51,9 +53,9 @@ class FileArrays(DataConfig):
     float32; uint8 pixels are divided by 255. A safetensors file is read where it lies, an npz as a whole.
     """
 
-    source: Literal["file"] = "file"
-    format: Literal["arrays"] = "arrays"
-    file: FileId
+    source: Literal["file"] = Field("file", description="an uploaded file")
+    format: Literal["arrays"] = Field("arrays", description="arrays: inputs and class labels")
+    file: FileId = Field(description="the id of the upload")
     shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
         min_length=1, max_length=4, description="of one sample"
     )

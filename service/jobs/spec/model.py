@@ -51,8 +51,8 @@ class FromJob(Strict):
     also of a job that failed or was cancelled.
     """
 
-    job: JobId
-    step: Step = "latest"
+    job: JobId = Field(description="the id of a training job")
+    step: Step = Field("latest", description="the step of one of its checkpoints, or latest")
 
 
 class FromSafetensors(Strict):
@@ -61,8 +61,8 @@ class FromSafetensors(Strict):
     The file holds whole tensors under the model's own names, as ``model.safetensors`` of a training job does.
     """
 
-    safetensors: FileId
-    config: ModelConfig
+    safetensors: FileId = Field(description="the id of an uploaded file of weights")
+    config: ModelConfig = Field(description="the family and sizes of the model that they are of")
 
     @classmethod
     def read(cls, value: Any, flat: ValidatorFunctionWrapHandler) -> FromSafetensors:
@@ -80,7 +80,11 @@ class FromSafetensors(Strict):
 
 
 def _with_file(config: type[ModelConfig]) -> Any:
-    return create_model(f"{config.__name__}WithFile", __base__=config, safetensors=(FileId, ...))
+    return create_model(
+        f"{config.__name__}WithFile",
+        __base__=config,
+        safetensors=(FileId, Field(description="the id of an uploaded file of weights")),
+    )
 
 
 if TYPE_CHECKING:
@@ -98,7 +102,9 @@ else:
 class FromHuggingFace(Strict):
     """A Llama-style checkpoint in an uploaded archive: ``config.json`` beside its safetensors files."""
 
-    huggingface: FileId
+    huggingface: FileId = Field(
+        description="the id of an uploaded zip or tar of config.json and its weights, Llama-style"
+    )
 
 
 _FORMS = {"job": FromJob, "safetensors": FromSafetensors, "huggingface": FromHuggingFace, "family": ModelConfig}

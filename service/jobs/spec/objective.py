@@ -18,7 +18,7 @@ _MOST_CLASSES = 128
 class CrossEntropy(ObjectiveConfig):
     """Mean cross entropy over samples, or over the tokens of sequences."""
 
-    name: Literal["cross_entropy"] = "cross_entropy"
+    name: Literal["cross_entropy"] = Field("cross_entropy", description="plain training")
 
 
 class Certified(ObjectiveConfig):
@@ -29,9 +29,11 @@ class Certified(ObjectiveConfig):
     ``β·CROWN-IBP + (1 − β)·IBP``, and β falls from 1 to ``beta`` (Zhang et al., 2020).
     """
 
-    name: Literal["certified"] = "certified"
+    name: Literal["certified"] = Field("certified", description="training for certified accuracy")
     eps: float = Field(gt=0, description="in the data's units")
-    bound: Literal["ibp", "crown-ibp"] = "ibp"
+    bound: Literal["ibp", "crown-ibp"] = Field(
+        "ibp", description="what bounds the outputs on the ball of eps around a sample"
+    )
     warmup: int = Field(0, ge=0, description="steps with eps 0")
     ramp: int = Field(0, ge=0, description="steps over which eps grows")
     kappa: float = Field(0.5, ge=0, le=1, description="weight of the clean loss at the end")

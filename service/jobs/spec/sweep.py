@@ -25,7 +25,7 @@ class Best(Strict):
     """Asks which job of a sweep did best by a number of its result."""
 
     metric: str = Field(min_length=1, max_length=200, description="path in a result, such as eval_accuracy")
-    mode: Literal["min", "max"]
+    mode: Literal["min", "max"] = Field(description="whether the least or the greatest value is best")
 
 
 class SweepSpec(Strict):
@@ -35,10 +35,10 @@ class SweepSpec(Strict):
     the second ones; ``list`` names the values of each job.
     """
 
-    grid: _Axes | None = None
-    zip: _Axes | None = None
-    list: _Points | None = None
-    best: Best | None = None
+    grid: _Axes | None = Field(None, description="values by dotted path of a field; a job for each combination")
+    zip: _Axes | None = Field(None, description="values by dotted path, as many of each; the jobs take them together")
+    list: _Points | None = Field(None, description="fields and values of each job")
+    best: Best | None = Field(None, description="which result makes a job the best of the sweep")
 
     @property
     def form(self) -> str:

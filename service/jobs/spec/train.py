@@ -26,11 +26,13 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSpec(Strict):
     """AdamW (Loshchilov & Hutter, 2019)."""
 
-    name: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    name: Literal["adamw"] = Field("adamw", description="AdamW is the only one so far")
+    lr: float = Field(1e-3, gt=0, description="the learning rate at its peak, which the schedule scales")
+    betas: tuple[_Beta, _Beta] = Field(
+        (0.9, 0.95), description="decay rates of the mean gradient and of the mean square"
+    )
+    eps: float = Field(1e-8, gt=0, description="what keeps the division by the root mean square finite")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient, per step times lr")
     clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
 
 
@@ -38,14 +40,14 @@ class ScheduleSpec(Strict):
     """Learning rate: linear warmup, then constant or cosine decay to ``floor · lr`` at the last step."""
 
     warmup: int = Field(0, ge=0, description="steps")
-    decay: Literal["constant", "cosine"] = "cosine"
-    floor: float = Field(0.1, ge=0, le=1)
+    decay: Literal["constant", "cosine"] = Field("cosine", description="what follows the warmup")
+    floor: float = Field(0.1, ge=0, le=1, description="what cosine ends at, as a share of lr")
 
 
 class BatchSpec(Strict):
     """Samples per optimizer step (``global``) and per forward of one data-parallel rank (``micro``)."""
 
-    global_: int = Field(64, ge=1, alias="global")
+    global_: int = Field(64, ge=1, alias="global", description="samples of one optimizer step, over all ranks")
     micro: int | None = Field(None, ge=1, description="all of a rank's share, or a pipeline's part of it, when absent")
 
 
@@ -71,7 +73,9 @@ class PipelineSpec(Strict):
     is 1.
     """
 
-    schedule: ScheduleName = "1f1b"
+    schedule: ScheduleName = Field(
+        "1f1b", description="the order of forwards and backwards on each rank; `trivet schedule` draws it"
+    )
     micro_batches: int | None = Field(None, ge=1, description="2·pp when absent")
     virtual_stages: int | None = Field(
         None, ge=1, le=64, description=f"stages on each rank; when absent 2 for {_WITH_TWO_STAGES}, else 1"
@@ -95,9 +99,9 @@ class PipelineSpec(Strict):
 class CompileChoice(Strict):
     """Chooses what to compile; only what the named compile job's gate allows for this configuration is switched on."""
 
-    train: bool = False
-    inference: bool = False
-    gate: JobId | None = None
+    train: bool = Field(False, description="compile the training step")
+    inference: bool = Field(False, description="compile the evaluation")
+    gate: JobId | None = Field(None, description="the id of the compile job whose gate allows it")
 
     @model_validator(mode="after")
     def _needs_gate(self) -> CompileChoice:
@@ -108,12 +112,16 @@ class CompileChoice(Strict):
 
 
 class CheckpointSpec(Strict):
+    """Chooses when the state of a training is saved, and how many such states are kept."""
+
     every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
-    keep: int = Field(2, ge=1)
+    keep: int = Field(2, ge=1, description="checkpoints that stay: the newest")
     async_: bool = Field(True, alias="async", description="write while training goes on")
 
 
 class EvaluateSpec(Strict):
+    """Chooses when the model is evaluated on the test split, and on how much of it."""
+
     every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
     samples: int | None = Field(None, ge=1, description="the first ones of the test split; all when absent")
 
@@ -132,25 +140,27 @@ class ResumeSpec(Strict):
     ``steps`` counts from that job's start. Layout, learning rate, schedule and number of steps may be others.
     """
 
-    job: JobId
-    step: Step = "latest"
+    job: JobId = Field(description="the id of a training job, however it ended")
+    step: Step = Field("latest", description="the step of one of its checkpoints, or latest")
 
 
 class TrainSpec(CommonSpec):
     """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``."""
 
-    kind: Literal["train"] = "train"
-    model: ModelRef
-    data: DataSpec
+    kind: Literal["train"] = Field("train", description="a training job")
+    model: ModelRef = Field(description="what is trained: a family with its sizes, or weights to start from")
+    data: DataSpec = Field(description="what it learns from")
     objective: ObjectiveSpec = CrossEntropy()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
-    steps: int = Field(ge=1, le=10**9)
+    steps: int = Field(ge=1, le=10**9, description="optimizer steps")
     resume: ResumeSpec | None = Field(None, description="the checkpoint of another job to go on from")
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
-    activation_checkpoint: ActivationCheckpoint = "none"
+    activation_checkpoint: ActivationCheckpoint = Field(
+        "none", description="what a backward pass computes again rather than keep: memory against time"
+    )
     pipeline: PipelineSpec = PipelineSpec()
     compile: CompileChoice = CompileChoice()
     checkpoint: CheckpointSpec = CheckpointSpec.model_validate({})

@@ -13,13 +13,13 @@ from service.jobs.plugins import Features, ModelConfig
 class MlpConfig(ModelConfig):
     """A fully connected classifier: ``in_features → hidden… → out_features``."""
 
-    family: Literal["mlp"] = "mlp"
-    in_features: int = Field(ge=1, le=2**24)
+    family: Literal["mlp"] = Field("mlp", description="fully connected layers")
+    in_features: int = Field(ge=1, le=2**24, description="numbers in an input")
     hidden: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
-        (64, 64), min_length=1, max_length=1024, fail_fast=True
+        (64, 64), min_length=1, max_length=1024, fail_fast=True, description="widths of the layers before the last"
     )
-    out_features: int = Field(ge=1, le=2**24)
-    activation: Literal["relu", "gelu", "tanh"] = "relu"
+    out_features: int = Field(ge=1, le=2**24, description="numbers in an output: classes")
+    activation: Literal["relu", "gelu", "tanh"] = Field("relu", description="between the layers")
 
     @property
     def places(self) -> int:

@@ -13,10 +13,12 @@ from service.jobs.plugins import ModelConfig, Strict, Tokens, disagreement
 class RopeScaling(Strict):
     """Slower rotary frequencies for sequences longer than those that a model was first trained on (Llama 3.1)."""
 
-    factor: float = Field(ge=1)
-    low_freq_factor: float = Field(1.0, gt=0)
-    high_freq_factor: float = Field(4.0, gt=0)
-    original_sequence: int = Field(8192, ge=1, le=2**24)
+    factor: float = Field(ge=1, description="by how much low frequencies are slowed down")
+    low_freq_factor: float = Field(
+        1.0, gt=0, description="waves longer than original_sequence over this are slowed down in full"
+    )
+    high_freq_factor: float = Field(4.0, gt=0, description="waves shorter than original_sequence over this stay")
+    original_sequence: int = Field(8192, ge=1, le=2**24, description="tokens that the model was first trained for")
 
     @model_validator(mode="after")
     def _low_below_high(self) -> RopeScaling:
@@ -29,19 +31,21 @@ class RopeScaling(Strict):
 class TransformerConfig(ModelConfig):
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
-    family: Literal["transformer"] = "transformer"
-    vocab_size: int = Field(256, ge=2, le=2**24)
-    dim: int = Field(64, ge=2, le=2**20)
-    layers: int = Field(2, ge=1, le=4096)
-    heads: int = Field(4, ge=1, le=4096)
+    family: Literal["transformer"] = Field("transformer", description="a decoder as in Llama")
+    vocab_size: int = Field(256, ge=2, le=2**24, description="tokens that there are")
+    dim: int = Field(64, ge=2, le=2**20, description="features of a token")
+    layers: int = Field(2, ge=1, le=4096, description="blocks of attention and feed-forward")
+    heads: int = Field(4, ge=1, le=4096, description="of the attention")
     kv_heads: int | None = Field(None, ge=1, le=4096, description="key/value heads; as many as heads when absent")
     head_dim: int | None = Field(None, ge=2, le=2**20, description="features of a head; dim/heads when absent")
     qkv_bias: bool = Field(False, description="biases of queries, keys and values, as Qwen2 has them")
     ffn_dim: int | None = Field(None, ge=1, le=2**24, description="SwiGLU width; 4·dim when absent")
-    max_sequence: int = Field(128, ge=1, le=2**24)
-    norm_eps: float = Field(1e-5, gt=0)
-    rope_theta: float = Field(10_000.0, gt=0)
-    rope_scaling: RopeScaling | None = None
+    max_sequence: int = Field(128, ge=1, le=2**24, description="the most tokens of a sample")
+    norm_eps: float = Field(1e-5, gt=0, description="what keeps the division of RMSNorm finite")
+    rope_theta: float = Field(10_000.0, gt=0, description="the base of the rotary positions")
+    rope_scaling: RopeScaling | None = Field(
+        None, description="as Llama 3.1 stretches rotary positions to longer texts"
+    )
     tied_embeddings: bool = Field(False, description="one table of vocab_size × dim for both embedding and head")
 
     @property
