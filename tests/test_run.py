@@ -47,6 +47,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_what_passes_alone_is_named_as_flaky_and_does_not_fail_the_run(tmp_path: Path) -> None:
     ended = run(tmp_path, TESTS)
     assert ended.returncode == 0, ended.stdout
@@ -61,7 +62,12 @@ def test_what_passes_alone_is_named_as_flaky_and_does_not_fail_the_run(tmp_path:
 def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     ended = run(tmp_path, TESTS + BROKEN)
     assert ended.returncode == 1
-    assert "FAILED TWICE test_these.py::test_always" in ended.stdout
+    assert ended.stdout.splitlines()[-4:] == [
+        "1 failed twice, 2 flaky (failed beside others, passed alone)",
+        "FAILED TWICE test_these.py::test_always",
+        "FLAKY test_these.py::test_only_beside_others",
+        "FLAKY test_these.py::test_fixture",
+    ]
 
 
 @forks_the_tests

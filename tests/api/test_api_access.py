@@ -202,6 +202,7 @@ def test_projects_are_made_changed_and_deleted(client: TestClient, keys: Keys) -
     assert client.delete("/v1/projects/default").status_code == 409
 
 
+@pytest.mark.slow
 def test_streams_end_with_the_membership_and_with_the_sharing(server: Server, store: Store, keys: Keys) -> None:
     vera, friend = keys.of("vision", "submit", "vera"), keys.of("language", "read", "fred")
     url = f"{server.url}/v1/jobs"
@@ -222,6 +223,7 @@ def test_streams_end_with_the_membership_and_with_the_sharing(server: Server, st
     eventually(lambda: server.app.state.context.hub.open_streams == 0)
 
 
+@pytest.mark.slow
 def test_a_stream_over_all_jobs_has_those_that_the_project_sees(server: Server, store: Store, keys: Keys) -> None:
     vera, friend = keys.of("vision", "submit", "vera"), keys.of("language", "submit", "fred")
     url = f"{server.url}/v1/jobs"

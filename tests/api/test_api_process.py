@@ -116,6 +116,7 @@ def test_a_broker_that_keeps_nothing_on_disk_is_warned_of(tmp_path: Path) -> Non
             assert "WARNING api: the broker keeps nothing on disk" in log.read_text()
 
 
+@pytest.mark.slow
 def test_requests_wait_for_a_broker_that_restarts_and_readiness_does_not(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     with ExitStack() as api, ThreadPoolExecutor() as pool:

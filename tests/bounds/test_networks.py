@@ -118,6 +118,7 @@ def test_intersection_never_loosens_intermediate_bounds() -> None:
         assert (tight.upper <= loose.upper + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_float32_bounds_agree_with_float64(network: tuple[nn.Module, Network]) -> None:
     module, precise = network
     single = prepared(_as_float32(module), 5)

@@ -192,6 +192,19 @@ def test_the_best_of_a_sweep_is_found_by_a_column_and_the_view_is_kept(page: Pag
     expect(names).to_have_text(["waiting", "worst", "best", "middling"])
 
 
+def test_a_click_that_has_begun_on_a_heading_is_not_lost_when_columns_change(page: Page, fleet: Fleet) -> None:
+    fleet.submit(train_spec("some job", device="cuda"))
+    page.goto("/")
+    expect(page.locator("#rows .name")).to_have_text(["some job"])
+    page.locator("#columns summary").click()
+    page.locator("#head").get_by_role("button", name="Name").hover()
+    page.mouse.down()
+    page.get_by_label("Priority").evaluate("box => box.click()")
+    expect(page.locator("#head .priority")).to_have_count(0)
+    page.mouse.up()
+    expect(page.locator("#head th[aria-sort]")).to_contain_text("Name")
+
+
 def test_a_running_job_has_its_curve_and_a_waiting_one_its_place(page: Page, fleet: Fleet) -> None:
     running = fleet.run(train_spec("running"))
     for step in range(1, 9):

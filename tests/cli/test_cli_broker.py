@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
 import redis as redis_py
 from cli_world import Cli
 from network_broker import network_broker
@@ -25,6 +26,7 @@ def test_passwords_are_made_once_and_the_list_admits_them(trivet: Cli, tmp_path:
                 assert client.ping()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_folder_of_passwords_is_said(trivet: Cli, tmp_path: Path) -> None:
     (tmp_path / "api").write_text("short")
     (tmp_path / "host").write_text("b" * 40)

@@ -102,6 +102,7 @@ def test_following_over_broken_connections_sees_every_event_once(
     assert len(cuts) >= 2
 
 
+@pytest.mark.slow
 def test_following_over_a_restarted_service_goes_on(
     cli_settings: Settings, secret: str, store: Store, worker: Worker
 ) -> None:

@@ -132,6 +132,7 @@ def restarted(cli_settings: Settings, secret: str, store: Store) -> Iterator[tup
             starter.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", slow_but_for(["submit", "jobs", "upload", "cancel", "keys"], "submit"))
 def test_calls_outlast_a_restart(
     restarted: tuple[Client, Callable[[], Any]], store: Store, tmp_path: Path, call: str

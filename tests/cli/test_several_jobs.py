@@ -39,6 +39,7 @@ def test_one_that_cannot_be_cancelled_is_named_and_the_others_are(trivet: Cli, s
     assert not store.jobs.list().items
 
 
+@pytest.mark.slow
 def test_a_list_says_why_a_job_waits_or_failed_and_that_there_are_more(trivet: Cli, worker: Worker) -> None:
     first = trivet.ok("submit", trivet.spec()).out.strip()
     trivet.ok("submit", trivet.spec(after=[first]))

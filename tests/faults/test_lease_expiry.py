@@ -127,7 +127,7 @@ def test_a_rank_that_could_not_run_looks_for_a_longer_lease_first(
     ("stopped", "limits"),
     [
         pytest.param(1, SHORT_LEASES, id="supervisor", marks=pytest.mark.slow),
-        pytest.param(2, StoreLimits(lease_s=8.0), id="supervisor and keeper"),
+        pytest.param(2, StoreLimits(lease_s=5.0), id="supervisor and keeper"),
     ],
 )
 def test_ranks_are_gone_before_their_attempt_is_given_away_although_nobody_else_runs(

@@ -64,6 +64,7 @@ def test_a_damaged_query_is_read_or_refused_with_its_line(data: st.DataObject) -
     assert len(said) < 300
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40, 200), deadline=None)
 @given(st.text(max_size=200) | st.text("()XY_0 <=>+-*aorndset\n;1e", max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lanes import slow_but_for
 
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 from trivet.child_process import Restarts, ServiceTimes
@@ -31,7 +32,7 @@ def test_a_lock_is_held_by_a_child_that_inherits_it(path: Path) -> None:
     ProcessLock(path).close()
 
 
-@pytest.mark.parametrize("state", ["running", "stopped", "deaf"])
+@pytest.mark.parametrize("state", slow_but_for(["running", "stopped", "deaf"], "deaf"))
 def test_a_lock_is_taken_over_from_whatever_holds_it(path: Path, state: str) -> None:
     lock = ProcessLock(path)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if state == "deaf" else ""

@@ -26,6 +26,7 @@ def test_digits_are_real_images_with_the_last_fifth_held_out() -> None:
     assert digits.test.targets.bincount(minlength=10).min() > 20
 
 
+@pytest.mark.slow
 def test_digits_are_what_scikit_learn_loads() -> None:
     from sklearn.datasets import load_digits
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trustme
 from kombu.exceptions import OperationalError
+from lanes import first_fast
 from network_broker import PASSWORDS, NetworkBroker, network_broker
 from tls_front import PAST, Front, server_context
 
@@ -87,7 +88,7 @@ def test_a_broker_with_the_right_certificate_is_spoken_to(
         assert SECRET.encode() in front.heard
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", first_fast(1, CLIENTS))
 @pytest.mark.parametrize(
     ("certificate", "said"),
     [
@@ -119,7 +120,7 @@ def test_no_password_is_said_to_any_other(
         assert (certificate is None) == bool(front.heard)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", first_fast(1, CLIENTS))
 def test_a_broker_may_ask_for_a_certificate(
     client: Client, deployed: tuple[NetworkBroker, Path], data: DataLayout, tmp_path: Path
 ) -> None:

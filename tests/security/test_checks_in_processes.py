@@ -176,6 +176,7 @@ def submitted(service: Service, owner: str, spec: dict[str, Any]) -> socket.sock
     return connection
 
 
+@pytest.mark.slow
 def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends_its_check(service: Service) -> None:
     """Eighty clients of two owners submit what takes minutes, more than the API has threads."""
     long = asking(service.store.files.add([text(60)], "text/plain").id)
@@ -192,6 +193,7 @@ def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends
     eventually(lambda: not checks())
 
 
+@pytest.mark.slow
 def test_one_owners_checks_do_not_keep_anothers_waiting(service: Service) -> None:
     long, short = (asking(service.store.files.add([text(size)], "text/plain").id) for size in (60, 0))
     connections = [submitted(service, "ada", long) for _ in range(5)]
@@ -207,6 +209,7 @@ def test_one_owners_checks_do_not_keep_anothers_waiting(service: Service) -> Non
     eventually(lambda: not checks())
 
 
+@pytest.mark.slow
 def test_a_compressed_file_is_checked_as_it_unpacks(data: DataLayout) -> None:
     file_id = stored(data, gzip.compress(text(4)))
     (problem,) = problems(data, file_id, memory=8.0, seconds=1)

@@ -49,6 +49,7 @@ def ready(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:
     eventually(answers)
 
 
+@pytest.mark.slow
 def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

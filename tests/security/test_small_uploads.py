@@ -121,6 +121,7 @@ def test_unpacking_ends_at_what_is_asked_for() -> None:
     assert len(Unpacking(1).read(gzip.compress(bytes(1000)), "a", 10)) == 11
 
 
+@pytest.mark.slow
 def test_fields_are_counted_before_a_model_is_made() -> None:
     """Nodes, their names and attributes, shapes and what is in graphs within attributes; not numbers one by one."""
     inner = model().graph

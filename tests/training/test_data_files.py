@@ -283,6 +283,7 @@ def test_an_array_that_claims_more_than_its_member_holds_is_refused(tmp_path: Pa
         data.load(spec, DataLayout(tmp_path))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15, 60), deadline=None)
 @given(samples=st.integers(1, 3000), key=st.text(max_size=5))
 def test_the_order_without_a_list_is_a_permutation(samples: int, key: str) -> None:

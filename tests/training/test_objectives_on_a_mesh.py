@@ -55,7 +55,7 @@ WITHOUT = {  # what another subject shows already, and what a backward pass over
     "crown-ibp": {"fsdp2 accumulation", "fsdp2 tp2", *(name for name in LAYOUTS if "pp2" in name)},
 }
 CASES = [(subject, layout) for subject in SUBJECTS for layout in LAYOUTS if layout not in WITHOUT.get(subject, ())]
-FAST = (("ibp", "tp2"), ("crown-ibp", "fsdp2"))
+FAST = (("ibp", "tp2"),)
 
 
 def spec_of(subject: str, layout: dict[str, Any]) -> dict[str, Any]:

@@ -50,26 +50,30 @@ def copy_job(source: str, target: str) -> None:
 
 
 def stop_and_resume(folder: str) -> dict[str, Any]:
-    """On two ranks: a run without interruption, one that stops and goes on, and two that go on in other layouts."""
+    """On two ranks: a run without interruption, and one that stops and goes on, also in other layouts."""
     whole = train(f"{folder}/whole", with_layout(FSDP))
     first = train(f"{folder}/stopped", with_layout(FSDP), stop_after=STOP)
-    others = {
-        "goes on": goes_on(f"{folder}/stopped", OTHERS[0], FSDP),
-        "goes on, tensor": goes_on(f"{folder}/stopped", OTHERS[1], TENSOR),
-        "goes on, pipeline": goes_on(f"{folder}/stopped", OTHERS[2], PIPELINE),
-        "goes on, stopped": goes_on(f"{folder}/stopped", OTHERS[3], FSDP, stop_after=1),
-        "goes on, stopped and on": goes_on(f"{folder}/stopped", OTHERS[3], FSDP),
-        "goes on, slower": goes_on(f"{folder}/stopped", OTHERS[4], FSDP, optimizer={"lr": 1e-30}, steps=STOP + 1),
-    }
     for name in ("tensor", "pipeline", "alone"):
         copy_job(f"{folder}/stopped", f"{folder}/{name}")
     return {
-        **others,
         "whole": whole,
         "first": first,
         "same": train(f"{folder}/stopped", with_layout(FSDP)),
         "tensor": train(f"{folder}/tensor", with_layout(TENSOR)),
         "pipeline": train(f"{folder}/pipeline", with_layout(PIPELINE)),
+        "slower": goes_on(f"{folder}/alone", OTHERS[0], FSDP, optimizer={"lr": 1e-30}, steps=STOP + 1),
+    }
+
+
+def go_on_as_others(folder: str) -> dict[str, Any]:
+    """On two ranks: other jobs that go on where one was stopped."""
+    alone = f"{folder}/alone"
+    return {
+        "goes on": goes_on(alone, OTHERS[1], FSDP),
+        "tensor": goes_on(alone, OTHERS[2], TENSOR),
+        "pipeline": goes_on(alone, OTHERS[3], PIPELINE),
+        "stopped": goes_on(alone, OTHERS[4], FSDP, stop_after=1),
+        "stopped and on": goes_on(alone, OTHERS[4], FSDP),
     }
 
 
@@ -120,28 +124,29 @@ def test_another_layout_takes_over(resumed: tuple[Path, dict[str, Any]], layout:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_another_job_goes_on_where_one_was(resumed: tuple[Path, dict[str, Any]]) -> None:
+def test_another_job_goes_on_where_one_was(resumed: tuple[Path, dict[str, Any]], torchrun: Torchrun) -> None:
     folder, runs = resumed
-    assert runs["goes on"]["steps"] == [4, 5, 6]
-    assert runs["goes on, stopped"]["steps"] + runs["goes on, stopped and on"]["steps"] == [4, 5, 6]
-    assert runs["goes on"]["result"]["eval_loss"] == runs["whole"]["result"]["eval_loss"]
+    others = torchrun(go_on_as_others, 2, folder=str(folder))[0]
+    assert others["goes on"]["steps"] == [4, 5, 6]
+    assert others["stopped"]["steps"] + others["stopped and on"]["steps"] == [4, 5, 6]
+    assert others["goes on"]["result"]["eval_loss"] == runs["whole"]["result"]["eval_loss"]
     for series in ("loss", "grad_norm"):
         whole = runs["whole"][series][STOP:]
-        assert runs["goes on"][series] == whole
-        assert runs["goes on, stopped"][series] + runs["goes on, stopped and on"][series] == whole
+        assert others["goes on"][series] == whole
+        assert others["stopped"][series] + others["stopped and on"][series] == whole
         for layout in ("tensor", "pipeline"):
-            assert runs[f"goes on, {layout}"][series] == pytest.approx(whole, rel=TOLERANCE, abs=0)
-    assert (DataLayout(folder / "stopped").job(OTHERS[1]).artifacts / "model.safetensors").is_file()
+            assert others[layout][series] == pytest.approx(whole, rel=TOLERANCE, abs=0)
+    assert (DataLayout(folder / "alone").job(OTHERS[2]).artifacts / "model.safetensors").is_file()
 
 
 @pytest.mark.distributed
 def test_a_job_that_goes_on_has_its_own_rate_and_number_of_steps(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed
-    assert runs["goes on, slower"]["steps"] == [STOP + 1]
-    assert runs["goes on, slower"]["loss"] == runs["whole"]["loss"][STOP : STOP + 1]
-    layout = DataLayout(folder / "stopped")
+    assert runs["slower"]["steps"] == [STOP + 1]
+    assert runs["slower"]["loss"] == runs["whole"]["loss"][STOP : STOP + 1]
+    layout = DataLayout(folder / "alone")
     _, before = trained(layout.job(JOB), STOP)
-    after = load_file(layout.job(OTHERS[4]).artifacts / "model.safetensors")
+    after = load_file(layout.job(OTHERS[0]).artifacts / "model.safetensors")
     for name, tensor in after.items():
         assert torch.equal(before[name][tuple(slice(0, size) for size in tensor.shape)], tensor), name
 

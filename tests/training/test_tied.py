@@ -46,7 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 TOLERANCE = 1e-10  # float64 throughout: layouts differ by the order of sums only
 
 
-FAST = ["pp2", "pp2 zbv, both stages on one rank", "tp2, odd heads"]
+FAST = ["pp2", "tp2, odd heads"]
 # Three heads of keys and values, of which a rank of two needs one and a half.
 ODD = {**TIED["model"], "heads": 6, "kv_heads": 3}
 

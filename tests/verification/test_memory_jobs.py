@@ -31,7 +31,7 @@ def test_a_budget_of_memory_is_a_positive_number_of_gib(memory: Any) -> None:
     assert specification(budget={"memory_gib": 0.5}).budget.memory_gib == 0.5
 
 
-@pytest.mark.parametrize("method", slow_but_for(["crown", "alpha-crown", "beta-crown"], "crown", "beta-crown"))
+@pytest.mark.parametrize("method", slow_but_for(["crown", "alpha-crown", "beta-crown"], "crown"))
 def test_a_job_that_needs_more_than_its_budget_ends_with_reasons(trained: DataLayout, method: str) -> None:
     """This process takes more than a MiB before anything is bounded: no step fits."""
     ranked, report = context(trained)

@@ -22,7 +22,7 @@ from service.verification.job import run
 from service.verification.progress import JobProgress
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but_for(METHODS, "ibp", "alpha-crown"))
 @pytest.mark.parametrize("rigorous", slow_but_for([False, True], False))
 def test_a8_the_share_grows_to_one_and_the_bounds_stay(method: str, rigorous: bool) -> None:
     torch.manual_seed(0)

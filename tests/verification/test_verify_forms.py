@@ -69,6 +69,7 @@ def test_optimised_bounds_certify_more_and_say_how_they_were_found(trained: Data
     assert {found["method"], *(row["method"] for row in report.bounds)} == {expected}
 
 
+@pytest.mark.slow
 def test_a_search_decides_samples_that_bounds_leave_open(trained: DataLayout) -> None:
     digits = {"data": {"source": "digits"}, "count": 5, "eps": 0.05}
     ranked, report = context(trained)

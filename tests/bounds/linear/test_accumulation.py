@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import slow_but_for
 from nets import prepared
 from torch import Tensor, nn
 
@@ -62,7 +63,7 @@ def bounds(net: nn.Module) -> Tensor:
     return CROWN(network, Interval(centre - 0.2, centre + 0.2), BoundOptions()).lower_bounds(rows)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", slow_but_for(NETS, "a residual block"))
 def test_bounds_are_those_of_sums_that_are_made_anew(name: str) -> None:
     """With gradients enabled nothing is changed in place."""
     torch.manual_seed(1)

@@ -104,7 +104,7 @@ def no_row_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", slow_but_for(NETS, "relu", "images"))
 @pytest.mark.parametrize(
     ("method", "cheap"),
-    slow_but_for([*((each, 0) for each in PASSES), ("crown", module_of_rows.CHEAP)], ("crown", 0), ("crown-ibp", 0)),
+    slow_but_for([*((each, 0) for each in PASSES), ("crown", module_of_rows.CHEAP)], ("crown", 0)),
 )
 @torch.no_grad()
 def test_what_is_replayed_is_what_would_run(

@@ -185,6 +185,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
                 assert mpmath.mpf(slope.item()) * point + bias <= sign * value, (name, sign, point)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 @settings(max_examples=examples(2, 12), deadline=None)
 @given(pair=pairs, change=st.tuples(st.sampled_from([0.0, 1e-3, -0.4, 2.0]), st.sampled_from([0.0, 1e-3, -0.4, 2.0])))

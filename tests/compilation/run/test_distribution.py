@@ -25,6 +25,7 @@ def test_other_draws_of_the_same_distribution_pass_where_operators_are_decompose
     assert "draws other random numbers than eager, of the same distribution over seeds" in result.observation.notes
 
 
+@pytest.mark.slow
 def test_other_draws_are_a_fault_where_nothing_is_decomposed(ascend: Ascend) -> None:
     (result,) = ascend(sound.SoundProgram(drawing.stochastic), [RUNGS["aot_eager"]])
     assert result.verdict == "fail_parity"

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ladder_runs import Ascend
+from lanes import first_fast
 from programs.parts import CLASSES, FEATURES, program
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -56,9 +57,9 @@ class Coarse(InTf32):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("allowed", "mode", "verdict"), [
-    (True, InTf32, "pass"), (False, InTf32, "fail_parity"), (True, Coarse, "fail_parity"),
-])  # fmt: skip
+@pytest.mark.parametrize(("allowed", "mode", "verdict"), first_fast(2, [
+    (True, InTf32, "pass"), (True, Coarse, "fail_parity"), (False, InTf32, "fail_parity"),
+]))  # fmt: skip
 def test_convolutions_may_lose_what_tf32_loses_where_it_is_allowed_and_no_more(
     ascend: Ascend, monkeypatch: pytest.MonkeyPatch, allowed: bool, mode: type[InTf32], verdict: str
 ) -> None:

@@ -214,6 +214,7 @@ def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:
     return sum(int(stat["calls"]) for stat in redis.info("commandstats").values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overdue", slow_but_for([False, True], True))
 def test_the_work_of_one_placement_is_bounded_whatever_is_pending(
     broker: str, redis: redis_py.Redis, data: DataLayout, beat: Any, overdue: bool

@@ -43,7 +43,7 @@ def moved(name: str, device: torch.device) -> DualObjective:
 BATCHES = [(5, 3), (8, 2), (1, 1), (7, 0), (12, 3), (3, 0)]
 
 
-@pytest.mark.parametrize("name", slow_but_for(NETS, "relu", "gate"))
+@pytest.mark.parametrize("name", slow_but_for(NETS, "gate"))
 def test_what_is_replayed_is_what_would_run(name: str) -> None:
     """To the last bit, of batches that share a record and hold other domains each time."""
     domain_bounds, batches = bounding_and_batches(name, BATCHES)

@@ -140,6 +140,7 @@ def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meshes", slow_but_for([[{"pp": 2}], MESHES], [{"pp": 2}]))
 def test_stages_decide_what_one_process_decides(torchrun: Any, meshes: list[dict[str, int]]) -> None:
     results = torchrun(decisions, prod(meshes[0].values()), meshes=meshes)

@@ -17,6 +17,7 @@ each_renewal_soon = pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["rene
 """A supervisor learns of an order when it renews its lease."""
 
 
+@pytest.mark.slow
 def test_two_ranks_succeed(fleet: Fleet) -> None:
     ref = fleet.submit("succeed", ranks=2)
     fleet.supervise(ref)
