@@ -1,164 +1,73 @@
-"""Submit every verification case of a folder through a service of its own, and hold verdicts against the right ones.
+"""Run every case of a folder through services of its own, and hold what they say against what is right.
 
-    python benchmarks/cases.py CASES [NAME …] [--seconds 60] [--rigorous]
+    python benchmarks/cases.py CASES [NAME …] [--parts verification …] [--seconds 60] [--rigorous] [--out FILE]
 
-``CASES/verification/NAME`` has ``model.onnx``, ``*.vnnlib`` and an ``expected.txt`` with a line for each of them,
-``QUERY: VERDICT  note``; ``CASES/real-models/NAME`` has a model, perhaps with the files of its weights, and queries
-whose bounds are asked for: a row's bounds, or the refusal, are shown, and nothing is judged.
-``CASES/training/NAME/run.py`` runs against the service as it is; its exit status and last line are shown. Exit 1 on a
-wrong verdict.
+A part is a folder of CASES, and all of them run unless some are named:
+
+``verification/NAME`` and ``real-models/NAME`` have a model, perhaps with the files of its weights, and queries;
+``expected.txt`` has a line ``QUERY: VERDICT  note`` for those with a verdict, and finite bounds are asked for else.
+``training/NAME`` has scripts against a service, which are judged by what they print, files of specs, and archives of
+weights, which must be refused or succeed.
+``compile`` is a package of programs: what has a fault must not pass the rung that ``expected/NAME.txt`` names.
+``security`` has a kind of job that runs code, and scripts that try to get out of its room.
+
+A line is printed for each case: what is expected, what was said, whether that is right, and the seconds; what cannot
+run here is skipped, with the reason. ``--out`` adds it to a file as a row of Markdown at once. Exit 1 if one is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from chaos_service import Service
+import cases_compile
+import cases_security
+import cases_training
+import cases_verification
+from case_rows import COLUMNS, Row, skipped
 
-from trivet import Client, Refused
-
-LINE = re.compile(r"([\w.-]+): (verified|falsified|refused)\b\s*(.*)")
-IN_DOUBT = "unknown without rigorous is no fault"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A query of a case: what is right, and what the service said of it."""
-
-    case: str
-    query: str
-    expected: str
-    note: str
-    said: str
-    detail: str = ""
-
-    @property
-    def judgement(self) -> str:
-        decided = {"verified", "falsified"}
-        if self.expected not in {*decided, "refused"}:
-            return "-"
-        if self.said == self.expected:
-            return "right"
-        if self.said in decided and self.expected in decided:
-            return "WRONG"
-        return "no fault" if self.said in {"unknown", "timeout"} and IN_DOUBT in self.note else "undecided"
-
-    def __str__(self) -> str:
-        shown = f"{self.case:32} {self.query:20} {self.expected:10} {self.said:10} {self.judgement:10}"
-        return f"{shown} {self.detail}"
+Part = Callable[[argparse.Namespace], Iterator[Row]]
 
 
-def asked(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield each query with its verdict and a note; those that the text does not name have none."""
-    known = {found[1]: (found[2], found[3]) for found in map(LINE.match, lines(folder)) if found}
-    for path in sorted(folder.glob("*.vnnlib")):
-        yield path.stem, *known.get(path.stem, ("", ""))
+def _queries(part: str) -> Part:
+    return lambda given: cases_verification.run(
+        given.cases, part, given.names, cases_verification.Options(given.seconds, given.rigorous)
+    )
 
 
-def lines(folder: Path) -> list[str]:
-    return (folder / "expected.txt").read_text().splitlines()
-
-
-def model_of(client: Client, folder: Path) -> str:
-    """Upload the model, as a zip where its weights are in other files."""
-    beside = [path for path in folder.iterdir() if path.name.endswith(".data")]
-    if not beside:
-        return client.upload(folder / "model.onnx").id
-    with tempfile.TemporaryDirectory() as scratch:
-        packed = Path(scratch) / "model.zip"
-        with zipfile.ZipFile(packed, "w") as archive:
-            for path in (folder / "model.onnx", *beside):
-                archive.write(path, path.name)
-        return client.upload(packed).id
-
-
-def decide(client: Client, folder: Path, query: str, given: argparse.Namespace) -> tuple[str, str]:
-    """Return the verdict of a query, or that it was refused or failed, and more about it."""
-    try:
-        files = {"model": {"onnx": model_of(client, folder)}}
-        files["property"] = {"vnnlib": client.upload(folder / f"{query}.vnnlib").id}
-        search = {"method": "beta-crown", "rigorous": given.rigorous, "budget": {"seconds": given.seconds}}
-        job = client.submit({"kind": "verify", "name": f"{folder.name} {query}", "device": "cpu", **files, **search})
-    except Refused as error:
-        return "refused", str(error).splitlines()[-1][:160]
-    done = client.wait(job.id)
-    rows = list(client.bounds(job.id))
-    if done.state != "succeeded" or not rows:
-        return "failed", str(done.error)[:160]
-    row = rows[0]
-    widths = [high - low for low, high in zip(row["lower"], row["upper"], strict=True) if numbers(low, high)]
-    bounded = f"width {max(widths):.4g}" if widths and len(widths) == len(row["lower"]) else "bounds not finite"
-    return row["verdict"], f"{row['seconds']:.2f} s, {row['domains']} domains, {bounded}; {row['reason'] or ''}"
-
-
-def numbers(*ends: object) -> bool:
-    return all(isinstance(end, int | float) for end in ends)
-
-
-def training(cases: Path, service: Service, names: list[str]) -> Iterator[str]:
-    """Run each script of the training cases beside its files, in a copy; yield a line about it."""
-    for script in sorted((cases / "training").glob("*/run.py")):
-        name = script.parent.name
-        if names and name not in names:
-            continue
-        with tempfile.TemporaryDirectory() as scratch:
-            copy = Path(scratch) / "training"
-            subprocess.run(["cp", "-rL", str(cases / "training"), str(copy)], check=True)
-            root = Path(__file__).resolve().parent.parent
-            for path in copy.rglob("*.py"):
-                text = path.read_text().replace('"TRIVET"', repr(str(root))).replace("CASES", str(copy))
-                path.write_text(text.replace("SCRATCH", scratch))
-            environment = {"TRIVET_DATA": str(service.data), "TRIVET_PORT": str(service.port), "PATH": "/usr/bin:/bin"}
-            done = subprocess.run(
-                [sys.executable, "run.py"],
-                check=False,
-                cwd=copy / name,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=600,
-            )
-            last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-            yield f"{name:32} exit {done.returncode}  {''.join(last)[:120]}"
+PARTS: Mapping[str, Part] = {
+    "verification": _queries("verification"),
+    "real-models": _queries("real-models"),
+    "training": lambda given: cases_training.run(given.cases, given.names, given.limit),
+    "compile": lambda given: cases_compile.run(given.cases, given.names, given.device),
+    "security": lambda given: cases_security.run(given.cases, given.names, given.limit),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", type=Path)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("names", nargs="*", help="only these folders, inputs, programs and scripts")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--seconds", type=float, default=60.0, help="the budget of a query")
     parser.add_argument("--rigorous", action="store_true")
-    parser.add_argument("--kinds", nargs="+", default=["verification", "real-models"])
+    parser.add_argument("--device", default="cpu", help="of compile checks")
+    parser.add_argument("--limit", type=float, default=600.0, help="the seconds of a script")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        service = Service(Path(scratch) / "data", {})
-        service.start()
-        try:
-            with contextlib.closing(service.client()) as client:
-                for kind in ("verification", "real-models"):
-                    folders = sorted((given.cases / kind).iterdir()) if kind in given.kinds else []
-                    for folder in (each for each in folders if not given.names or each.name in given.names):
-                        for query, expected, note in asked(folder):
-                            said, detail = decide(client, folder, query, given)
-                            rows.append(Row(folder.name, query, expected, note, said, detail))
-                            print(rows[-1], flush=True)
-            if "training" in given.kinds:
-                for line in training(given.cases, service, given.names):
-                    print(line, flush=True)
-        finally:
-            service.stop()
-    counts = Counter(row.judgement for row in rows)
+    counts: Counter[str] = Counter()
+    if given.out is not None and not given.out.exists():
+        given.out.write_text(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n")
+    for part in given.parts:
+        there = (given.cases / part).is_dir()
+        for row in PARTS[part](given) if there else [skipped(part, "", "there is no such folder")]:
+            counts[row.judgement] += 1
+            print(row, flush=True)
+            if given.out is not None:
+                with given.out.open("a") as out:
+                    out.write(row.markdown() + "\n")
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
     return int(counts["WRONG"] > 0)
 

@@ -1,4 +1,4 @@
-"""The values of a small piecewise linear network at one input, as rational numbers without any rounding.
+"""The values of a small network of straight pieces and steps at one input, as rational numbers without any rounding.
 
 Floating-point numbers are rational, and so is what sums, products and comparisons make of them. Where a bound is
 attained, intervals around rounded values can tell nothing: these can.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import floor
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from service.bounds.operators import LINEAR, NONLINEAR
 from service.bounds.operators.add import Addition, Subtraction
 from service.bounds.operators.broadcasting import operand
 from service.bounds.operators.cat import Concatenate
+from service.bounds.operators.choice import UndecidedWhere
 from service.bounds.operators.convolution import Convolution
 from service.bounds.operators.expand import Expand
+from service.bounds.operators.floor import Floor
 from service.bounds.operators.linear import AddMatrixProduct, Linear
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixProduct, TwoDimensionalProduct
 from service.bounds.operators.maximum import OPERANDS, Maximum
@@ -114,6 +117,8 @@ def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers |
         if operands is None:
             return None
         return [max(pair) for pair in zip(*operands, strict=True)]
+    if isinstance(operator, Floor | UndecidedWhere):
+        return _stepped(node, inputs, like)
     pieces = operator.pieces(node)
     if pieces is None:
         return None
@@ -121,8 +126,20 @@ def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers |
     return [each if each >= 0 else slope * each for each in inputs[0]]
 
 
+def _stepped(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers | None:
+    """Return a floor, or what a comparison chooses; ``None`` of what is no number, but takes many values."""
+    if not all(isinstance(each, Fraction) for each in inputs[0]):
+        return None
+    if isinstance(NONLINEAR[node.operator], Floor):
+        return [Fraction(floor(each)) for each in inputs[0]]
+    operands = _operands(node, inputs[1:], like)
+    if operands is None:
+        return None
+    return [yes if each > 0 else no for each, yes, no in zip(inputs[0], *operands, strict=True)]
+
+
 def _operands(node: Node, inputs: Sequence[Numbers], like: Tensor) -> list[Numbers] | None:
-    """Return both operands of a maximum, as they broadcast; ``None`` where one is infinite."""
+    """Return both operands of a maximum or of a choice, as they broadcast; ``None`` where one is infinite."""
     remaining, found = iter(zip(inputs, node.input_shapes[1:], strict=True)), list[Numbers]()
     for name in OPERANDS:
         if node.is_variable(name):

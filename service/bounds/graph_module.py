@@ -57,10 +57,15 @@ class ExecutableGraph(nn.Module):
         yield self._nodes[0].name, x
         for node in self._nodes[1:]:
             arguments = {name: self._put_in(value, values, x) for name, value in node.arguments.items()}
-            values[node.name] = function_of(node)(**arguments)
+            values[node.name] = self._computed(node, arguments)
             for name in left[node.name]:
                 del values[name]
             yield node.name, values[node.name]
+
+    def _computed(self, node: Node, arguments: Mapping[str, Any]) -> Tensor:
+        """Return the value of a node from its arguments, by name."""
+        found: Tensor = function_of(node)(**arguments)
+        return found
 
     def _uses(self) -> dict[str, list[str]]:
         """Return, by node, the values that nothing uses after it."""

@@ -23,7 +23,8 @@ GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSi
 InstanceNormalization LayerNormalization LeakyRelu Less LessOrEqual LogSoftmax MatMul Max Mean Min Mish Mul Neg Not Or
 PRelu Pad RMSNormalization Range ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
 ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Size Slice
-Softmax Softplus Softsign SpaceToDepth Split Squeeze Sub Sum Tanh Tile TopK Transpose Trilu Unsqueeze Where Xor
+Softmax Softplus Softsign SpaceToDepth Split Squeeze Sub Sum Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze
+Where Xor
 """
 _KEEPING_NAMES = """
 Add AveragePool Cast Concat Expand Flatten Gather Identity Max Mean Min ReduceMax ReduceMean ReduceMin ReduceSum

@@ -13,7 +13,7 @@ Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg Not Or 
 RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
 ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence Round ScatterElements ScatterND Selu
 Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tan
-Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
 ai.onnx.ml.Binarizer ai.onnx.ml.LinearClassifier ai.onnx.ml.LinearRegressor ai.onnx.ml.Normalizer
 ai.onnx.ml.Scaler com.microsoft.Attention com.microsoft.BiasGelu com.microsoft.FastGelu
 com.microsoft.FusedMatMul com.microsoft.Gelu com.microsoft.MultiHeadAttention com.microsoft.QuickGelu

@@ -51,6 +51,34 @@ def test_what_rounding_would_lose_is_kept() -> None:
     assert exact_outputs(prepare(Vanishing().double(), (1,)), x) == [Fraction(1)]
 
 
+class Steps(nn.Module):
+    """A floor, a ceiling, a sign by comparisons, and a choice, of one sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.sum(dim=1, keepdim=True)
+        one, zero = (torch.full((), number, dtype=x.dtype) for number in (1.0, 0.0))
+        above, below = torch.where(total > 0, one, zero), torch.where(-total > 0, one, zero)
+        return torch.cat(
+            [torch.floor(total), torch.ceil(total), above - below, torch.where((total - 1).expand(-1, 3) > 0, x, -x)],
+            dim=1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        ([1.0, 2.0**-60, -(2.0**-60)], [1, 1, 1, -1, -(Fraction(1, 2**60)), Fraction(1, 2**60)]),
+        ([1.0, 2.0**-60, 0.0], [1, 2, 1, 1, Fraction(1, 2**60), 0]),
+        ([-1.0, 1.0, -(2.0**-60)], [-1, 0, -1, 1, -1, Fraction(1, 2**60)]),
+    ],
+    ids=["on a step", "beyond it", "below 0"],
+)
+def test_steps_are_taken_to_the_last_digit(x: list[float], expected: list[Fraction | int]) -> None:
+    found = exact_outputs(prepare(Steps().double(), (3,)), torch.tensor(x, dtype=torch.float64))
+    assert found is not None
+    assert list(found) == expected
+
+
 @pytest.mark.parametrize("function", [torch.tanh, lambda x: x.mean(dim=1, keepdim=True), lambda x: x / 3, torch.square])
 def test_what_would_be_rounded_has_no_exact_form(function: object) -> None:
     class Rounding(nn.Module):

@@ -58,3 +58,16 @@ def test_an_infinite_constant_has_no_exact_form() -> None:
 
     box = (Fraction(-1),) * 2, (Fraction(1),) * 2
     assert not keeps_to(prepare(Least().double(), (2,)), box, [below(0, 2, attained=True)])
+
+
+@pytest.mark.parametrize("function", [torch.floor, lambda x: torch.where(x > 0, x, x - 1)])
+def test_what_jumps_has_no_exact_form_in_a_box(function: object) -> None:
+    """A step at the very end of a box would be on both of its sides."""
+
+    class Jumping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = function(x)  # type: ignore[operator]
+            return found
+
+    box = (Fraction(0),) * 2, (Fraction(1),) * 2
+    assert not keeps_to(prepare(Jumping().double(), (2,)), box, [below(0, 5, attained=True)])

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.onnx.logic import positive
+from service.bounds.onnx.logic import chosen, positive
 from service.bounds.onnx.whole_numbers import TYPES
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
@@ -70,12 +70,21 @@ def clip(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def shrink(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Return the operator as two ReLUs, where it has no jump; refuse it elsewhere."""
+    """Return the operator as two ReLUs, where it has no jump."""
     at, bias = float(call.attributes.get("lambd", 0.5)), float(call.attributes.get("bias", 0.0))
-    if at != bias:
-        raise call.refuse(f"lambd {at} and bias {bias}: it jumps; the same number twice is supported")
     x = values[0].float
-    return torch.relu(x - at) - torch.relu(-x - at)
+    if at == bias >= 0:
+        return torch.relu(x - at) - torch.relu(-x - at)
+    return chosen(-x - at, x + bias, chosen(x - at, x - bias, _zero(x)))
+
+
+def thresholded_relu(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    return chosen(x - float(call.attributes.get("alpha", 1.0)), x, _zero(x))
+
+
+def _zero(like: Tensor) -> Tensor:
+    return torch.full((), 0.0, dtype=like.dtype, device=like.device)
 
 
 CONVERTERS: Mapping[str, Converter] = {
@@ -97,5 +106,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "Sinh": entrywise(torch.sinh),
     "Softsign": entrywise(lambda x: x / (1 + x.abs())),
     "Swish": swish,
+    "ThresholdedRelu": thresholded_relu,
     "Tan": entrywise(lambda x: x.sin() / x.cos()),
 }

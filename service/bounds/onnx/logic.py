@@ -14,7 +14,7 @@ Pair = Callable[[Tensor, Tensor], Tensor]
 
 def positive(x: Tensor) -> Tensor:
     """Return 1 where a value is above 0, and else 0."""
-    return _chosen(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
+    return chosen(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
 
 
 def sign(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -55,7 +55,7 @@ def where(call: Call, values: Values, shape: Shape) -> Tensor:
             raise call.refuse("its condition depends on the input, and it chooses integers")
     stretched = [each if each.constant else Value(shape, _stretched(each, shape)) for each in (condition, *operands)]
     asked, yes, no = (each.float for each in stretched)
-    return _chosen(asked - 0.5, yes, no)
+    return chosen(asked - 0.5, yes, no)
 
 
 def _stretched(value: Value, shape: Shape) -> Tensor:
@@ -70,7 +70,8 @@ def _truth(value: Value, like: Tensor) -> Value:
     return Value(value.shape, torch.from_numpy(value.array.astype("float64")).to(like), value.array)
 
 
-def _chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Return ``yes`` where a value is above 0, and else ``no``."""
     return torch.where(x > 0, yes, no)
 
 

@@ -49,6 +49,7 @@ from service.bounds.operators.silu import Silu
 from service.bounds.operators.sin import Cosine, Sine
 from service.bounds.operators.slice import Select, Slice
 from service.bounds.operators.softplus import Softplus
+from service.bounds.operators.stepped import Stepped
 from service.bounds.operators.sum import Mean, Sum
 from service.bounds.operators.tanh import Tanh
 from service.bounds.operators.where import Where
@@ -136,6 +137,10 @@ NONLINEAR: Mapping[str, NonlinearOperator] = {
     name: operator for name, operator in OPERATORS.items() if isinstance(operator, NonlinearOperator)
 }
 
+STEPPED: Mapping[str, Stepped] = {
+    name: operator for name, operator in OPERATORS.items() if isinstance(operator, Stepped)
+}
+
 
 def check(graph: Graph) -> None:
     """Refuse a graph before anything is bounded; the message names every node that cannot be, and why."""
@@ -152,4 +157,4 @@ def check(graph: Graph) -> None:
         raise UnsupportedModelError(f"cannot bound {'; '.join(problems)}. Supported operators: {supported}")
 
 
-__all__ = ["ACCUMULATING", "COLLECTIVES", "LINEAR", "NONLINEAR", "OPERATORS", "check"]
+__all__ = ["ACCUMULATING", "COLLECTIVES", "LINEAR", "NONLINEAR", "OPERATORS", "STEPPED", "check"]

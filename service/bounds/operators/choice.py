@@ -17,14 +17,17 @@ from service.bounds.operators.broadcasting import operand
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, shared_operand
+from service.bounds.operators.stepped import Stepped, passed_on
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxed
 from service.bounds.rounding import TINY, gamma, magnitude
 
 OPERANDS = ("self", "other")
+STEEPEST = 2.0**20
+"""The most that a jump counts in the gradient of a ramp: what is chosen may be infinite."""
 
 
-class UndecidedWhere(Elementwise, NonlinearOperator):
+class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
     """``self`` where ``condition > 0`` and ``other`` elsewhere, all of one shape.
 
     Where the sign of the condition is known it is that operand, to the last bit; where it is not, anything from the
@@ -35,6 +38,15 @@ class UndecidedWhere(Elementwise, NonlinearOperator):
     overloads = (CHOICE,)
     onnx: ClassVar[Mapping[str, Converter]] = {}
     deciding = frozenset({0})
+    decided_by = "condition"
+
+    def side(self, value: Tensor) -> Tensor:
+        return value > 0
+
+    def ramp(self, arguments: Mapping[str, Tensor]) -> Tensor:
+        condition, yes, no = (arguments[name] for name in (self.decided_by, *OPERANDS))
+        jump = (yes - no).detach().nan_to_num(nan=0.0).clamp(-STEEPEST, STEEPEST)
+        return torch.where(condition > 0, yes, no) + jump * passed_on(condition)
 
     def refusal(self, node: Node) -> str | None:
         if not node.is_variable("condition"):

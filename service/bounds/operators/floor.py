@@ -13,11 +13,12 @@ from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import either
+from service.bounds.operators.stepped import Stepped, passed_on
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
 
 
-class Floor(Activation):
+class Floor(Stepped, Activation):
     """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
 
     A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them. An
@@ -27,6 +28,14 @@ class Floor(Activation):
 
     overloads = ("aten.floor.default", FLOOR_OF_SIGNED)
     onnx: ClassVar[Mapping[str, Converter]] = {"Floor": entrywise(torch.floor)}
+    decided_by = "self"
+
+    def side(self, value: Tensor) -> Tensor:
+        return value.floor()
+
+    def ramp(self, arguments: Mapping[str, Tensor]) -> Tensor:
+        x = arguments["self"]
+        return x.detach().floor() + passed_on(x)
 
     @staticmethod
     def _steps(node: Node, bounds: Interval) -> tuple[Tensor, Tensor]:

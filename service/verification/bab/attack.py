@@ -205,10 +205,10 @@ class _MomentumOfBall:
     def step(self, gradient: Tensor) -> Tensor:
         """Return steps ``(n, features)`` as long as the ball is wide, from all gradients so far."""
         self.mean = 0.5 * self.mean + 0.5 * _unit(gradient)
-        return _steepest_crossing(self.ball, self.mean)
+        return steepest_crossing(self.ball, self.mean)
 
 
-def _steepest_crossing(box: Interval, gradient: Tensor) -> Tensor:
+def steepest_crossing(box: Interval, gradient: Tensor) -> Tensor:
     """Return the step from one end of the set to the other along which a function of this gradient grows most."""
     return 2 * box.distance * _unit(gradient) if isinstance(box, Ball) else gradient.sign() * box.width
 
@@ -252,7 +252,7 @@ def descend_to_nearest_disjunct(
         distances, gradient = distances_and_gradients(model, specification, x, batch_size)
         if (counterexample := confirm_nearest(model, specification, x, distances)) is not None:
             return counterexample
-        x = box.nearest(x - _steepest_crossing(box, gradient) / 2 ** (step + 1))
+        x = box.nearest(x - steepest_crossing(box, gradient) / 2 ** (step + 1))
     return None
 
 

@@ -31,6 +31,7 @@ from service.verification.bab.decision import (
 from service.verification.bab.inputs.search import begin_splitting_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Counterexample, Specification, specifications
+from service.verification.bab.steps import attack_at_steps
 from service.verification.bab.turns import Course, Turns
 from service.verification.verdict import Verdict
 
@@ -140,7 +141,9 @@ class _Decider:
     def _attack(self, specification: Specification, deadline: float, restarts: int | None) -> Counterexample | None:
         """Attack one specification; without the memory for it there is no attack, which proves nothing anyway."""
         try:
-            return attack(self.model, specification, deadline, self.model.search_group.axis.rank, restarts)
+            seed = self.model.search_group.axis.rank
+            found = attack(self.model, specification, deadline, seed, restarts)
+            return found or attack_at_steps(self.model, specification, deadline, seed, restarts)
         except Exception as error:
             if not self.model.engine.survives(error):
                 raise

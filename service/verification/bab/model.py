@@ -19,6 +19,7 @@ from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget, MemoryShortageError, in_parts, make_room
 from service.bounds.methods import BoundOptions
 from service.bounds.network import Network, prepare
+from service.bounds.ramps import RampedGraph, has_steps
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.bab.settings import SearchSettings
@@ -40,7 +41,7 @@ class ModelUnderVerification:
     ``module`` and the engine's network are in ``dtype``; ``float64_module`` is the module in float64, ``runtime``
     onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do those that
     have the model together. ``options`` is for bounds that are optimised, and has the memory for everything;
-    ``heuristics`` choose what is split, ``settings`` tune the rest.
+    ``heuristics`` choose what is split, ``settings`` tune the rest. ``traced`` keeps what :attr:`ramped` made.
     """
 
     module: nn.Module
@@ -52,6 +53,7 @@ class ModelUnderVerification:
     options: BoundOptions = field(default_factory=BoundOptions)
     heuristics: Heuristics = field(default_factory=Heuristics)
     settings: SearchSettings = field(default_factory=SearchSettings)
+    traced: dict[nn.Module, RampedGraph] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> ModelUnderVerification:
@@ -81,6 +83,19 @@ class ModelUnderVerification:
     @property
     def memory(self) -> MemoryBudget:
         return self.options.memory
+
+    @property
+    def ramped(self) -> RampedGraph | None:
+        """Return the model in float64, whose steps let gradients through; ``None`` of one without steps, and where
+        other ranks have a part of it.
+        """
+        if not self.engine.is_alone or not has_steps(self.network.graph):
+            return None
+        module = self.float64_module
+        if module not in self.traced:
+            graph = prepare(module, self.network.graph.input.shape).graph
+            self.traced[module] = RampedGraph(graph).to(self.device)
+        return self.traced[module]
 
     def in_parts(self, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
         """Run ``run`` for some of ``total`` inputs at a time, fewer where memory runs out and no other rank waits."""

@@ -62,6 +62,29 @@ class AttackSettings:
 
 
 @dataclass(frozen=True)
+class StepSettings:
+    """Looking at the steps of a model that jumps, in :mod:`service.verification.bab.steps`.
+
+    ``points`` are looked at of every kind: any inputs, corners, and those where one of the values that steps are
+    decided by is about as small or as large as it gets after ``climbs`` steps. In each of the ``rounds`` twice as many
+    pairs of them are brought together at a step, by ``halvings`` of their distance and then of the numbers between
+    them, and inputs are looked at, too, that are the shares ``apart`` of what was between a pair from it, the farthest
+    first: rounding hides less of them. A search looks at ``boxes`` of a round, and at as many that are too small to be
+    split. ``candidates`` are looked at at a time. There are fewer of all where so many inputs have more than ``values``
+    numbers within the network.
+    """
+
+    points: int = 256
+    climbs: int = 4
+    rounds: int = 3
+    halvings: int = 16
+    apart: tuple[float, ...] = (2.0**-8, 2.0**-12, 2.0**-16, 2.0**-20)
+    boxes: int = 64
+    candidates: int = 64
+    values: int = 2**24
+
+
+@dataclass(frozen=True)
 class OptimiserSettings:
     """Gradient ascent of the parameters of domains.
 
@@ -272,6 +295,7 @@ class SearchSettings:
 
     time: TimePlan = field(default_factory=TimePlan)
     attack: AttackSettings = field(default_factory=AttackSettings)
+    steps: StepSettings = field(default_factory=StepSettings)
     activations: ActivationSearchSettings = field(default_factory=ActivationSearchSettings)
     inputs: InputSearchSettings = field(default_factory=InputSearchSettings)
     few_inputs: int = 6

@@ -40,6 +40,9 @@ MODELS: dict[str, bytes] = {
     **{kind: asking(kind, chosen()) for kind in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")},
     **{kind: asking("Greater", *TWO, node(kind, ["t", "n"], "b"), truth("b")) for kind in ("And", "Or", "Xor")},
     "Sign": model([node("Sign", ["x"])], [1, 3]),
+    "Shrink": model([node("Shrink", ["x"], lambd=0.6)], [1, 3]),
+    "Shrink to overlap": model([node("Shrink", ["x"], lambd=-0.4, bias=0.3)], [1, 3]),
+    "ThresholdedRelu": model([node("ThresholdedRelu", ["x"])], [1, 3]),
     "Mask": model(
         [node("Less", ["x", "c"], "t"), node("Where", ["t", "huge", "x"], "m"), node("ReduceMax", ["m"], axes=[1])],
         [1, 3],
@@ -62,7 +65,7 @@ MODELS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Xor"))
+@pytest.mark.parametrize("name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Shrink", "Xor"))
 def test_points_lie_inside_of_the_bounds(name: str) -> None:
     data = MODELS[name]
     runtime, network = Runtime.of(parse(data)), prepare(load(data), (3,))

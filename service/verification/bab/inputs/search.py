@@ -27,6 +27,7 @@ from service.verification.bab.inputs.input_bounds import InputBounds, InputBound
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Counterexample, Specification
+from service.verification.bab.steps import StepSides, attack_at_steps, step_sides
 from service.verification.verdict import Verdict
 
 T = TypeVar("T")
@@ -96,6 +97,7 @@ class _InputSearch:
         )
         shares[0] = 0.5
         self.shares, self.attack_batch_size = shares.to(self.model.device), gradient_batch_size(self.model)
+        self.sides = step_sides(self.model, self.specification)
         self.pool = BoxPool(self.model.device, self.settings.crowded_entries)
         self.transfer = BoxTransfer(self.pool, self.specification.disjunct_count, self.width.shape[1], self.model.dtype)
         margins = torch.full_like(whole.lower[:, 0], -torch.inf)
@@ -236,11 +238,22 @@ class _InputSearch:
         """Attack every open box, and now and then the whole one, by more samples the longer the search lasts."""
         model, specification = self.model, self.specification
         counterexample = attack_boxes(model, specification, boxes, self.shares, self.attack_batch_size)
+        if counterexample is None and self.sides is not None:
+            counterexample = self._look_at_steps(self.sides, boxes)
         if counterexample is None and self.domains >= self.next_attack:
             samples = min(self.settings.most_samples, self.settings.samples_per_box * self.domains)
             counterexample = attack_from_many_samples(model, specification, samples, self.domains, self.deadline)
+            counterexample = counterexample or attack_at_steps(model, specification, self.deadline, self.domains)
             self.next_attack *= self.settings.later_attacks
         return counterexample
+
+    def _look_at_steps(self, sides: StepSides, boxes: Interval) -> Counterexample | None:
+        """Look at the steps in some of the boxes, and in those that are not split any more."""
+        small = ~self._splittable(boxes).any(dim=1)
+        found = sides.of_boxes(boxes)
+        if found is None and bool(small.any()):
+            found = sides.of_boxes(boxes.map(lambda end: end[small]))
+        return found
 
     def _split(self, rest: Boxes, score: Tensor) -> None:
         """Halve boxes by their scores ``(n, features)`` and put the halves into the pool: again and again while it has

@@ -1,0 +1,56 @@
+"""Security cases of ``cases.py``: scripts that try to get out of a rank's room by a kind of job that runs code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from case_rows import Row, python, rewritten, run_script, running
+from chaos_service import Service
+
+PART = "security"
+LEAKS: Mapping[str, str] = {
+    "fifo_as_log.py": r"s3cr3t-json|'running'|'starting'|'pending'",
+    "folders_of_a_named_job.py": r"READ admin\.key|BROKER b",
+    "links_that_the_supervisor_follows.py": r"written by a confined rank|^line B|direct write OK|^\['",
+    "published_race.py": r"LEAK after",
+}
+"""What a script prints where something got out, or did not end."""
+
+
+def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
+    """Yield a row for each script, or for those that are named."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch)
+        for path in (cases / "security").glob("*.py"):
+            shutil.copyfile(path, copy / path.name)
+        plugin = copy / "plugin"
+        shutil.copytree(cases / "security" / "plugin", plugin, copy_function=shutil.copyfile)
+        with running({"PYTHONPATH": str(plugin)}) as service:
+            for name in ("evil", "main"):
+                (copy / f"{name}.dir").write_text(str(service.data))
+            (copy / "mallory.key").write_text(_key(service))
+            rewritten(copy, {"SCRATCH": scratch, "8701": str(service.port), "8704": str(service.port)})
+            for script, leak in LEAKS.items():
+                if not names or script in names:
+                    ran = run_script(python(script), copy, service, limit)
+                    found = re.search(leak, ran.output, re.MULTILINE)
+                    wrong = found[0] if found else f"exit {ran.status}: {ran.last}" if ran.status != 0 else ""
+                    word = "WRONG" if wrong else "right"
+                    said = "otherwise" if wrong else "nothing"
+                    yield Row(PART, script, "", "nothing gets out", said, word, ran.seconds, wrong or ran.last)
+
+
+def _key(service: Service) -> str:
+    """Return the secret of a new key that may submit."""
+    body = json.dumps({"name": "mallory", "scopes": ["read", "submit"]}).encode()
+    headers = {"Authorization": f"Bearer {service.key_file.read_text().strip()}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{service.port}/v1/keys", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        made = json.loads(answer.read())
+    return next(value for value in made.values() if isinstance(value, str) and value.startswith("tvt_"))
