@@ -21,7 +21,7 @@ from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.torch_internals.caches import clear_abandoned
-from service.compilation.torch_internals.toolchain import keep_headers, own_cache
+from service.compilation.torch_internals.toolchain import Toolchain
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
@@ -35,25 +35,25 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     kept it from judging: then there is no gate.
     """
     clear_abandoned()
-    cache = own_cache()
-    if cache is not None:
-        keep_headers(cache)
     rungs = climb_to(spec.modes)
     device = distributed.start(context.device_type)
+    toolchain = Toolchain(device)
+    if any(rung.generates_code for rung in rungs):
+        toolchain.begin()
     target = target_of(spec, context, device)
     context.report.phase("preparing")
-    toolchain_s = warm_toolchain(target.program, rungs)
+    proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # meanwhile headers are prepared
+    toolchain_s = warm_toolchain(target.program, rungs, toolchain)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     context.report.phase("first rung")
     results = list(_climb(spec, context, target.program, rungs, plan))
     keep_caches(context, spec, results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
-        write(context, assemble(spec, target, results, toolchain_s))
+        write(context, assemble(spec, target, results, toolchain_s, proved=proved))
     to_explain = _to_explain(results) if are_together(context.world_size) else []
     diagnoses = list(_diagnose(context, target.program, to_explain, plan))
     if context.rank:
         return None
-    proved = _proved(context, cache)
     context.report.phase(ENDING)
     report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proved=proved)
     write(context, report)

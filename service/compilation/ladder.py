@@ -12,12 +12,13 @@ from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
 from service.compilation.ranks.local_trial import local_trial
+from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.parity import Comparison
 from service.compilation.run.reference import Reference, run_reference
 from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, run_rung
 from service.compilation.rungs import REHEARSAL, Rung
-from service.compilation.torch_internals.toolchain import start_toolchain
+from service.compilation.torch_internals.toolchain import Toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
 from service.jobs.spec.compile import Phase
 
@@ -120,7 +121,25 @@ def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCa
     problem = next((each for each in gather(problem) if each), "")
     if reference is None or problem:
         return lambda case: Observation(case, error=problem)
-    return lambda case: _looked_at(program, case, reference, plan)
+    known = replace(reference, unused=_unused(program, reference))
+    return lambda case: _looked_at(program, case, known, plan)
+
+
+def _unused(program: Program, reference: Reference) -> frozenset[str]:
+    """Return the parameters without a gradient of which no loss depends; none where that cannot be found out."""
+    missing = frozenset[str]().union(*gather(reference.eager.missing))
+    if not missing:
+        return missing
+
+    def looked_for() -> tuple[frozenset[str], str]:
+        try:
+            return without_influence(program, reference, missing, any_rank), ""
+        except Exception as error:
+            raise_host_fault(error)
+            return frozenset(), describe(error)
+
+    found, problem = collective_attempt(looked_for, itemgetter(1))
+    return frozenset() if any(gather(problem)) else found
 
 
 def _looked_at(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
@@ -177,8 +196,8 @@ def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
     return Finding(finding.verdict, f"rank {', '.join(map(str, ranks))}: {finding.message}")
 
 
-def warm_toolchain(program: Program, rungs: Sequence[Rung]) -> float | None:
-    """Return the seconds of the one-off start-up of code generation.
+def warm_toolchain(program: Program, rungs: Sequence[Rung], toolchain: Toolchain | None = None) -> float | None:
+    """Return the seconds of the one-off start-up of code generation, which ``toolchain`` may have begun.
 
     ``None`` if no rung generates code. Raises :class:`HostFaultError` where it does not start: no program has a part in
     that.
@@ -186,7 +205,7 @@ def warm_toolchain(program: Program, rungs: Sequence[Rung]) -> float | None:
     if not any(rung.generates_code for rung in rungs):
         return None
     try:
-        return start_toolchain(program.device)
+        return (toolchain or Toolchain(program.device)).start()
     except Exception as error:
         raise_host_fault(error)
         raise HostFaultError(f"code generation does not start on this host: {describe(error)}") from error

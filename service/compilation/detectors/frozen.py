@@ -1,4 +1,8 @@
-"""Reports parameters that training does not reach, although the model ran and its loss may be right."""
+"""Reports parameters that training does not reach, although the model ran and its loss may be right.
+
+One that eager does not reach either is one too if losses depend on it: then something cuts it off. What no loss depends
+on, as the pooler of an encoder whose hidden states alone are used, is none, and only noted.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,12 @@ def detect(observation: Observation) -> Iterator[Finding]:
     lost = training.unreached - training.unreached_eager
     if lost:
         yield Finding("frozen", f"no gradient where eager has one: {_names(lost)}")
-    dead = training.unreached & training.unreached_eager
+    dead = training.unreached & training.unreached_eager - training.unused
     if dead:
         yield Finding(
             "frozen",
-            f"no gradient, in eager neither: {_names(dead)}; set requires_grad=False if they are not meant to train",
+            f"no gradient, in eager neither: {_names(dead)}; losses depend on them, so something cuts them off: "
+            "set requires_grad=False if they are not meant to train",
         )
     stuck = training.moved_eager - training.moved - lost
     if stuck:

@@ -7,6 +7,7 @@ from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
+from service.compilation.run.audit import names_of
 from service.compilation.selftest import Proof
 from service.compilation.verdicts import Verdict
 from service.jobs.spec.compile import Phase
@@ -34,7 +35,7 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
         sentences.append(f"{_TITLES[phase]}{verb}: {_climbed(of_phase, told=gate[phase])}.")
         if gate[phase] and gate[phase] != _FOOT:
             sentences.append(_worth(phase, gate["worth"][phase]))
-        sentences.extend(_rehearsed(phase, of_phase))
+        sentences.extend((*_unused(phase, of_phase), *_rehearsed(phase, of_phase)))
     return sentences + list(_breaks(results))
 
 
@@ -61,6 +62,15 @@ def _climbed(results: Sequence[Result], told: str | None) -> str:
     rest = "".join(f"; {each}" for each in (*of_itself, *there))
     only = f"only {_FOOT}, which compiles nothing, was tried and passed"
     return (only if passed == [_FOOT] else f"all {len(passed)} rungs passed") + rest
+
+
+def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
+    """Return which parameters no loss depends on."""
+    training = next((each.observation.training for each in results if each.observation), None)
+    if training is None or not training.unused:
+        return []
+    names = names_of(sorted(training.unused))
+    return [f"{_TITLES[phase]} leaves {names} as they are, in eager too: no loss depends on them."]
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:

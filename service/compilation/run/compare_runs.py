@@ -15,6 +15,7 @@ from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
 _KEPT_FAILURES = 5
+GRADIENT = "gradient"
 
 
 def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterator[Comparison]:
@@ -83,7 +84,9 @@ def _compare_one(
 ) -> Iterator[Comparison]:
     if result is not None and oracle is not None:
         yield compare(key, iteration, result, oracle, tolerance)
+    elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows what comes of it
+        yield Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
     elif result is not None:
         yield Comparison(*key, iteration, math.inf, math.inf, None, "eager has no such tensor")
-    elif not key[0].startswith("gradient"):  # a lost gradient is another defect than a wrong one
+    elif not key[0].startswith(GRADIENT):  # a lost gradient is another defect than a wrong one
         yield Comparison(*key, iteration, math.inf, math.inf, None, "missing, where eager has one")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -14,7 +15,7 @@ from service.compilation.program import Program
 from service.compilation.run.observation import RungCase, Timed
 from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import RaceSettings, Runner, race
-from service.compilation.torch_internals.caches import empty_caches, forget_compiled
+from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
 from service.compilation.torch_internals.profile import Profile, profiled
 
 log = logging.getLogger(__name__)
@@ -47,13 +48,15 @@ def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
     return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
 
 
-def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes | None) -> float:
+def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes | None, folder: Path) -> float:
     """Return the seconds to compile again for every shape with a filled cache.
 
-    A rung that generates code starts in an empty folder with the portable ``cache``, as on another machine; any other
-    has only the folder's. A new process pays the import of PyTorch besides.
+    A rung that generates code starts in an empty folder with the portable ``cache`` and the machine code of ``folder``,
+    as a job on this host does; any other has only the folder's. A new process pays the import of PyTorch besides.
     """
-    with empty_caches() if cache is not None else nullcontext():
+    with empty_caches() if cache is not None else nullcontext(folder) as own:
+        if own != folder:
+            take_machine_code(folder, own)
         forget_compiled()
         runner = _runner(build(program, case.phase, case.rung).restarted())
         start = time.perf_counter()

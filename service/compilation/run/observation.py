@@ -21,10 +21,9 @@ class TrainingOutcome:
     """Holds what became of the trainable parameters.
 
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
-    in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates, in eager
-    not only by rounding. ``compiled_backwards``: compiled
-    backward nodes, per iteration.
-    ``unsharded``: whole on every rank after the last step, although FSDP shards them.
+    in every iteration of eager; ``unused``: those of them of which no loss depends. ``moved`` and ``moved_eager``:
+    changed by the updates, in eager not only by rounding. ``compiled_backwards``: compiled backward nodes, per
+    iteration. ``unsharded``: whole on every rank after the last step, although FSDP shards them.
     """
 
     trainable: int
@@ -34,6 +33,7 @@ class TrainingOutcome:
     moved_eager: frozenset[str]
     compiled_backwards: tuple[int, ...]
     unsharded: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

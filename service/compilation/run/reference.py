@@ -106,6 +106,8 @@ class Reference:
     recomputes: bool = False
     tf32: Run | None = None
     """What eager may be given in TF32, where that is allowed and changes anything."""
+    unused: frozenset[str] = frozenset()
+    """Parameters without a gradient of which no loss depends, where that has been looked into."""
     _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

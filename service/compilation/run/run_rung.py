@@ -28,11 +28,17 @@ from service.compilation.run.reference import Reference, Run, follow, seed
 from service.compilation.run.state import Snapshot
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import empty_caches, forget_compiled, portable_cache
+from service.compilation.torch_internals.caches import (
+    empty_caches,
+    forget_compiled,
+    portable_cache,
+    take_machine_code,
+)
 from service.compilation.torch_internals.memory import peak, reset_peak
 from service.compilation.torch_internals.replays import Replays
 from service.compilation.torch_internals.switches import eager_random_numbers, own_random_numbers, silent_switches
 from service.compilation.torch_internals.text import first_line
+from service.compilation.torch_internals.toolchain import own_cache
 from service.jobs.spec.compile import Tolerance
 
 _BRIEF = 6
@@ -78,10 +84,15 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
     itself, and a crash of the compiler, which ends the job.
     """
-    with empty_caches(), random_numbers(case.rung, reference), recorder(case.rung, program.device) as records:
+    kept = own_cache() if case.rung.generates_code else None
+    with (
+        empty_caches() as folder,
+        random_numbers(case.rung, reference),
+        recorder(case.rung, program.device) as records,
+    ):
         look = _RungRun(program, case, reference, plan, records)
         try:
-            return look.observation()
+            return look.observation(folder, kept)
         except Exception as error:
             raise_host_fault(error)
             return look.failure(describe(error))
@@ -120,7 +131,8 @@ class _RungRun:
     comparisons: list[Comparison] = field(default_factory=list)
     redrawn: bool = False
 
-    def observation(self) -> Observation:
+    def observation(self, folder: Path, kept: Path | None) -> Observation:
+        """Return all that is seen of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         compiled = [program_run.parts.modules[name] for name in program_run.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
@@ -132,7 +144,9 @@ class _RungRun:
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
-        warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
+        warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache, folder)
+        if kept is not None:
+            take_machine_code(folder, kept)
         return replace(
             self._compared(program_run, run, evidence),
             draws=self._own_draws(),
@@ -310,6 +324,7 @@ def _training(run: Run, reference: Reference) -> TrainingOutcome:
         moved_eager=eager.moved - reference.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
+        unused=reference.unused,
     )
 
 
@@ -341,6 +356,9 @@ def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
         yield f"two eager runs differ, by up to {apart}; the tolerance is wider by that"
     if reference.tf32:
         yield "float32 factors may be rounded to TF32 (allow_tf32); the tolerance is wider by twice what that moves"
+    if reference.unused:
+        names = names_of(sorted(reference.unused))
+        yield f"no gradient, in eager neither, and no loss depends on them: {names}"
     if len(usage.threads) > 1:
         yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
     if usage.outside:

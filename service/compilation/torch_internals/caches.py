@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch._inductor.utils import clear_caches
 
+from service.jobs.atomic import atomic_write
+
 _FOLDERS = "trivet-compile-"
 
 
@@ -30,6 +32,17 @@ def empty_caches() -> Iterator[Path]:
         finally:
             _restore(before)
             forget_compiled()
+
+
+def take_machine_code(source: Path, target: Path) -> None:
+    """Give the cache folder ``target`` what the C++ compiler has built in ``source``, which Inductor knows by its
+    source and flags: no portable cache holds it.
+    """
+    for built in source.glob("*/*.so"):
+        place = target / built.relative_to(source)
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(place, built.read_bytes())
 
 
 @contextmanager
@@ -73,7 +86,8 @@ def portable_cache() -> bytes | None:
     """Return what was compiled since the caches were emptied, to be given to other processes; ``None``: nothing to
     give.
 
-    On a CPU it lacks the machine code, which is built again from its source.
+    On a CPU it lacks the machine code, which is built again from its source unless the host has it
+    (:func:`take_machine_code`).
     """
     saved = torch.compiler.save_cache_artifacts()
     return saved[0] if saved is not None else None

@@ -1,15 +1,107 @@
-"""Pays in advance what the first generated kernel of a process costs: finding compilers, precompiling headers."""
+"""Pays in advance what the first generated kernel of a process costs: finding compilers, precompiling headers.
+
+What that leaves is kept in a folder of the host that outlives the job, and taken from there by the next.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 
-from service.compilation.torch_internals.caches import empty_caches
+from service.compilation.torch_internals.caches import empty_caches, forget_compiled
+from service.compilation.torch_internals.vector_probes import VectorProbes
+
+log = logging.getLogger(__name__)
+_EMPTY = 'extern "C" void kernel(float* out) {}'
+
+
+def own_cache() -> Path | None:
+    """Return the folder that outlives this job, of this host and the job's owner; ``None`` outside of a job."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - brings Inductor
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to what it takes without
+    return Path(folder) if folder and folder != default_cache_dir() else None
+
+
+@dataclass
+class Toolchain:
+    """Starts code generation for ``device`` once: in part in a thread, while the process does something else."""
+
+    device: torch.device
+    cache: Path | None = field(default_factory=own_cache)
+    _probes: VectorProbes | None = field(default=None, init=False)
+    _preparing: Thread | None = field(default=None, init=False)
+    _seconds: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.cache is not None:
+            keep_headers(self.cache)
+
+    def begin(self) -> None:
+        """Let the C++ compiler prepare headers meanwhile, if there is a folder where they may stay.
+
+        What goes wrong here goes wrong again, and is told, in :meth:`start`.
+        """
+        if self.cache is None or self.device.type != "cpu":
+            return
+        try:
+            self._probes = self._probes or VectorProbes(self.cache)
+            self._probes.assume()
+            prepare = _header_to_prepare()
+        except Exception as error:
+            log.debug("headers are not prepared beforehand: %s", error)
+            return
+        if prepare is not None:
+            self._preparing = Thread(target=self._prepare, args=(prepare,), name="headers", daemon=True)
+            self._preparing.start()
+
+    def start(self) -> float:
+        """Compile a trivial kernel and return the seconds of all of the start, so that the first rung does not pay for
+        it.
+
+        In a job, what its owner's jobs left on the host helps. Raises what the compiler raises, as it does on a machine
+        that has none.
+        """
+        if self._preparing is None:
+            self.begin()
+        if self._preparing is not None:
+            self._preparing.join()
+        start = time.perf_counter()
+        try:
+            self._compile()
+        except Exception:
+            if self._probes is None or not self._probes.assumed:
+                raise
+            self._probes.forget()  # what was assumed of the processor may be why: torch finds it out
+            self._compile()
+        else:
+            if self._probes is not None:
+                self._probes.keep()
+        return self._seconds + time.perf_counter() - start
+
+    def _compile(self) -> None:
+        folder: AbstractContextManager[Any] = empty_caches() if self.cache is None else nullcontext()
+        with folder:
+            torch.compile(_trivial, backend="inductor", fullgraph=True)(torch.ones(64, device=self.device))
+            forget_compiled()
+
+    def _prepare(self, prepare: Callable[[], Any]) -> None:
+        start = time.perf_counter()
+        try:
+            prepare()
+        except Exception as error:
+            log.debug("headers are not prepared beforehand: %s", error)
+        self._seconds = time.perf_counter() - start
 
 
 def keep_headers(folder: Path) -> None:
@@ -26,24 +118,31 @@ def keep_headers(folder: Path) -> None:
         code._HEADER_LOCK_DIR = str(folder / "precompiled_headers" / "locks")
 
 
-def own_cache() -> Path | None:
-    """Return the folder that outlives this job, of this host and the job's owner; ``None`` outside of a job."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - brings Inductor
-
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to what it takes without
-    return Path(folder) if folder and folder != default_cache_dir() else None
-
-
-def start_toolchain(device: torch.device) -> float:
-    """Compile a trivial kernel and return the seconds it took, so that the first rung does not pay for it.
-
-    Raises what the compiler raises, as it does on a machine that has none.
+def _header_to_prepare() -> Callable[[], Any] | None:
+    """Return a call that prepares the header of generated kernels, in the folder for headers alone, so that another
+    thread may make it; ``None`` where torch names it otherwise than 2.11 to 2.13 do.
     """
-    with empty_caches():
-        start = time.perf_counter()
-        torch.compile(_trivial, backend="inductor", fullgraph=True)(torch.ones(4, device=device))
-        return time.perf_counter() - start
+    from torch._inductor import codecache  # noqa: PLC0415 - brings Inductor
+
+    code: Any = codecache
+    prepares = getattr(code, "_precompile_header", None)
+    if prepares is None:
+        return None
+    asked: list[Callable[[], Any]] = []
+
+    def note(*arguments: Any, **named: Any) -> str:
+        asked.append(partial(prepares, *arguments, **named))
+        return ""
+
+    code._precompile_header = note
+    try:
+        code.CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _EMPTY, submit_fn=lambda build: None)
+    finally:
+        code._precompile_header = prepares
+        forget_compiled()
+    return asked[0] if asked else None
 
 
 def _trivial(value: torch.Tensor) -> torch.Tensor:
-    return torch.relu(value) + 1
+    """Compute what needs vector instructions, and a function that torch has for them."""
+    return torch.exp(torch.relu(value)) + 1

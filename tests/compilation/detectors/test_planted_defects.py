@@ -21,6 +21,8 @@ from torch._dynamo.backends.common import aot_autograd
 from service.compilation.ladder import Result
 from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
+from service.compilation.report.gate import gate
+from service.compilation.report.summary import summary
 from service.compilation.run.observation import Observation
 from service.compilation.run.program_run import build
 from service.compilation.run.reference import run
@@ -309,6 +311,30 @@ def test_parameters_behind_a_detach_are_frozen_in_eager_too(ascend: Ascend) -> N
     assert result.verdict == "frozen"
     assert "in eager neither: first.bias, first.weight;" in messages(result)
     assert "head" not in messages(result)
+
+
+def test_parameters_that_no_loss_depends_on_are_noted_and_close_no_gate(ascend: Ascend) -> None:
+    results = ascend(frozen.UNUSED)
+    assert verdicts(results) == ["pass"] * 2
+    noted = "no gradient, in eager neither, and no loss depends on them: pooler.bias, pooler.weight, spare"
+    assert all(noted in seen(result).notes for result in results)
+    told = " ".join(summary(results, gate(results, ["train"], {}, None)))
+    left = "pooler.bias, pooler.weight, spare"
+    assert f"Training leaves {left} as they are, in eager too: no loss depends on them." in told
+
+
+def test_what_is_cut_off_is_told_from_what_is_not_used(ascend: Ascend) -> None:
+    (result,) = ascend(frozen.CUT_OFF_BESIDE_UNUSED, rungs=LADDER[:1])
+    assert result.verdict == "frozen"
+    assert "in eager neither: first.bias, first.weight;" in messages(result)
+    assert not re.search(r"pooler|spare", messages(result))
+
+
+def test_a_parameter_that_is_not_used_and_that_only_compiled_updates_move_is_a_fault(ascend: Ascend) -> None:
+    """Compiled code gives it a gradient of zeros, where eager has none, and weight decay makes the difference."""
+    results = ascend(frozen.DECAYING)
+    assert verdicts(results) == ["pass", "fail_parity"]
+    assert "parameter pooler." in messages(results[1])
 
 
 def test_a_model_without_trainable_parameters_is_frozen_for_training_only(ascend: Ascend) -> None:

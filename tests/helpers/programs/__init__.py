@@ -30,6 +30,8 @@ an input updated in place                           ``peculiar.IN_PLACE``       
 a module whose compiled gradient differs            ``unequal.WRONG_GRADIENT``                  ``fail_parity``
 the same, beside draws that float64 has not         ``unequal.NOISY_WRONG_GRADIENT``            ``fail_parity``
 parameters that training does not reach             ``frozen.CUT_OFF``                          ``frozen``
+those that no loss depends on                       ``frozen.UNUSED``                           ``pass``, with a note
+those of them that only compiled updates move       ``frozen.DECAYING``                         ``fail_parity``
 a gradient that is lost for one shape only          ``frozen.CUT_OFF_FOR_ONE``                  ``frozen``
 gradients that are not numbers                      ``empty.NO_SLOPE``                          ``vacuous``
 none                                                ``clean``, ``registry.CLEAN``,              ``pass``
