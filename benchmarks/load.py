@@ -8,7 +8,7 @@ many pending jobs is measured by ``placement.py 3000 300 512 8``.
 With ``--prefect PYTHON``, an interpreter that has Prefect, the same requests are sent to a Prefect server first, alone:
 runs of a deployment that no worker takes, in its own database (SQLite).
 
-    python benchmarks/service.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--prefect PYTHON]
+    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--prefect PYTHON]
 """
 
 from __future__ import annotations
