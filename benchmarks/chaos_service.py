@@ -25,7 +25,7 @@ Group = tuple[str, int]
 Answer = TypeVar("Answer")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -44,7 +44,7 @@ class Service:
 
     data: Path
     settings: Mapping[str, str]
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -5,7 +5,10 @@ there are more than two. No job runs: the worker has no slots, and one job is he
 that all others wait and events can be told of one. Requests go over 16 connections that are kept open. Placement with
 many pending jobs is measured by ``placement.py 3000 300 512 8``.
 
-    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000]
+With ``--prefect PYTHON``, an interpreter that has Prefect, the same requests are sent to a Prefect server first, alone:
+runs of a deployment that no worker takes, in its own database (SQLite).
+
+    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--prefect PYTHON]
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from chaos_service import Service
+from chaos_service import Service, free_port
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.events import Event, MetricEvent
@@ -86,28 +89,29 @@ class Api:
         )
         return head.encode() + content
 
-    async def rate(self, what: str, requests: Sequence[bytes], each: int = 1) -> Rate:
-        """Send all, over several connections; each does so many things."""
-        waiting, took = list(reversed(requests)), list[float]()
 
-        async def work() -> None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
-            while waiting:
-                began = time.perf_counter()
-                writer.write(waiting.pop())
-                await _answer(reader)
-                took.append(time.perf_counter() - began)
-            writer.close()
+async def measured_rate(port: int, what: str, requests: Sequence[bytes], each: int = 1) -> Rate:
+    """Send all, over several connections; each does so many things."""
+    waiting, took = list(reversed(requests)), list[float]()
 
-        began = time.perf_counter()
-        await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
-        spent = time.perf_counter() - began
-        took.sort()
-        p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
-        return Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
+    async def work() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        while waiting:
+            began = time.perf_counter()
+            writer.write(waiting.pop())
+            await answer_of(reader)
+            took.append(time.perf_counter() - began)
+        writer.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
+    spent = time.perf_counter() - began
+    took.sort()
+    p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
+    return Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
 
 
-async def _answer(reader: asyncio.StreamReader) -> bytes:
+async def answer_of(reader: asyncio.StreamReader) -> bytes:
     """Read one answer and return its content. Raises ``RuntimeError`` for a refusal."""
     head = await reader.readuntil(b"\r\n\r\n")
     found = re.search(rb"(?i)content-length: (\d+)", head)
@@ -170,12 +174,13 @@ def events_to_readers(store: Store, api: Api, ref: AttemptRef, readers: int, eve
     return Rate(f"events to {readers} readers", readers * events / spent, p50, p99), reading
 
 
-def memory(service: Service, broker: EmbeddedBroker) -> dict[str, float]:
-    """Return the MiB of each part: what it has alone, and its share of what it has with others."""
-    assert service.process is not None
-    up = psutil.Process(service.process.pid)
+def memory(*pids: int) -> dict[str, float]:
+    """Return the MiB of each part of these processes and all below them: what it has alone, and its share of what it
+    has with others.
+    """
     found: dict[str, float] = defaultdict(float)
-    for process in [up, *up.children(recursive=True), psutil.Process(broker.process.pid)]:
+    tops = [psutil.Process(pid) for pid in pids]
+    for process in [each for top in tops for each in (top, *top.children(recursive=True))]:
         with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
             words = " ".join(process.cmdline())
             name = next((name for word, name in _PARTS.items() if word in words), "others")
@@ -187,17 +192,17 @@ async def rates(api: Api, options: argparse.Namespace) -> list[Rate]:
     submit = api.request("POST", "/v1/jobs", SPEC)
     batch = api.request("POST", "/v1/jobs:batch", {"jobs": [SPEC] * BATCH})
     batches = max(1, (options.jobs - options.requests) // BATCH)
-    found = [await api.rate("submissions", [submit] * options.requests)]
-    found.append(await api.rate(f"submissions in batches of {BATCH}", [batch] * batches, BATCH))
+    found = [await measured_rate(api.port, "submissions", [submit] * options.requests)]
+    found.append(await measured_rate(api.port, f"submissions in batches of {BATCH}", [batch] * batches, BATCH))
     listed = [api.request("GET", "/v1/jobs?limit=50")]
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1 << 24)
     writer.write(listed[0])
-    ids = [job["id"] for job in json.loads(await _answer(reader))["items"]]
+    ids = [job["id"] for job in json.loads(await answer_of(reader))["items"]]
     writer.close()
     reads = [api.request("GET", f"/v1/jobs/{ids[number % len(ids)]}") for number in range(4 * options.requests)]
-    found.append(await api.rate("reads of a job", reads))
+    found.append(await measured_rate(api.port, "reads of a job", reads))
     total = options.requests + batches * BATCH
-    found.append(await api.rate(f"lists of 50 among {total:,}", listed * (options.requests // 2)))
+    found.append(await measured_rate(api.port, f"lists of 50 among {total:,}", listed * (options.requests // 2)))
     return found
 
 
@@ -208,7 +213,10 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=100)
     parser.add_argument("--events", type=int, default=20_000)
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before memory is read")
+    parser.add_argument("--prefect", metavar="PYTHON", help="interpreter of the peer, which is measured first")
     options = parser.parse_args()
+    if options.prefect:
+        print(asyncio.run(prefect_peer(options.prefect, options.requests // 4, options.settle)))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
         settings = {
@@ -222,7 +230,8 @@ def main() -> None:
         service = Service(Path(folder) / "data", settings)
         service.start()
         time.sleep(options.settle)
-        at_rest = memory(service, broker)
+        assert service.process is not None
+        at_rest = memory(service.process.pid, broker.process.pid)
         store = Store.connect(broker.url, DataLayout(service.data), LIMITS)
         store.hosts.beat(HostReport(HOST, "127.0.0.1", cpu_slots=1))
         api = Api(service.port, service.key_file.read_text().strip())
@@ -230,18 +239,90 @@ def main() -> None:
         ref = next(AttemptRef(job_id, 1, HOST) for job_id in _placed(store))
         store.attempts.claim(ref, "benchmark")
         rate, reading = events_to_readers(store, api, ref, options.readers, options.events)
-        assert service.process is not None
         began = time.perf_counter()
         service.process.send_signal(signal.SIGTERM)
         service.process.wait()
         stopped_s = time.perf_counter() - began
         store.close()
+    found += [rate]
     machine, cores = platform.processor() or platform.machine(), len(os.sched_getaffinity(0))
     print(f"{machine}, {cores} cores, commit {commit.stdout.strip()}\n")
     print("| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|")
-    print("\n".join(each.row for each in (*found, rate)))
+    print("\n".join(each.row for each in found))
     print(f"\nStopped with {reading.count} open streams in {stopped_s:.2f} s. Memory at rest, MiB:")
     print(", ".join(f"{name} {size:.0f}" for name, size in sorted(at_rest.items())))
+
+
+PREFECT = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_SERVER_LEVEL": "ERROR",
+    "PREFECT_SERVER_UI_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+
+async def prefect_peer(python: str, requests: int, settle_s: float) -> str:
+    """Return the table of a Prefect server under the same requests, as many as it takes in some seconds."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, **PREFECT, "PREFECT_HOME": folder}
+        command = [python, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        with (Path(folder) / "server.log").open("wb") as log:
+            server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            reader, writer = await _opened_when_ready(port, server)
+            version = (await _asked(reader, writer, "GET", "/api/admin/version")).decode()
+            flow = json.loads(await _asked(reader, writer, "POST", "/api/flows/", {"name": "load"}))["id"]
+            deployed = {"name": "load", "flow_id": flow}
+            deployment = json.loads(await _asked(reader, writer, "POST", "/api/deployments/", deployed))["id"]
+            await asyncio.sleep(settle_s)
+            at_rest = sum(memory(server.pid).values())
+            submit = _request("POST", f"/api/deployments/{deployment}/create_flow_run", {})
+            found = [await measured_rate(port, "submissions", [submit] * requests)]
+            listed = _request("POST", "/api/flow_runs/filter", {"limit": 50, "sort": "EXPECTED_START_TIME_DESC"})
+            writer.write(listed)
+            ids = [run["id"] for run in json.loads(await answer_of(reader))]
+            reads = [_request("GET", f"/api/flow_runs/{ids[number % len(ids)]}") for number in range(2 * requests)]
+            found.append(await measured_rate(port, "reads of a job", reads))
+            found.append(await measured_rate(port, f"lists of 50 among {requests:,}", [listed] * (requests // 2)))
+            writer.close()
+            began = time.perf_counter()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait()
+        stopped_s = time.perf_counter() - began
+    head = f"Prefect {version}, its server alone: {at_rest:.0f} MiB at rest, stopped in {stopped_s:.2f} s\n\n"
+    return (
+        head
+        + "| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|\n"
+        + "\n".join(one.row for one in found)
+        + "\n"
+    )
+
+
+async def _opened_when_ready(
+    port: int, server: subprocess.Popen[bytes]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(1200):
+        if server.poll() is not None:
+            break
+        with contextlib.suppress(OSError):
+            return await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        await asyncio.sleep(0.1)
+    raise SystemExit("the peer did not start")
+
+
+async def _asked(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, body: object = None
+) -> bytes:
+    writer.write(_request(method, path, body))
+    return await answer_of(reader)
+
+
+def _request(method: str, path: str, body: object = None) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def _placed(store: Store) -> list[str]:

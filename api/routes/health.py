@@ -28,7 +28,7 @@ class Ready(BaseModel):
     hosts: int
     """Worker hosts that are heard of."""
     isolation: dict[str, int]
-    """How many of them keep ranks apart by each of ``limits``, ``files``, ``network``, ``broker``."""
+    """How many of them keep ranks apart by each of ``limits``, ``files``, ``network``, ``broker``, ``memory``."""
 
 
 @router.get("/healthz")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_PLAIN = re.compile(r"\w[\w-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -103,4 +106,9 @@ class DataLayout:
         return self.root / "hosts" / name
 
     def job(self, job_id: str) -> JobPaths:
+        """Return the folders of a job. Raises :class:`ValueError` for what could lead elsewhere: ids come out of the
+        broker, where hosts write.
+        """
+        if _PLAIN.fullmatch(job_id) is None:
+            raise ValueError(f"{job_id!r} is no job's id")
         return JobPaths(self.root / "jobs" / job_id)

@@ -297,6 +297,14 @@ class Settings(BaseSettings):
         description="an upload is deleted when no job was submitted with it for so many days; 0 keeps all",
     )
 
+    max_job_artifacts: int = Field(
+        StoreLimits.max_job_artifacts, ge=1, le=1_000_000, description="artifacts of one job; more are not taken"
+    )
+    max_job_artifact_bytes: int = Field(
+        StoreLimits.max_job_artifact_bytes,
+        ge=1 << 20,
+        description="bytes of all artifacts of one job, folders included; more are not taken",
+    )
     max_log_bytes: int = Field(
         MAX_LOG_BYTES,
         ge=1 << 16,
@@ -406,6 +414,8 @@ class Settings(BaseSettings):
             preemption_min_run_s=self.preemption_min_run_s,
             max_lost_attempts=self.max_lost_attempts,
             max_file_bytes=self.max_file_bytes,
+            max_job_artifacts=self.max_job_artifacts,
+            max_job_artifact_bytes=self.max_job_artifact_bytes,
             keep_uploads_days=self.keep_uploads_days or None,
             max_key_s=None if self.max_key_days is None else self.max_key_days * _DAY_S,
             session_idle_s=self.session_idle_s,

@@ -47,6 +47,10 @@ class StoreLimits:
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_file_bytes: int = 1 << 30
     """The largest uploaded file."""
+    max_job_artifacts: int = 10_000
+    """Artifacts of one job; more are not taken."""
+    max_job_artifact_bytes: int = 1 << 40
+    """Bytes of all artifacts of one job."""
     keep_uploads_days: float | None = 30.0
     """An upload expires when nobody used it for so many days; ``None`` keeps all."""
     list_page_bytes: int = 2**21
@@ -84,6 +88,8 @@ class StoreLimits:
                 **milliseconds,
                 "stream_cap": self.stream_cap,
                 "max_lost_attempts": self.max_lost_attempts,
+                "max_job_artifacts": self.max_job_artifacts,
+                "max_job_artifact_bytes": self.max_job_artifact_bytes,
                 "quota_window_h": self.quota_window_h,
             }
         ).decode()

@@ -9,6 +9,7 @@ import pytest
 from api_world import TRAIN, VERIFY, Worker, submit
 from fastapi.testclient import TestClient
 
+from api.routes import timeline
 from service.jobs.records import AttemptRef, PartOutcome
 from service.jobs.store import Store
 from service.schedules import GENERATORS
@@ -85,6 +86,17 @@ def test_a_step_has_the_spans_of_all_ranks(client: TestClient, worker: Worker) -
     missing = client.get(f"/v1/jobs/{job_id}/timeline", params={"step": 3})
     assert missing.status_code == 404
     assert "steps 1 to 60" in missing.json()["detail"]
+
+
+def test_of_more_spans_than_anybody_looks_at_the_first_are_shown(
+    client: TestClient, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert timeline.MOST_SPANS == 200_000
+    monkeypatch.setattr(timeline, "MOST_SPANS", 3)
+    job_id = submit(client)
+    worker.emit(worker.start(job_id), [span("data", step, step) for step in range(1, 6)])
+    found = client.get(f"/v1/jobs/{job_id}/timeline").json()
+    assert (found["steps"], found["step"]) == ([1, 2, 3], 3)
 
 
 def test_a_step_that_a_later_attempt_repeats_is_shown_as_that_attempt_ran_it(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.event_files import rank_file
-from service.jobs.runtime import RefusedError, RunContext, Runner
+from service.jobs.runtime import LARGEST_RESULT, RefusedError, RunContext, Runner
 from workers.rank.program import main
 
 
@@ -320,6 +320,20 @@ def hoarding(context: RunContext) -> dict[str, Any]:
     return {}
 
 
+def flooding(context: RunContext) -> dict[str, Any]:
+    """Announces one artifact after the other."""
+    for number in range(6):
+        path = context.paths.artifacts / f"{number}.txt"
+        path.write_text(f"the {number}th")
+        context.report.artifact(path)
+    return {}
+
+
+def overflowing(context: RunContext) -> dict[str, Any]:
+    """Returns more than a job's record holds."""
+    return {"text": "x" * LARGEST_RESULT}
+
+
 def piping(context: RunContext) -> dict[str, Any]:
     """Puts pipes, at whose other end nobody is, where files should be."""
     for path in (context.paths.artifacts / "pipe", context.paths.work(context.attempt) / "result.json"):
@@ -340,7 +354,7 @@ BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     for function in (
         succeed, nothing, environment, exchange, look_around, surroundings, raising, refusing, waiting, vanishing,
         leaving, endless, counting, counting_slowly, publishing, deadlocked, writing, until_told, stubborn,
-        writing_its_events, hoarding, piping,
+        writing_its_events, hoarding, flooding, overflowing, piping,
     )
 }  # fmt: skip
 

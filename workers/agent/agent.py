@@ -30,6 +30,7 @@ from service.jobs.plugins.catalogue import house_version
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
+from service.jobs.spec.base import JOB_ID
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
@@ -152,7 +153,12 @@ class Agent:
         return f"host {report.name} at {report.address} joins {at}{user} with {has}; data in {settings.layout.root}"
 
     def launch(self, ref: AttemptRef) -> None:
-        """Start a supervisor for a part that was placed here."""
+        """Start a supervisor for a part that was placed here. Any host can send messages to any other: what names
+        another host, or no job, is left.
+        """
+        if ref.host != self._host or JOB_ID.fullmatch(ref.job_id) is None:
+            logger.warning("left %r, which is no part of a job on this host", ref)
+            return
         if f"{ref.job_id}:{ref.attempt}" in self._registry.live():
             return
         settings = self._settings

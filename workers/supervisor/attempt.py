@@ -171,7 +171,7 @@ class _PartRun:
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
-        manifest = await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
+        manifest = await self._manifest()
         logs = self._relay.expect(self._claim.ranks)
         await self._disk.run(lambda: self._prepare(manifest, logs))
         if self._ending.is_decided:
@@ -217,6 +217,9 @@ class _PartRun:
                 owner=owner,
             ),
         )
+
+    async def _manifest(self) -> list[Artifact]:
+        return await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
 
     def _prepare(self, manifest: list[Artifact], logs: list[RotatedLog]) -> None:
         """Make all that ranks write to or are told, and hold what they are heard by, before there are any."""
@@ -310,6 +313,9 @@ class _PartRun:
         async def take() -> None:
             await self._collector.finish()
             await self._publisher.drain()
+            if self._publisher.beyond_limits and len(self._claim.shares) == 1:
+                manifest = await self._manifest()
+                await self._disk.run(lambda: clear_unpublished(self._paths, manifest))
 
         taking, asked = asyncio.create_task(take()), asyncio.create_task(self._ending.asked.wait())
         await asyncio.wait({taking, asked}, return_when="FIRST_COMPLETED")

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import JobPaths
-from service.jobs.records import Artifact, AttemptRef, Superseded
+from service.jobs.records import Artifact, AttemptRef, Conflict, Superseded
 from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
@@ -161,6 +161,8 @@ class Publisher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._is_over = threading.Event()
+        self.beyond_limits = 0
+        """Artifacts that the job may not have; their content is left in ``published``."""
 
     def give_up(self) -> None:
         """Publish nothing more."""
@@ -183,15 +185,25 @@ class Publisher:
         task.add_done_callback(self._tasks.discard)
 
     async def drain(self) -> None:
-        """Wait for all that was announced."""
+        """Wait for all that was announced, and say how many were too many."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        if self.beyond_limits > 1:
+            said = (
+                f"{self.beyond_limits} artifacts were not taken, since the job has as many, or as large ones, as it may"
+            )
+            self._say(event_protocol.log_event(said))
 
     async def _publish(self, event: ArtifactEvent, taken: Callable[[], Artifact]) -> None:
         async with self._turn:
             try:
                 artifact = await asyncio.to_thread(taken)
                 await retry_until(self._settings.report_within_s, self._attempts.record_artifact, self._ref, artifact)
+            except Conflict as refusal:
+                self.beyond_limits += 1
+                if self.beyond_limits == 1:
+                    said = f"artifact {event['name']!r} was not taken: {refusal}"
+                    self._say(event_protocol.log_event(said, rank=event["rank"]))
             except (UnusableArtifact, ValueError, OSError) as error:
                 self._say(event_protocol.log_event(f"artifact {event['name']!r}: {error}", rank=event["rank"]))
             except (Superseded, StoreUnavailable):

@@ -41,9 +41,11 @@ def _id(what: str, printed_by: str, form: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+JOB_ID = re.compile(r"job_[0-9a-z]{20}")
+"""A job: ``job_``, when it was submitted and random characters."""
 JobId = Annotated[
     str,
-    StringConstraints(pattern=r"^job_[0-9a-z]{20}$"),
+    StringConstraints(pattern=f"^{JOB_ID.pattern}$"),
     _id("a job", "trivet submit SPEC", "job_ and 20 letters or digits"),
 ]
 FILE_ID = re.compile(r"file_[0-9a-f]{64}")

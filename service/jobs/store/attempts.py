@@ -126,7 +126,8 @@ class Attempts:
     def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
         """Enter a published file in the manifest and append its ``artifact`` event; the same name is replaced.
 
-        Raises :class:`ValueError` for a name that is no plain relative path.
+        Raises :class:`ValueError` for a name that is no plain relative path, and :class:`Conflict` where the job would
+        have more artifacts, or more bytes of them, than the limits allow.
         """
         event: ArtifactEvent = {
             "type": "artifact",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.projects import DEFAULT_PROJECT, Project
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
 from service.jobs.safe_files import remove_tree
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.base import JOB_ID, CommonSpec
 from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
@@ -31,7 +30,6 @@ from service.jobs.submission.request import CheckRequest
 from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent, valid_traceparent
 
-_ID = re.compile(r"job_[0-9a-z]{20}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 11
 _CHUNK = 200
@@ -247,9 +245,12 @@ class Jobs:
 
     def get(self, job_id: str) -> Job:
         """Return a job. Raises :class:`NotFound`."""
-        if _ID.fullmatch(job_id) is None:
+        if JOB_ID.fullmatch(job_id) is None:
             raise NotFound(f"there is no job {job_id}")
-        return decode.job(stubs.get(self.client, job_id))
+        job = decode.job(stubs.get(self.client, job_id))
+        if job.id != job_id:  # a host wrote that, and the folder of a job is found by its id
+            raise NotFound(f"there is no job {job_id}: its record is that of {job.id!r}")
+        return job
 
     def list(
         self, filters: JobFilter = ALL_JOBS, limit: int = 50, cursor: str | None = None, *, specs: bool = False
@@ -296,7 +297,8 @@ class Jobs:
         still needed.
         """
         for gone in stubs.delete(self.client, job_id):
-            remove_tree(self.data.job(gone).root)
+            if JOB_ID.fullmatch(gone):  # a host can add anything to the jobs of a sweep
+                remove_tree(self.data.job(gone).root)
 
     def adopt(self) -> None:
         """Let jobs that were accepted before there were projects belong to the default one. Doing it again changes
@@ -322,7 +324,7 @@ class Jobs:
         seconds, _ = self.client.call("TIME")
         after = "-"
         while ids := self.client.call("ZRANGE", JOBS_BY(index), after, "+", "BYLEX", "LIMIT", 0, _CHUNK):
-            for job_id in ids:
+            for job_id in filter(JOB_ID.fullmatch, ids):
                 ended = self.client.call("HGET", JOB(job_id), "ended_at")
                 if ended is not None and int(seconds) - float(ended) / 1000 > age_s:
                     yield str(job_id)

@@ -10,6 +10,7 @@ from typing import cast
 import orjson
 
 from service.jobs.records import JobCounts, JobPage, ListedJob, Problem, Rejected
+from service.jobs.spec.base import JOB_ID
 from service.jobs.states import ACTIVE, STATES, TERMINAL, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
@@ -22,7 +23,6 @@ NO_SWEEP = "none"
 """As ``sweep`` of a filter: jobs that are not one of a sweep."""
 _OF_A_SWEEP = "of_a_sweep"
 """The index of jobs that are one of a sweep, see ``lua/submit_sweep.lua``."""
-_ID = re.compile(r"job_[0-9a-z]{20}")
 _PIECE = 500
 """Named jobs that one script looks at."""
 _POSITION = re.compile(r"\d{1,9}", re.ASCII)
@@ -119,7 +119,7 @@ class Listing:
     def newest(self, filters: JobFilter, limit: int, cursor: str | None, *, specs: bool) -> JobPage:
         """Return a page of jobs, newest first, with ``specs`` only where they are asked for."""
         page = self._page(limit, specs=specs)
-        if cursor is not None and _ID.fullmatch(cursor) is None:
+        if cursor is not None and JOB_ID.fullmatch(cursor) is None:
             raise _no_cursor(cursor)
         following = self._fill_newest(page, filters, cursor or "")
         return JobPage(items=tuple(page.items), next_cursor=following or None)

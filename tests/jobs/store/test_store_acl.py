@@ -16,6 +16,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact
 from service.jobs.store import BrokerRefused, HostReport, Store, acl, stubs
 from service.jobs.store.keyspace import (
+    ACCOUNTS,
     API_KEYS,
     AUDIT,
     FILES,
@@ -26,6 +27,7 @@ from service.jobs.store.keyspace import (
     SESSION_TICKET,
     SIGN_INS,
     UPLOADS,
+    WEBHOOKS,
 )
 from service.jobs.store.scripts import Script
 
@@ -92,7 +94,7 @@ def test_each_role_may_do_all_that_its_scripts_do(deployed: NetworkBroker, user:
 
 @pytest.mark.parametrize(
     "family",
-    [API_KEYS, PEPPER, SESSION, SESSION_TICKET, SIGN_INS, FILES, UPLOADS, AUDIT, IDEMPOTENCY],
+    [ACCOUNTS, API_KEYS, PEPPER, SESSION, SESSION_TICKET, SIGN_INS, FILES, UPLOADS, AUDIT, IDEMPOTENCY, WEBHOOKS],
     ids=lambda family: family.name,
 )
 def test_a_host_neither_reads_nor_writes_what_admits_people(deployed: NetworkBroker, family: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_builders import LIMITS
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, NotFound
+from service.jobs.records import Artifact, AttemptRef, Conflict, Job, NotFound
 from service.jobs.store import Store, StoreLimits, TooLarge
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.keyspace import JOB_ARTIFACTS
@@ -110,6 +112,25 @@ def test_only_what_is_in_the_manifest_is_given_out(store: Store, data: DataLayou
     path.with_name("unknown").write_text("x")
     with pytest.raises(NotFound):
         store.artifacts.open(ref.job_id, "unknown")
+
+
+def test_a_job_has_no_more_artifacts_than_it_may(broker: str, store: Store, data: DataLayout, ref: AttemptRef) -> None:
+    """What it has already may come again, also smaller, and the limits are the job's, whatever others have."""
+    limited = Store.connect(broker, data, replace(LIMITS, max_job_artifacts=2, max_job_artifact_bytes=10))
+
+    def record(name: str, size: int) -> None:
+        limited.attempts.record_artifact(ref, artifact(name).model_copy(update={"bytes": size}))
+
+    record("a", 4)
+    record("b", 6)
+    with pytest.raises(Conflict, match=r"has 2 artifacts, as many as one may have \(TRIVET_MAX_JOB_ARTIFACTS\)"):
+        record("c", 0)
+    with pytest.raises(Conflict, match="has 5 bytes and the job's other artifacts 6, and together they may have 10"):
+        record("a", 5)
+    record("b", 5)
+    record("a", 5)
+    assert [(each.name, each.bytes) for each in store.artifacts.list(ref.job_id)] == [("a", 5), ("b", 5)]
+    limited.close()
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/.", "a\\b", "a\0b", "a\nb"])

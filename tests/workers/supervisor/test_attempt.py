@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import pytest
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of
 
+from service.jobs.store import StoreLimits
 from service.jobs.store.keyspace import JOB
 
 pytestmark = pytest.mark.distributed
@@ -80,6 +82,28 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert b'raise ValueError("the loss is not a number")' in traceback
     assert next(event["error"] for event in fleet.events(ref, "error")) == "ValueError"
     assert supervisor.wait(LIMIT_S) == 0
+
+
+def test_a_result_that_is_too_large_fails_the_rank_which_says_so(fleet: Fleet) -> None:
+    ref = fleet.submit("overflowing")
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert job.error is not None
+    assert (job.state, job.error.type, job.result) == ("failed", "ValueError", None)
+    assert re.match(r"the result has 10486\d\d bytes, and a job's record holds 1048576", job.error.message)
+
+
+@pytest.mark.parametrize("limits", [StoreLimits(lease_s=60.0, max_job_artifacts=2)])
+def test_artifacts_that_are_too_many_are_not_taken_and_leave_nothing(fleet: Fleet) -> None:
+    ref = fleet.submit("flooding")
+    fleet.supervise(ref)
+    assert fleet.ended(ref).state == "succeeded"
+    kept = fleet.store.artifacts.list(ref.job_id)
+    assert [artifact.name for artifact in kept] == ["0.txt", "1.txt"]
+    assert {path.name for path in fleet.data.job(ref.job_id).published.iterdir()} == {each.sha256 for each in kept}
+    first, last = (event["line"] for event in fleet.events(ref, "log"))
+    assert re.match(r"artifact '2.txt' was not taken: the job has 2 artifacts, as many as one may have", first)
+    assert last.startswith("4 artifacts were not taken")
 
 
 @pytest.mark.slow

@@ -11,7 +11,12 @@ local known = redis.call("HGET", KEY.job_artifacts(job_id), name)
 if known == entry then
   return 0
 end
-count_artifact_bytes(job_id, cjson.decode(entry).bytes - (known and cjson.decode(known).bytes or 0))
+local bytes, before = cjson.decode(entry).bytes, known and cjson.decode(known).bytes or 0
+local refusal = too_much(job_id, name, bytes, before, limits)
+if refusal then
+  return refuse("CONFLICT", refusal)
+end
+count_artifact_bytes(job_id, bytes - before)
 redis.call("HSET", KEY.job_artifacts(job_id), name, entry)
 add_event(job_id, limits.stream_cap, "artifact", event)
 return 1
