@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from service.bounds.capture import Trace, capture, local_state, trace
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
+from service.bounds.needed import needed_entries
 from service.bounds.operators import NONLINEAR, OPERATORS, check
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
@@ -116,6 +117,14 @@ class Network:
     def position(self) -> Mapping[str, int]:
         """Return the position of each node in execution order."""
         return {node.name: index for index, node in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def needed(self) -> Mapping[str, Tensor]:
+        """Return the entries, bool ``(n,)``, of values of which the output depends on some alone, by name.
+
+        Nothing is known of a network that others have a part of.
+        """
+        return needed_entries(self.graph) if self.is_alone else {}
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""

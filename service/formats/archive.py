@@ -20,6 +20,7 @@ from errno import EINVAL
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+_WRAPPERS = ("module.", "_orig_mod.")
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 LARGEST_CONFIG = 2**20
 """Bytes of a configuration."""
@@ -173,9 +174,18 @@ def weight_files(names: Collection[str], index: Callable[[], bytes]) -> list[str
     return shards
 
 
+def unwrapped(name: str) -> str:
+    """Return the name of a tensor without what wrappers add: DistributedDataParallel before all, compiled modules at
+    their place.
+    """
+    while name.startswith(_WRAPPERS):
+        name = name.removeprefix(_WRAPPERS[0]).removeprefix(_WRAPPERS[1])
+    return name.replace(f".{_WRAPPERS[1]}", ".")
+
+
 def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors by their names, from the headers of the files that hold the weights. Raises
-    :class:`ArchiveError`.
+    """Return the shapes of all tensors by their :func:`unwrapped` names, from the headers of the files that hold the
+    weights. Raises :class:`ArchiveError`.
     """
     found: dict[str, tuple[int, ...]] = {}
     with _checkpoint(archive) as members:
@@ -183,7 +193,10 @@ def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
         if not files:
             raise ArchiveError(f"the archive has no .safetensors file beside {CONFIG}")
         for name in files:
-            shapes = _shapes(members[name])
+            held = _shapes(members[name])
+            shapes = {unwrapped(each): shape for each, shape in held.items()}
+            if len(shapes) < len(held):
+                raise ArchiveError(f"{name} has a tensor twice, with and without a prefix of {' or '.join(_WRAPPERS)}")
             if doubled := found.keys() & shapes.keys():
                 raise ArchiveError(f"{min(doubled)} is in several files, and no {INDEX} says which one counts")
             found |= shapes

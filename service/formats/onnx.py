@@ -20,7 +20,7 @@ from service.formats.onnx_functions import FunctionError, inlined
 from service.formats.onnx_halves import with_precision_told
 from service.formats.onnx_inputs import inputs_of, with_one_input, with_real_inputs
 from service.formats.onnx_operators import OPERATORS, advice
-from service.formats.onnx_outputs import bounded_before, scores_only, without_maps
+from service.formats.onnx_outputs import bounded_before, can_all_be_bounded, scores_only, without_maps
 from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields
 
@@ -67,6 +67,7 @@ class Outline:
     """Entries of one instance, and nodes that no rule bounds. ``outputs`` is ``None`` where only running it tells.
 
     ``names`` are those of the outputs, and ``instead`` values that can be bounded, from which such nodes go on.
+    Where ``has_labels``, some that can be bounded are left out as such; ``every`` counts the entries of all outputs.
     """
 
     inputs: int
@@ -74,6 +75,8 @@ class Outline:
     unsupported: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     instead: tuple[str, ...] = ()
+    has_labels: bool = False
+    every: int | None = None
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -88,6 +91,11 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
     """Return the model of a file's content that gzip did not compress, or of a zip with the files of its weights.
     Raises :class:`OnnxError`.
     """
+    model = _with_every_output(content)
+    return scores_only(model, _dependence(model), _supported(model))
+
+
+def _with_every_output(content: bytes) -> onnx.ModelProto:
     model = message_of(content)
     if not model.graph.node or not model.graph.output:
         raise OnnxError("the file is not an ONNX model: it has no nodes or no outputs")
@@ -107,7 +115,6 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
     _check_inputs(model)
     model = with_one_input(model, opset, batch_of_one)
     batch_of_one(graph_input(model))
-    model = scores_only(model, _dependence(model), _supported(model))
     for output in model.graph.output:
         _lengths(output)
     return model
@@ -213,6 +220,8 @@ def _check_tensor(where: str, tensor: TensorProto) -> None:
             f"{where} is kept in another file; expected a zip of the model and that file, or one file, as "
             "torch.onnx.export(…, external_data=False) writes it"
         )
+    if tensor.data_type == TensorProto.STRING:
+        return  # names of classes, which only a label reads: that is no number, and left out
     if tensor.data_type not in _BITS:
         raise OnnxError(f"{where} is of type {type_name(tensor.data_type)}; expected one of numbers")
     shape = list(tensor.dims)
@@ -308,9 +317,11 @@ def outline(path: Path, chosen: Callable[[bytes], bytes] = bytes) -> Outline | N
 
 def outline_of(content: bytes) -> Outline:
     """Return the outline of the model in a file's content that gzip did not compress. Raises :class:`OnnxError`."""
-    model = parse_unpacked(content)
-    outputs = [_entries(value) for value in model.graph.output]
-    known = [each for each in outputs if each is not None]
+    model = _with_every_output(content)
+    every = _entries_of_outputs(model)
+    are_bounded = can_all_be_bounded(model, _dependence(model), _supported(model))
+    count = len(model.graph.output)
+    model = scores_only(model, _dependence(model), _supported(model))
     inputs = prod(batch_of_one(graph_input(model)))
     supported = _supported(model)
     working = working_nodes(model)
@@ -322,10 +333,12 @@ def outline_of(content: bytes) -> Outline:
     )
     return Outline(
         inputs,
-        sum(known) if len(known) == len(outputs) else None,
+        _entries_of_outputs(model),
         unsupported,
         tuple(output.name for output in model.graph.output),
         bounded_before([each for each in working if each[0] not in supported], _dependence(model), supported),
+        are_bounded and len(model.graph.output) < count,
+        every,
     )
 
 
@@ -364,6 +377,13 @@ def operator_of(node: onnx.NodeProto) -> str:
 
 def name_of(node: onnx.NodeProto, index: int) -> str:
     return node.name or f"{node.op_type}_{index}"
+
+
+def _entries_of_outputs(model: onnx.ModelProto) -> int | None:
+    """Return the entries of all outputs together, where the file declares them."""
+    outputs = [_entries(value) for value in model.graph.output]
+    known = [each for each in outputs if each is not None]
+    return sum(known) if len(known) == len(outputs) else None
 
 
 def _entries(value: onnx.ValueInfoProto) -> int | None:

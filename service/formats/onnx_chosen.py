@@ -20,6 +20,7 @@ from service.formats.onnx import (
     unpacked,
 )
 from service.formats.onnx_inputs import inputs_of
+from service.formats.onnx_outputs import marked
 from service.jobs.spec.verify import FromOnnx
 
 
@@ -48,6 +49,12 @@ def chosen(content: bytes, model: FromOnnx) -> bytes:
     if model.outputs:
         _choose(message, model.outputs)
     found: bytes = message.SerializeToString()
+    return found
+
+
+def with_labels(content: bytes) -> bytes:
+    """Return the content of a file all of whose outputs are chosen, labels too, which are else left out."""
+    found: bytes = marked(message_of(unpacked(content, LARGEST))).SerializeToString()
     return found
 
 
@@ -97,7 +104,7 @@ def _choose(model: onnx.ModelProto, names: Sequence[str]) -> None:
         if found.unsupported:
             message = f"{output.name!r} needs {', '.join(found.unsupported[:3])}, without a rule"
             raise ChoiceError("outputs", message, ", ".join(map(repr, found.instead)) or "others")
-    _set_outputs(model, copies)
+    _set_outputs(marked(model), copies)
 
 
 def _set_outputs(model: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None:

@@ -7,12 +7,10 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from service.formats.archive import LARGEST_TENSOR_HEADER
+from service.formats.archive import LARGEST_TENSOR_HEADER, unwrapped
 from service.jobs.spec.families import MlpConfig
 from service.jobs.spec.model import ModelConfig
 
-_WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes of DistributedDataParallel, and of compiled modules."""
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(weight|bias)")
 _ADVICE = "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
 
@@ -44,7 +42,7 @@ def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
     """Return the names that a file has for its tensors, by the model's own: without what wrappers put before them, and
     of a plain ``nn.Sequential`` by the order of its layers.
     """
-    bare = dict(zip(map(_unwrapped, held), held, strict=True))
+    bare = dict(zip(map(unwrapped, held), held, strict=True))
     if isinstance(config, MlpConfig) and "head.weight" not in bare:
         return _sequential(len(config.hidden), bare)
     return bare
@@ -69,12 +67,6 @@ def check_weights(path: Path, config: ModelConfig) -> None:
                 raise WeightsFileError(
                     f"{names[name]!r} has shape {shapes[names[name]]}; {name!r} of this model has {wanted}"
                 )
-
-
-def _unwrapped(name: str) -> str:
-    for wrapper in _WRAPPERS * 2:
-        name = name.removeprefix(wrapper)
-    return name
 
 
 def _sequential(hidden: int, bare: Mapping[str, str]) -> Mapping[str, str]:

@@ -69,6 +69,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, object]]] = {
     "tanh form": (gelu_of_tanh_form, {"approximate": "tanh"}),
     "aten.atan.default": (torch.atan, {}),
     "aten.mish.default": (functional.mish, {}),
+    "aten.hardswish.default": (functional.hardswish, {}),
     "aten.elu.default": (functional.elu, {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
     "selu": (functional.selu, {"alpha": SELU_ALPHA, "scale": SELU_SCALE, "input_scale": 1.0}),
     "aten.softplus.default": (lambda z: functional.softplus(z, 2.0, 700.0), {"beta": 2.0, "threshold": 700.0}),

@@ -28,6 +28,7 @@ def classifier() -> bytes:
         helper.make_node("Where", ["mask", "moved", "zero"], ["scores"]),
         helper.make_node("Softmax", ["scores"], ["p"], axis=1),
         helper.make_node("ArgMax", ["p"], ["label"], axis=1),
+        helper.make_node("NonZero", ["p"], ["none"]),
         helper.make_node("Gather", ["scores", "rows"], ["chosen"], axis=1),
     ]
     wanted = [
@@ -61,8 +62,13 @@ def test_inputs_are_fixed_and_lengths_set_and_what_can_be_bounded_is() -> None:
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(["p"], SCORES.softmax(1)), (["chosen"], SCORES[:, [2, 0]]), (["scores"], SCORES)],
-    ids=["an output", "another", "a value within"],
+    [
+        (["p"], SCORES.softmax(1)),
+        (["chosen"], SCORES[:, [2, 0]]),
+        (["scores"], SCORES),
+        (["label", "p"], torch.cat([SCORES.argmax(1, keepdim=True), SCORES.softmax(1)], dim=1)),
+    ],
+    ids=["an output", "another", "a value within", "a label"],
 )
 def test_outputs_are_chosen_by_name(names: list[str], expected: torch.Tensor) -> None:
     made = chosen(classifier(), choice(outputs=names, **FIXED))
@@ -79,13 +85,13 @@ def test_outputs_come_in_the_order_in_which_they_are_named() -> None:
     ("fields", "field", "words", "expected"),
     [
         ({"outputs": ["q"]}, "model.outputs", "no value 'q'", "'label', 'p', 'chosen'"),
-        ({"outputs": ["p", "label"], **FIXED}, "model.outputs", "'label' needs ONNX ArgMax", "'p'"),
+        ({"outputs": ["p", "none"], **FIXED}, "model.outputs", "'none' needs ONNX NonZero", "'p'"),
         ({"inputs": {"z": 0}}, "model.inputs", "no input 'z'", "'x', 'bias', 'mask', 'rows'"),
         ({"inputs": {"rows": [1, 2, 3]}}, "model.inputs", "'rows' is fixed to 3 numbers", "the 2 of its shape [2]"),
         ({"inputs": {"rows": 0.5}}, "model.inputs", "fixed to what no INT64 is", "whole numbers"),
         ({"dimensions": {"depth": 3}}, "model.dimensions", "no length 'depth' open", "'batch', 'width'"),
     ],
-    ids=["output", "label", "input", "count", "fraction", "dimension"],
+    ids=["output", "operator", "input", "count", "fraction", "dimension"],
 )
 def test_what_a_file_does_not_have_is_refused_with_what_it_has(
     fields: dict[str, object], field: str, words: str, expected: str

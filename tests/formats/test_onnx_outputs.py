@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 import pytest
 import torch
@@ -9,15 +11,18 @@ from onnx import TensorProto, helper
 
 from service.bounds.onnx import load
 from service.formats.onnx import outline_of
+from service.formats.onnx_chosen import with_labels
 
 SCORES = [helper.make_node("Softmax", ["x"], ["scores"]), helper.make_node("ArgMax", ["scores"], ["label"], axis=1)]
 ZIPPED = helper.make_node("ZipMap", ["scores"], ["map"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
 
 
-def classifier(nodes: list[onnx.NodeProto], *outputs: onnx.ValueInfoProto) -> bytes:
+def classifier(
+    nodes: list[onnx.NodeProto], *outputs: onnx.ValueInfoProto, held: Sequence[onnx.TensorProto] = ()
+) -> bytes:
     """Scores of three entries."""
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
-    graph = helper.make_graph(nodes, "g", [given], outputs)
+    graph = helper.make_graph(nodes, "g", [given], outputs, held)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
     content: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     return content
@@ -44,6 +49,17 @@ def test_a_label_beside_its_scores_is_left_out(content: bytes) -> None:
     assert torch.equal(load(content)(x), x.softmax(1))
 
 
-def test_a_label_alone_is_refused() -> None:
-    (words,) = outline_of(classifier(SCORES, LABEL)).unsupported
-    assert words.startswith("ONNX ArgMax (node 'ArgMax_1'), as it gives the place of the largest of 'scores'")
+@pytest.mark.parametrize("made", [classifier(SCORES, LABEL), with_labels(classifier(SCORES, TENSOR, LABEL))])
+def test_a_label_alone_is_bounded_and_one_that_is_asked_for(made: bytes) -> None:
+    assert outline_of(made).unsupported == ()
+    assert load(made)(torch.tensor([[0.0, 1.0, -2.0], [3.0, 1.0, -2.0]]))[:, -1].tolist() == [1.0, 0.0]
+
+
+def test_a_query_may_count_labels_that_are_numbers() -> None:
+    tensor, text = classifier(SCORES, TENSOR, LABEL), helper.make_tensor_value_info("label", TensorProto.STRING, [1, 1])
+    assert (outline_of(tensor).outputs, outline_of(tensor).has_labels, outline_of(tensor).every) == (3, True, 4)
+    names = helper.make_tensor("names", TensorProto.STRING, [3], [b"a", b"b", b"c"])
+    place = helper.make_node("ArgMax", ["scores"], ["place"], axis=1, keepdims=0)
+    named = helper.make_node("ArrayFeatureExtractor", ["names", "place"], ["label"], domain="ai.onnx.ml")
+    outline = outline_of(classifier([SCORES[0], place, named], TENSOR, text, held=[names]))
+    assert (outline.outputs, outline.has_labels, outline.unsupported) == (3, False, ())

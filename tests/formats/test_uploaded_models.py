@@ -107,6 +107,8 @@ def test_one_that_does_not_is_refused_at_submit(
 
 
 WHOLE = safetensors(shapes(CONFIG))
+WRAPPED = safetensors({f"module._orig_mod.{name}": shape for name, shape in shapes(CONFIG).items()})
+COMPILED = safetensors({name.replace(".mlp", "._orig_mod.mlp"): shape for name, shape in shapes(CONFIG).items()})
 FIRST, *OTHERS = shapes(CONFIG)
 INDEX = json.dumps({"weight_map": dict.fromkeys(shapes(CONFIG), "a.safetensors") | {FIRST: "b.safetensors"}}).encode()
 
@@ -123,6 +125,8 @@ INDEX = json.dumps({"weight_map": dict.fromkeys(shapes(CONFIG), "a.safetensors")
             "consolidated.safetensors": WHOLE,
         },
         {"weights.safetensors": WHOLE},
+        {"model.safetensors": WRAPPED},
+        {"model.safetensors": COMPILED},
     ],
 )
 def test_only_the_files_of_the_model_count(tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -139,6 +143,7 @@ def test_only_the_files_of_the_model_count(tmp_path: Path, files: dict[str, byte
         ),
         ({"model.safetensors.index.json": b"[]", "a.safetensors": WHOLE}, "has no weight_map"),
         ({"a.safetensors": WHOLE, "b.safetensors": WHOLE}, "is in several files"),
+        ({"a.safetensors": safetensors({**shapes(CONFIG), f"module.{FIRST}": [256, 32]})}, "has a tensor twice, with"),
         ({"model.safetensors": safetensors({name: [1] for name in OTHERS})}, rf"has no tensor {FIRST} \(and lacks 1"),
         ({"model.safetensors": safetensors({**shapes(CONFIG), "x.bias": [1]})}, "has x.bias, which a model of this"),
         ({"model.safetensors": safetensors({**shapes(CONFIG), FIRST: [255, 32]})}, r"has shape \(255, 32\); this"),

@@ -216,6 +216,18 @@ def test_a_round_trip_is_exact(
     assert all(torch.equal(weights_again[name], tensor) for name, tensor in weights.items())
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_what_wrappers_add_to_names_is_left_out(tmp_path: Path, prefix: str) -> None:
+    tensors = checkpoint_tensors(CONFIG)
+    wrapped = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    folders = tmp_path / "wrapped", tmp_path / "plain"
+    (_, weights), (_, plain) = (
+        huggingface.load(upload_checkpoint(folder, CONFIG, each), DataLayout(folder))
+        for folder, each in zip(folders, (wrapped, tensors), strict=True)
+    )
+    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.items())
+
+
 def train_and_export(folder: str, file: str) -> dict[str, Any]:
     """On two ranks: a step so small that it changes nothing, from an imported model, exported again."""
     data = {"source": "tokens", "sequence": 32}

@@ -82,6 +82,29 @@ def test_rows_of_a_table_are_searched_without_gradients(data: DataLayout, most: 
     assert report.bounds[0]["verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("asked", "verdict"), [("(>= Y_3 1)", "verified"), ("(<= Y_3 Y_2)", "falsified"), ("(<= Y_0 0)", "verified")]
+)
+def test_a_query_about_a_label_beside_its_scores(data: DataLayout, asked: str, verdict: str) -> None:
+    """``Y_3`` is the place of the largest score, which is the first one's in the box."""
+    content = model(
+        [
+            node("Softmax", ["x"], "p", axis=1),
+            node("ArgMax", ["p"], "label", axis=1),
+            node("Cast", ["label"], "y", to=1),
+        ],
+        [1, 3],
+        outputs=("p", "y"),
+    )
+    inputs = "".join(
+        f"(declare-const X_{i} Real)(assert (>= X_{i} {2 - i}))(assert (<= X_{i} {2.9 - i}))" for i in range(3)
+    )
+    declared = inputs + "".join(f"(declare-const Y_{i} Real)" for i in range(4))
+    ranked, report = context(data)
+    job.run(specification(data, f"{declared}(assert {asked})", model={"onnx": upload(data, content)}), ranked)
+    assert report.bounds[0]["verdict"] == verdict
+
+
 def test_what_is_chosen_of_a_file_is_bounded(data: DataLayout) -> None:
     nodes = [node("Mul", ["x", "c"], "scaled"), node("Add", ["scaled", "d"], "moved"), node("Relu", ["moved"])]
     content = model(

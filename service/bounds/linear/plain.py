@@ -8,7 +8,7 @@ those of rows that only one rank knows yet are its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -36,7 +36,8 @@ class Pass:
     The input ends them, or hands them over to the stages before. ``intervals`` holds the frontier's,
     ``relaxations`` one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows
     outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows. ``before``
-    answers instead of the network's own stages before. A pass that ``ascends`` is differentiated only to choose
+    answers instead of the network's own stages before. ``settled`` has entries, bool ``(batch or 1, n)``, of values by
+    name, that no row of theirs could bound better. A pass that ``ascends`` is differentiated only to choose
     relaxations, so that gradients need not be exact; those of parameters that are trained must be.
     """
 
@@ -47,6 +48,7 @@ class Pass:
     divided: bool = False
     before: OptimisedBefore | None = None
     ascends: bool = False
+    settled: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -109,6 +111,8 @@ class _Traversal:
     def propagate(self, node: Node, arrived: Pending) -> Iterable[tuple[str, Pending]]:
         network = self.backward.network
         if node.name in self.backward.frontier or node is network.graph.input:
+            if node.name in self.backward.frontier and self._ends_in_patches(node, arrived):
+                return ()
             self._end(node, arrived)
             return ()
         if node.name == network.entrance and self._ends_in_patches(node, arrived):

@@ -55,7 +55,7 @@ class OptimisedAnalysis:
 def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analysis:
     """Bound with optimised intermediate bounds, as the literature's default has it."""
     options, brought = affordable(network, box, options), Brought()
-    backward = bound_layers(network, box, options, partial(both_optimised, brought=brought))
+    backward = bound_layers(network, box, options, partial(both_optimised, brought=brought), decides=True)
     if brought.most:
         LOG.info("alpha-crown: %s", brought)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
@@ -83,7 +83,7 @@ def both_optimised(
 def alpha_crown_fixed(network: Network, box: Interval, options: BoundOptions) -> Analysis:
     """Bound with CROWN's intermediate bounds; only the rows asked for are optimised."""
     options = affordable(network, box, options)
-    backward = bound_layers(network, box, options, one_pass)
+    backward = bound_layers(network, box, options, one_pass, decides=True)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
 
 

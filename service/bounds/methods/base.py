@@ -141,10 +141,17 @@ def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
     return max(1, options.elements // elements_of_row(backward, start))
 
 
+IN_CACHE = 2**20
+"""Elements of a part on a CPU: larger tensors leave its caches, and each is new memory, which the system fills with
+zeros first.
+"""
+
+
 def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:
     """Return how many of ``rows`` rows may go together in one plain pass."""
     each = elements_of_row(backward, start)
-    return max(1, options.passing(rows * each).elements // each)
+    most = options.passing(rows * each).elements
+    return max(1, (most if backward.device.type == "cuda" else min(most, IN_CACHE)) // each)
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:

@@ -12,7 +12,7 @@ from service.bounds.options import BoundOptions, affordable
 
 
 def _bounded(network: Network, box: Interval, options: BoundOptions, choose: Choose) -> LinearAnalysis:
-    backward = bound_layers(network, box, options, one_pass, choose)
+    backward = bound_layers(network, box, options, one_pass, choose, decides=True)
     return LinearAnalysis(backward, inputs_of(network, backward.intervals), options)
 
 

@@ -8,8 +8,9 @@ each keeps its own results: nothing is replaced by a looser bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,9 +20,13 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.methods.base import parts_of_rows, passing_at_once
+from service.bounds.methods.base import elements_of_row, parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
+from service.bounds.operators.elementwise import Elementwise
+from service.bounds.operators.expand import Expand
+from service.bounds.operators.permute import Permute
+from service.bounds.operators.slice import Select, Slice
 from service.bounds.options import BoundOptions
 from service.bounds.relaxation import Relaxed
 
@@ -33,9 +38,14 @@ Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
-    """Return which entries of an input matter, bool ``(batch, n)``."""
+    """Return which entries of an input matter and have no bounds yet that a row would give, bool ``(batch, n)``."""
+    network, name = backward.network, node.inputs[index_of_input]
     known = [backward.intervals[each] for each in node.inputs]
-    return backward.network.operator_of(node).unstable_on(node, known)[index_of_input].flatten(1)
+    wanted = network.operator_of(node).unstable_on(node, known)[index_of_input].flatten(1)
+    if (needed := network.needed.get(name)) is not None:
+        wanted = wanted & needed
+    settled = backward.settled.get(name)
+    return wanted if settled is None else wanted & ~settled
 
 
 def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
@@ -54,6 +64,10 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
     return wanted, numbers(chosen, count)
 
 
+FEW_LAYERS, SAMPLED = (3, 6, 12), 64
+"""Layers that a pass goes back through to settle signs, fewer ones first, and entries of which the share is found."""
+WORTH_DECIDING, WORTH_SHARE = 2**24, 0.3
+"""Coefficients of all rows, and the share of signs that is settled, below which whole passes are as good."""
 PER_INSTANCE = 0.8
 """Rows of their own are worth it below this share: common rows of a layer start as its weights, without a batch."""
 
@@ -64,15 +78,37 @@ def numbers(chosen: Tensor, count: int) -> Tensor:
 
 
 def bound_layers(
-    network: Network, box: Interval, options: BoundOptions, refine: Refine, choose: Choose = wanted_rows
+    network: Network,
+    box: Interval,
+    options: BoundOptions,
+    refine: Refine,
+    choose: Choose = wanted_rows,
+    *,
+    decides: bool = False,
 ) -> Pass:
-    """Return a pass that has the intervals of every node and the relaxations of all non-linear ones."""
-    intervals, relaxations = {network.graph.input.name: box}, dict[str, Relaxed]()
-    backward = Pass(network, intervals, relaxations, divided=True)
-    exact = _exact_intervals(network, box.exact_layers)
+    """Return a pass that has the intervals of every node and the relaxations of all non-linear ones.
+
+    With ``decides``, signs that a pass back through a few layers tells have no rows through all of them.
+    """
+    intervals, relaxations, settled = {network.graph.input.name: box}, dict[str, Relaxed](), dict[str, Tensor]()
+    backward = Pass(network, intervals, relaxations, divided=True, settled=settled)
+    depth = _depths(network)
+    exact = {name for name, mixing in depth.items() if mixing <= box.exact_layers}
+    is_free = options.intersect and network.is_alone and box.lower.device.type == "cpu" and not torch.is_grad_enabled()
     if options.progress is not None:
         options.progress.start(network, network.preactivations - exact)
-    _LayerBounds(network, intervals, backward, relaxations, options, refine, choose, exact).run()
+    _LayerBounds(
+        network,
+        intervals,
+        backward,
+        relaxations,
+        settled,
+        options,
+        refine,
+        choose,
+        exact,
+        depth if decides and is_free else {},
+    ).run()
     return backward
 
 
@@ -82,29 +118,84 @@ class _LayerBounds(ForwardTraversal):
 
     backward: Pass
     relaxations: dict[str, Relaxed]
+    settled: dict[str, Tensor]
     options: BoundOptions
     refine_rows: Refine
     choose: Choose
     exact: set[str]
+    depth: Mapping[str, int]
 
     def refine(self, node: Node, index: int) -> None:
         name = node.inputs[index]
         if name not in self.exact:
-            refined = self._tightened_by_rows(name, *self.choose(self.backward, node, index))
-            self.intervals[name] = self.network.agreed(name, refined)
+            if self.depth and self.network.operator_of(node).breakpoint(node, index) is not None:
+                self._decide(node, index)
+            wanted, rows = self.choose(self.backward, node, index)
+            self.intervals[name] = self.network.agreed(name, self._tightened_by_rows(name, wanted, rows))
+            self.settled[name] = wanted | self.settled[name] if name in self.settled else wanted
+
+    def propagate(self, node: Node) -> Interval:
+        found = super().propagate(node)
+        if self.options.intersect and (settled := self._settled_through(node)) is not None:
+            self.settled[node.name] = settled
+        return found
+
+    def _settled_through(self, node: Node) -> Tensor | None:
+        """Return the entries of a value whose interval is that of a function of one settled entry each: what is linear
+        in that entry, or below or above the function, is no tighter. ``None`` where there are none.
+        """
+        operator, before = OPERATORS[node.operator], self.settled.get(node.inputs[0])
+        if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):
+            return None
+        is_in_place = operator.keeps_order or (isinstance(operator, Elementwise) and node.shape == node.input_shapes[0])
+        return before if is_in_place else self._moved(node, before)
+
+    def _moved(self, node: Node, before: Tensor) -> Tensor | None:
+        """Return entries where an operator that only moves them puts them."""
+        if not isinstance(OPERATORS[node.operator], Permute | Slice | Select | Expand):
+            return None
+        marked = Interval.point(before.reshape(-1, *node.input_shapes[0]).to(self.backward.like.dtype))
+        return self.network.interval(node, {node.inputs[0]: marked}).lower.flatten(1) > 0
 
     def relax(self, node: Node) -> None:
         bounds = self.bounds_of_inputs(node)
         self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)
 
+    def _decide(self, node: Node, index: int) -> None:
+        """Tighten bounds by passes that end a few layers before, as long as that settles the signs of many entries.
+
+        A sign that is known leaves nothing to relax, whatever the bounds are.
+        """
+        name = node.inputs[index]
+        for layers in FEW_LAYERS:
+            first = self.depth[name] - layers
+            wanted, rows = wanted_rows(self.backward, node, index)
+            work = 2 * rows.shape[1] * elements_of_row(self.backward, name)
+            if first <= layers or work < WORTH_DECIDING:
+                return
+            few = replace(
+                self.backward, frontier=frozenset(each for each, depth in self.depth.items() if depth <= first)
+            )
+            some = rows[:, :: max(1, rows.shape[1] // SAMPLED)]
+            self.intervals[name] = self._tightened(name, wanted, some, partial(one_pass, few))
+            is_open = wanted_entries(self.backward, node, index).gather(1, some.expand(len(wanted), -1))
+            if float(is_open.float().mean()) <= 1 - WORTH_SHARE:
+                wanted, rows = wanted_rows(self.backward, node, index)
+                self.intervals[name] = self._tightened(name, wanted, rows, partial(one_pass, few))
+
     def _tightened_by_rows(self, name: str, wanted: Tensor, index: Tensor) -> Interval:
         """Return tighter bounds of a value, entry by entry where they matter to the instance."""
+        if self.options.progress is not None:
+            self.options.progress.expect(name, 2 * index.shape[1])
+        return self._tightened(name, wanted, index, partial(self.refine_rows, self.backward))
+
+    def _tightened(
+        self, name: str, wanted: Tensor, index: Tensor, refine: Callable[[str, Tensor, BoundOptions], Interval]
+    ) -> Interval:
         before, options = self.intervals[name], self.options
-        if options.progress is not None:
-            options.progress.expect(name, 2 * index.shape[1])
         if not index.shape[1]:
             return before
-        rows = self.refine_rows(self.backward, name, index, options)
+        rows = refine(name, index, options)
         flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
         if options.intersect:
             rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
@@ -130,9 +221,9 @@ def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) ->
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
 
 
-def _exact_intervals(network: Network, layers: int) -> set[str]:
-    """Return the values with exact intervals: at most ``layers`` operators between the input and them mix entries."""
+def _depths(network: Network) -> dict[str, int]:
+    """Return how many operators that mix entries are between the input and each value at the most."""
     depth = {network.graph.input.name: 0}
     for node in network.graph.nodes[1:]:
         depth[node.name] = max(depth[name] for name in node.inputs) + OPERATORS[node.operator].mixes(node)
-    return {name for name, mixing in depth.items() if mixing <= layers}
+    return depth

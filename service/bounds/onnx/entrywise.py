@@ -95,7 +95,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "Cosh": entrywise(torch.cosh),
     "Dropout": same,
     "HardSigmoid": hard_sigmoid,
-    "HardSwish": entrywise(functional.hardswish),
     "Identity": same,
     "Mean": mean_of,
     "Min": of_two(torch.minimum),

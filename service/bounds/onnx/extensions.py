@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
+from service.bounds.onnx.selecting import looked_up, place_of_largest
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned, optional
 
 
@@ -91,15 +93,25 @@ def linear_regressor(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]:
-    """Return scores after the label that they choose, which is no number here: nothing may read it."""
+    """Return scores after the label that they choose, which is no number where labels are texts."""
     rows = len(call.attributes["coefficients"]) // values[0].shape[-1]
     found = _scores(call, values, rows)
+    place = positive(found) if rows == 1 else place_of_largest(found, found.dim() - 1)
     if rows == 1:  # for two classes: the first has the opposite score, and of a softmax nothing is made
         found = torch.cat([-found, found], dim=-1)
         found = torch.sigmoid(found) if call.attributes.get("post_transform", "NONE") == "LOGISTIC" else found
     else:
         found = _transformed(call, found)
-    return [found * torch.nan, found]
+    return [_label(call, place), found]
+
+
+def _label(call: Call, place: Tensor) -> Tensor:
+    """Return the label at a place in the list of them."""
+    labels = call.attributes.get("classlabels_ints")
+    if labels is None:
+        return place * torch.nan
+    table = Value((len(labels),), None, np.array(labels, dtype=np.int64))
+    return looked_up(call, [table, Value((1,), place)], (1,))
 
 
 def _scores(call: Call, values: Values, rows: int) -> Tensor:

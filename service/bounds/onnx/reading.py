@@ -32,7 +32,7 @@ from service.formats.onnx import (
     working_nodes,
 )
 from service.formats.onnx_halves import precision_of
-from service.formats.onnx_outputs import labels_in
+from service.formats.onnx_outputs import texts_in
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
 """Operators whose first output may be left out, as exporters do where only the last state is used."""
@@ -134,7 +134,7 @@ def describe(model: onnx.ModelProto) -> Description:
         if name not in depends:
             raise UnsupportedModelError(f"output {name!r} does not depend on the input")
     names = {name for call in calls for name in (*call.inputs, *call.outputs) if name}
-    values = _values(model, names - labels_in(model))
+    values = _values(model, names - texts_in(model))
     constants = {name: value for name, value in values.items() if name not in depends}
     for name, value in constants.items():
         if value.dtype.kind == "f" and bool(np.isnan(value).any()):

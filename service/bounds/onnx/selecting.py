@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Values
+from service.bounds.onnx.logic import positive
+from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, axis
 
 MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
 """Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""
+MOST_WHOLE = 2**24
+"""The largest whole number up to which float32 has all of them."""
 
 
 def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -34,6 +38,41 @@ def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
             left[index - 1], left[index] = first(left[index - 1], left[index]), second(left[index - 1], left[index])
         found.append(left.pop(0))
     return [torch.cat(found, dim=dim)]
+
+
+def place_of(*, largest: bool) -> Converter:
+    """Return the converter of the place of the largest or the least entry, the first of several or the last."""
+
+    def convert(call: Call, values: Values, shape: Shape) -> Tensor:
+        x, dim = values[0].float, axis(int(call.attributes.get("axis", 0)), len(values[0].shape))
+        if x.shape[dim] > MOST_COMPARISONS:
+            raise call.refuse(f"the place in {x.shape[dim]}: at most {MOST_COMPARISONS} comparisons are supported")
+        last = bool(call.attributes.get("select_last_index", 0))
+        return place_of_largest(x if largest else -x, dim, last=last).reshape(-1, *shape)
+
+    return convert
+
+
+def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
+    """Return the place of the largest entry along a dimension, which stays with length 1: the number of places before
+    which all entries are less than the largest from there on; with ``last``, no more than it.
+    """
+    entries = torch.split(x, 1, dim=dim)
+    before, after = [entries[0]], [entries[-1]]
+    for first, second in zip(entries[1:-1], reversed(entries[1:-1]), strict=True):
+        before.append(torch.maximum(before[-1], first))
+        after.append(torch.maximum(after[-1], second))
+    if len(entries) == 1:
+        return entries[0] - entries[0]
+    gained = torch.cat(after[::-1], dim=dim) - torch.cat(before, dim=dim)
+    return (1 - positive(-gained) if last else positive(gained)).sum(dim=dim, keepdim=True)
+
+
+def extracted(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Choose entries of constants by places that depend on the input, as the names of classes are."""
+    if not values[0].constant:
+        raise call.refuse("its values depend on the input")
+    return looked_up(replace(call, attributes={"axis": -1}), values, shape).reshape(-1, *shape)
 
 
 def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -61,8 +100,7 @@ def looked_up(call: Call, values: Values, shape: Shape) -> Tensor:
     index below 0 counts from the end.
     """
     data, indices = values
-    if data.tensor is None:
-        raise call.refuse("its indices depend on the input, and it chooses integers")
+    data = _as_numbers(call, data, indices.float)
     dim, count = int(call.attributes.get("axis", 0)) % len(data.shape), data.shape[int(call.attributes.get("axis", 0))]
     rows = data.float.movedim(dim, 0).reshape(count, -1)
     entries = 2 * rows.numel() * max(1, int(np.prod(indices.shape)))
@@ -86,4 +124,19 @@ def looked_up(call: Call, values: Values, shape: Shape) -> Tensor:
     return found.permute(0, *(1 + each for each in order))
 
 
-CONVERTERS: Mapping[str, Converter] = {"GridSample": sampled, "TopK": top}
+def _as_numbers(call: Call, table: Value, like: Tensor) -> Value:
+    """Return a constant of whole numbers as floating-point numbers, of which each is one."""
+    if table.tensor is not None or table.array is None:
+        return table
+    if table.array.size and int(np.abs(table.array.astype(np.float64)).max()) > MOST_WHOLE:
+        raise call.refuse(f"its indices depend on the input, and it chooses integers above {MOST_WHOLE}")
+    return replace(table, tensor=torch.from_numpy(table.array.astype(np.float64)).to(like))
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "ArgMax": place_of(largest=True),
+    "ArgMin": place_of(largest=False),
+    "GridSample": sampled,
+    "TopK": top,
+    "ai.onnx.ml.ArrayFeatureExtractor": extracted,
+}

@@ -25,7 +25,18 @@ _MOVING = [
     "Slice",
 ]
 _READERS = frozenset(
-    [*_MOVING, "Cast", "DequantizeLinear", "Gather", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
+    [
+        *_MOVING,
+        "Cast",
+        "ai.onnx.ml.ArrayFeatureExtractor",
+        "DequantizeLinear",
+        "Gather",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    ]
 )
 """Operators for which a whole number is as good as any other; arithmetic of integers is not that of real numbers."""
 

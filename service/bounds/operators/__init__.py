@@ -32,6 +32,7 @@ from service.bounds.operators.exp import Exponential
 from service.bounds.operators.expand import Expand
 from service.bounds.operators.floor import Floor
 from service.bounds.operators.gelu import Gelu
+from service.bounds.operators.hardswish import HardSwish
 from service.bounds.operators.linear import AddMatrixProduct, Linear
 from service.bounds.operators.log import Logarithm
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixOfTwo, MatrixProduct, TwoDimensionalProduct
@@ -100,6 +101,7 @@ OPERATORS: Mapping[str, Operator] = by_overload(
     Elu(),
     Mish(),
     Silu(),
+    HardSwish(),
     Softplus(),
     Exponential(),
     Logarithm(),

@@ -19,6 +19,7 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
 from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import RigorousStep, Roundings, backward_error
+from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
@@ -235,6 +236,11 @@ class NonlinearOperator(Operator):
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
         return patch if image_of(node.input_shapes[index]) == image_of(node.shape) else None
+
+    def needed_of(self, node: Node, needed: Tensor) -> list[Tensor]:
+        """Return the entries of each input, bool, that those ``needed`` ``(*node.shape)`` of the output depend on."""
+        counted = needed.to(torch.float32)[None, None]
+        return [unbroadcast(counted, shape)[0, 0] > 0 for shape in node.input_shapes]
 
     @abstractmethod
     def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:

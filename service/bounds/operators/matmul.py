@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from service.bounds.fused import propagate_matrices, weighted
@@ -151,6 +152,16 @@ class MatrixOfTwo(Bilinear):
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
         longest = sum(node.shape[-2:]) + node.input_shapes[0][-1]
         return planes_step(node, inputs, lambda ends: self.interval(node, ends, RankGroup()), chosen, longest)
+
+    def needed_of(self, node: Node, needed: Tensor) -> list[Tensor]:
+        counted, ones = (
+            needed.to(torch.float32),
+            [needed.new_ones(shape, dtype=torch.float32) for shape in node.input_shapes],
+        )
+        onto = counted @ ones[1].mT, ones[0].mT @ counted
+        return [
+            unbroadcast(each[None, None], shape)[0, 0] > 0 for each, shape in zip(onto, node.input_shapes, strict=True)
+        ]
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it adds up over what is divided")

@@ -153,7 +153,7 @@ def _check_file(path: str, file: str, content: Path, model: Outline | None) -> I
 def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
     if not query.disjuncts:
         yield "no input satisfies its bounds on inputs, so there is nothing to verify", "a box with an input in it"
-    if model is None or (query.inputs == model.inputs and model.outputs in (None, query.outputs)):
+    if model is None or (query.inputs == model.inputs and _is_about(query.outputs, model)):
         return
     outputs = "" if model.outputs is None else f" and gives {model.outputs}"
     last = "" if model.outputs is None else f", Y_0 to Y_{model.outputs - 1}"
@@ -162,6 +162,11 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
         f"the query has {query.inputs} inputs and {query.outputs} outputs, the model takes {model.inputs}{outputs}"
     )
     yield message, f"X_0 to X_{model.inputs - 1}{last}"
+
+
+def _is_about(outputs: int, model: Outline) -> bool:
+    """Return whether a query may be about as many outputs: those that are bounded, or those with the labels."""
+    return model.outputs in (None, outputs) or (model.has_labels and model.every in (None, outputs))
 
 
 def _check_sizes(checked_property: BoxProperty | RobustnessProperty, model: Outline) -> Iterator[Problem]:

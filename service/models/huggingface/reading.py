@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from service.formats.archive import CONFIG, INDEX, unpack, weight_files
+from service.formats.archive import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.formats.llama import read_config
 from service.formats.llama_names import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, their_names
 from service.jobs.layout import DataLayout
@@ -37,14 +37,17 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors by their names, of the files that the index names, or of all files where there is none."""
+    """Return all tensors by their names without wrappers, of the files that the index names, or of all files where
+    there is none.
+    """
     found: dict[str, Tensor] = {}
     for path in _shards(folder):
         with safe_open(path, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 - not a mapping
+            for held in shard.keys():  # noqa: SIM118 - not a mapping
+                name = unwrapped(held)
                 if name in found:
                     raise WeightsError(f"{name} is in several files, and no {INDEX} says which one counts")
-                found[name] = shard.get_tensor(name)
+                found[name] = shard.get_tensor(held)
     return found
 
 

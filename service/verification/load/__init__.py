@@ -10,13 +10,13 @@ import torch
 
 from service.bounds.stages import StageLink
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec
+from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec, VnnlibProperty
 from service.parallel.mesh import build as build_mesh
 from service.verification.load.instances import load_instances
-from service.verification.load.onnx import chosen_source, load_onnx
+from service.verification.load.onnx import chosen_source, load_onnx, with_labels_if_asked
 from service.verification.load.task_loader import LoadedTasks, TaskLoader
 from service.verification.load.trained import load_trained
-from service.verification.properties import read
+from service.verification.properties import Property, read
 
 
 def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> LoadedTasks:
@@ -32,7 +32,13 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     if isinstance(spec.model, FromOnnx):
         property_spec = spec.property
         source = chosen_source(spec.model, context.data)
-        loaded = load_onnx(source, loader, lambda sizes: read(property_spec, *sizes, context.data))
+
+        def asked(sizes: tuple[int, int]) -> Property:
+            return read(property_spec, *sizes, context.data)
+
+        if isinstance(property_spec, VnnlibProperty):
+            source = with_labels_if_asked(source, asked)
+        loaded = load_onnx(source, loader, asked)
     else:
         loaded = load_trained(context.data, loader)
     return loader.collected([loaded])

@@ -11,7 +11,7 @@ from pathlib import Path
 from service.bounds.graph import UnsupportedModelError
 from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
 from service.jobs.layout import DataLayout
-from service.verification.load.onnx import OnnxSource, load_onnx
+from service.verification.load.onnx import OnnxSource, load_onnx, with_labels_if_asked
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import PropertyError
 from service.verification.properties.queried import Queried, check_sizes, paired
@@ -31,9 +31,9 @@ def load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[
                 parts[pair.model].append(instance)
             for name, part in parts.items():
                 read = partial(_content, archive, opened.pairs[part[0]])
-                source = OnnxSource(data.cache, f"{file}:{name}", read)
+                source, checked = OnnxSource(data.cache, f"{file}:{name}", read), partial(_checked, opened, asked, part)
                 try:
-                    loaded = load_onnx(source, loader, partial(_checked, opened, asked, part), part)
+                    loaded = load_onnx(with_labels_if_asked(source, checked), loader, checked, part)
                 except UnsupportedModelError as error:
                     if not loader.is_alone:
                         raise UnsupportedModelError(f"{name}: {error}") from error

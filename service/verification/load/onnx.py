@@ -25,7 +25,7 @@ from service.jobs.spec.verify import FromOnnx
 from service.models.build_once import build_once
 from service.verification.load.points import points
 from service.verification.load.task_loader import TaskLoader
-from service.verification.properties import Property
+from service.verification.properties import Property, PropertyError
 from service.verification.task import RefusedModel, Task
 
 if TYPE_CHECKING:
@@ -38,11 +38,14 @@ PropertyOfSizes = Callable[[tuple[int, int]], Property]
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX file, whose content is read only where it is needed; ``name`` is of this content alone."""
+    """An ONNX file, whose content is read only where it is needed; ``name`` is of this content alone, ``size`` its
+    bytes, compressed or not.
+    """
 
     cache: Path
     name: str
     read: Callable[[], bytes]
+    size: int = 0
 
     def folder(self, dtype: torch.dtype | None) -> Path:
         """Return the folder of weights that ranks map, to bound the model in ``dtype``; without, of its own type."""
@@ -65,7 +68,32 @@ def chosen_source(model: FromOnnx, data: DataLayout) -> OnnxSource:
         except OnnxError as error:
             raise UnsupportedModelError(str(error)) from error
 
-    return OnnxSource(data.cache, f"{model.onnx} {json.dumps(choices)}" if choices else model.onnx, read)
+    name = f"{model.onnx} {json.dumps(choices)}" if choices else model.onnx
+    return OnnxSource(data.cache, name, read, path.stat().st_size if path.is_file() else 0)
+
+
+def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> OnnxSource:
+    """Return the source with the labels of the file among its outputs, where the property is about as many as that.
+
+    Labels beside scores are else left out. All ranks find the same.
+    """
+    from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415 - brings onnxruntime
+    from service.formats.onnx import LARGEST_READ, OnnxError, outline_of, unpacked  # noqa: PLC0415 - brings onnx
+    from service.formats.onnx_chosen import with_labels  # noqa: PLC0415
+
+    if source.size > LARGEST_READ:
+        return source
+    content = source.read()
+    try:
+        has_labels = outline_of(unpacked(content, LARGEST_READ)).has_labels
+    except OnnxError:  # whoever loads it says so
+        return source
+    try:
+        if has_labels:
+            property_of(describe(parse(content)).sizes)
+    except PropertyError:
+        return replace(source, name=f"{source.name} with labels", read=lambda: with_labels(source.read()))
+    return source
 
 
 def load_onnx(

@@ -35,14 +35,40 @@ def truth(name: str = "t") -> onnx.NodeProto:
     return node("Cast", [name], to=TensorProto.FLOAT)
 
 
+def classifier(rows: int) -> bytes:
+    """A label before its scores, both as one output."""
+    given = {"coefficients": [1.0, -2.0, 0.5] * rows, "intercepts": [0.1, -0.2, 0.3][:rows]}
+    labels = {"classlabels_ints": [7, -1, 4][: max(2, rows)], "post_transform": "LOGISTIC"}
+    nodes = [
+        node("LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", **given, **labels),
+        node("Cast", ["label"], "f", to=TensorProto.FLOAT),
+        node("Unsqueeze", ["f"], "u", axes=[1]),
+        node("Concat", ["u", "p"], axis=1),
+    ]
+    return model(nodes, [1, 3], opset=12)
+
+
 TWO = [node("Less", ["x", "one"], "u"), node("Not", ["u"], "n")]
 MODELS: dict[str, bytes] = {
     **{kind: asking(kind, chosen()) for kind in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")},
     **{kind: asking("Greater", *TWO, node(kind, ["t", "n"], "b"), truth("b")) for kind in ("And", "Or", "Xor")},
     "Sign": model([node("Sign", ["x"])], [1, 3]),
+<<<<<<< HEAD
     "Shrink": model([node("Shrink", ["x"], lambd=0.6)], [1, 3]),
     "Shrink to overlap": model([node("Shrink", ["x"], lambd=-0.4, bias=0.3)], [1, 3]),
     "ThresholdedRelu": model([node("ThresholdedRelu", ["x"])], [1, 3]),
+=======
+    **{
+        name: model([node("Sin", ["x"], "s"), node(kind, ["s"], "t", axis=-1, **given), truth()], [1, 3])
+        for name, kind, given in (
+            ("ArgMax", "ArgMax", {}),
+            ("ArgMin", "ArgMin", {"keepdims": 0}),
+            ("last ArgMax", "ArgMax", {"select_last_index": 1}),
+        )
+    },
+    "LinearClassifier": classifier(3),
+    "LinearClassifier of two": classifier(1),
+>>>>>>> start-5
     "Mask": model(
         [node("Less", ["x", "c"], "t"), node("Where", ["t", "huge", "x"], "m"), node("ReduceMax", ["m"], axes=[1])],
         [1, 3],
@@ -65,7 +91,13 @@ MODELS: dict[str, bytes] = {
 }
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Shrink", "Xor"))
+=======
+@pytest.mark.parametrize(
+    "name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Xor", "ArgMax", "LinearClassifier")
+)
+>>>>>>> start-5
 def test_points_lie_inside_of_the_bounds(name: str) -> None:
     data = MODELS[name]
     runtime, network = Runtime.of(parse(data)), prepare(load(data), (3,))

@@ -367,8 +367,8 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
         (b"", "not an ONNX model"),
         (model([node("Det", ["x"])], IMAGE), r"no rule for ONNX Det \(node 'det_y'\)"),
         (
-            model([node("Relu", ["x"], "s"), node("ArgMax", ["s"])], [1, 3]),
-            "the largest of 's': name those in model.outputs",
+            model([node("ArgMax", ["x"], "a", axis=1), node("Cast", ["a"], to=1)], [1, 513]),
+            "the place in 513: at most 512 comparisons",
         ),
         (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 24"),
         (model([node("Relu", ["x"])], ["batch", "any", 3]), "only its first length may be open"),

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, Function] = {
     "Elu": lambda x: functional.elu(x, 0.7),
     "Mish": functional.mish,
     "Silu": functional.silu,
+    "HardSwish": functional.hardswish,
     "Softplus": lambda x: functional.softplus(x, 2.0),
     "Exponential": torch.exp,
     "Logarithm": torch.log,

@@ -118,6 +118,7 @@ EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
     "selu": (elu(1.67, 1.05, 1.0), {"alpha": 1.67, "scale": 1.05, "input_scale": 1.0}),
     "celu": (elu(1.5, 1.0, 1 / 1.5), {"alpha": 1.5, "scale": 1.0, "input_scale": 1 / 1.5}),
     "aten.mish.default": (lambda z: z * mpmath.tanh(mpmath.log1p(mpmath.exp(z))), {}),
+    "aten.hardswish.default": (lambda z: z * min(max(z + 3, mpmath.mpf(0)), mpmath.mpf(6)) / 6, {}),
     "aten.softplus.default": (mpmath_softplus(1.0), {"beta": 1.0, "threshold": 20.0}),
     "steep softplus": (mpmath_softplus(3.0), {"beta": 3.0, "threshold": 20.0}),
     "aten.erf.default": (mpmath.erf, {}),
