@@ -33,7 +33,7 @@ class SamplingPlan:
     statistics must not stand out; up to ``related`` elements of two tensors are related to each other.
     """
 
-    seeds: int = 48
+    seeds: int = 96
     fewest: int = 24
     budget_s: float = 10.0
     elements: int = 128

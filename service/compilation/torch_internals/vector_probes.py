@@ -27,7 +27,7 @@ class VectorProbes:
     """Where those are to be kept that were not tried."""
 
     def assume(self) -> None:
-        """Let torch choose, and take for granted that vectorized operators compile: a kernel is to show that."""
+        """Let torch choose, and take for granted that what this processor has compiles: a kernel is to show that."""
         self._choose(assumes=True)
 
     def keep(self) -> None:
@@ -62,7 +62,7 @@ class VectorProbes:
             path = self.folder / "probes" / name
             if path.exists():
                 return True
-            if assumes and code == getattr(kind, "_avx_code", None):
+            if assumes:
                 self.assumed.add(path)
                 return True
             works = tries(isa, code)
