@@ -34,12 +34,12 @@ def without_influence(
     Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` makes of
     what is so here what is so on any rank.
     """
-    search = _Search(build(program, "train"), reference, on_any)
+    search = _Halving(build(program, "train"), reference, on_any)
     return frozenset(names) - search.influential(sorted(names))
 
 
 @dataclass
-class _Search:
+class _Halving:
     program_run: ProgramRun
     reference: Reference
     on_any: Callable[[bool], bool]
