@@ -53,11 +53,9 @@ MODELS: dict[str, bytes] = {
     **{kind: asking(kind, chosen()) for kind in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")},
     **{kind: asking("Greater", *TWO, node(kind, ["t", "n"], "b"), truth("b")) for kind in ("And", "Or", "Xor")},
     "Sign": model([node("Sign", ["x"])], [1, 3]),
-<<<<<<< HEAD
     "Shrink": model([node("Shrink", ["x"], lambd=0.6)], [1, 3]),
     "Shrink to overlap": model([node("Shrink", ["x"], lambd=-0.4, bias=0.3)], [1, 3]),
     "ThresholdedRelu": model([node("ThresholdedRelu", ["x"])], [1, 3]),
-=======
     **{
         name: model([node("Sin", ["x"], "s"), node(kind, ["s"], "t", axis=-1, **given), truth()], [1, 3])
         for name, kind, given in (
@@ -68,7 +66,6 @@ MODELS: dict[str, bytes] = {
     },
     "LinearClassifier": classifier(3),
     "LinearClassifier of two": classifier(1),
->>>>>>> start-5
     "Mask": model(
         [node("Less", ["x", "c"], "t"), node("Where", ["t", "huge", "x"], "m"), node("ReduceMax", ["m"], axes=[1])],
         [1, 3],
@@ -91,13 +88,9 @@ MODELS: dict[str, bytes] = {
 }
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Shrink", "Xor"))
-=======
 @pytest.mark.parametrize(
-    "name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Xor", "ArgMax", "LinearClassifier")
+    "name", slow_but_for(list(MODELS), "Equal", "Sign", "Mask", "Shrink", "Xor", "ArgMax", "LinearClassifier")
 )
->>>>>>> start-5
 def test_points_lie_inside_of_the_bounds(name: str) -> None:
     data = MODELS[name]
     runtime, network = Runtime.of(parse(data)), prepare(load(data), (3,))
