@@ -24,7 +24,7 @@ def _hardswish(z: Tensor) -> Tensor:
 
 
 def _derivative(z: Tensor) -> Tensor:
-    """Return the derivative; at both bends it is the parabola's, since the ends of the straight parts tell all of them."""
+    """Return the derivative; at both bends the parabola's: where the function is straight, its ends tell all."""
     inner = (2 * z.clamp(*BENDS) + 3) / 6
     return torch.where(z < BENDS[0], torch.zeros_like(z), torch.where(z > BENDS[1], torch.ones_like(z), inner))
 
