@@ -21,6 +21,8 @@ LEAKS: Mapping[str, str] = {
     "published_race.py": r"LEAK after",
 }
 """What a script prints where something got out, or did not end."""
+REFUSAL = re.compile(r"^AssertionError: \(4\d\d, ", re.MULTILINE)
+"""The end of a script whose job is refused at submit."""
 
 
 def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
@@ -40,7 +42,8 @@ def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
                 if not names or script in names:
                     ran = run_script(python(script), copy, service, limit)
                     found = re.search(leak, ran.output, re.MULTILINE)
-                    wrong = found[0] if found else f"exit {ran.status}: {ran.last}" if ran.status != 0 else ""
+                    is_refused = ran.status == 0 or REFUSAL.search(ran.output) is not None
+                    wrong = found[0] if found else "" if is_refused else f"exit {ran.status}: {ran.last}"
                     word = "WRONG" if wrong else "right"
                     said = "otherwise" if wrong else "nothing"
                     yield Row(PART, script, "", "nothing gets out", said, word, ran.seconds, wrong or ran.last)

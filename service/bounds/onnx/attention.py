@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, sqrt
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
+
+Mask = npt.NDArray[np.float64] | None
+"""What is added to scores, known before anything is traced; ``None`` for nothing."""
 
 
 def attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -23,7 +28,7 @@ def attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     )
     repeats = query.shape[2] // key.shape[2]
     key, values_ = (each if repeats == 1 else each.repeat_interleave(repeats, dim=2) for each in (key, values_))
-    mask = _mask(call, optional(values, 3), query)
+    mask = _mask(call, optional(values, 3))
     found = _attended(call, query, key, values_, mask, causal=bool(call.attributes.get("is_causal", 0)))
     return [found if len(shape) == 4 else _side_by_side(found)]
 
@@ -37,7 +42,7 @@ def fused_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     projected = projected if bias is None else projected + bias.float
     sizes = [int(each) for each in call.attributes.get("qkv_hidden_sizes", [projected.shape[-1] // 3] * 3)]
     query, key, values_ = (_heads(each, heads) for each in torch.split(projected, sizes, dim=-1))
-    mask = _padding(call, optional(values, 3), query) + _bias(call, optional(values, 5), query)
+    mask = _sum(_padding(call, optional(values, 3)), _bias(call, optional(values, 5)))
     causal = bool(call.attributes.get("unidirectional", 0))
     return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
 
@@ -54,7 +59,7 @@ def multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tenso
         parts = torch.split(bias.float, [each.shape[-1] for each in flat], dim=-1)
         flat = [each + part for each, part in zip(flat, parts, strict=True)]
     query, key, values_ = (_heads(each, heads) for each in flat)
-    mask = _padding(call, optional(values, 4), query) + _bias(call, optional(values, 5), query)
+    mask = _sum(_padding(call, optional(values, 4)), _bias(call, optional(values, 5)))
     causal = bool(call.attributes.get("unidirectional", 0))
     return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
 
@@ -72,45 +77,47 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.transpose(2, 3).flatten(3)
 
 
-def _attended(call: Call, query: Tensor, key: Tensor, values: Tensor, mask: Tensor, *, causal: bool) -> Tensor:
+def _attended(call: Call, query: Tensor, key: Tensor, values: Tensor, mask: Mask, *, causal: bool) -> Tensor:
     scale = float(call.attributes.get("scale", 0.0)) or 1 / sqrt(query.shape[-1])
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        mask = mask.masked_fill(later, -inf)
-    if bool((mask != 0).any()):
-        scores = scores + mask
+        mask = _sum(mask, np.triu(np.full([int(each) for each in scores.shape[-2:]], -inf), 1))
+    if mask is not None and mask.any():
+        scores = scores + torch.from_numpy(mask).to(scores)
     return torch.matmul(torch.softmax(scores, dim=-1), values)
 
 
-def _bias(call: Call, bias: Value | None, like: Tensor) -> Tensor:
-    """Return what is added to scores, ``(batch, heads, queries, keys)`` or 0."""
+def _sum(first: Mask, second: Mask) -> Mask:
+    if first is None or second is None:
+        return second if first is None else first
+    return np.asarray(first + second)
+
+
+def _bias(call: Call, bias: Value | None) -> Mask:
+    """Return what is added to scores, ``(batch, heads, queries, keys)``."""
     if bias is None:
-        return torch.zeros((), dtype=like.dtype, device=like.device)
+        return None
     if bias.array is None:
         raise call.refuse("what it adds to its scores depends on the input")
-    return bias.float
+    return bias.array.astype(np.float64)
 
 
-def _mask(call: Call, mask: Value | None, like: Tensor) -> Tensor:
+def _mask(call: Call, mask: Value | None) -> Mask:
     """Return the same of a mask that may have truths in it: what is false is left out."""
     if mask is None or mask.array is None or mask.array.dtype.kind != "b":
-        return _bias(call, mask, like)
-    kept = torch.tensor(mask.array, device=like.device)
-    return torch.zeros(kept.shape, dtype=like.dtype, device=like.device).masked_fill(~kept, -inf)
+        return _bias(call, mask)
+    return np.where(mask.array, 0.0, -inf)
 
 
-def _padding(call: Call, mask: Value | None, like: Tensor) -> Tensor:
+def _padding(call: Call, mask: Value | None) -> Mask:
     """Return the same of a mask of keys, ``(batch, keys)`` or ``(batch, queries, keys)``, with 0 at those that are left
     out.
     """
     if mask is None:
-        return _bias(call, None, like)
+        return None
     if mask.array is None or mask.array.ndim not in (2, 3):
         raise call.refuse("a mask of keys that depends on the input, or that has their number only, is not supported")
-    left_out = torch.from_numpy(mask.array == 0).to(like.device)
-    lowest = float(call.attributes.get("mask_filter_value", -10000.0))
-    filled = torch.zeros(left_out.shape, dtype=like.dtype, device=like.device).masked_fill(left_out, lowest)
+    filled = np.where(mask.array == 0, float(call.attributes.get("mask_filter_value", -10000.0)), 0.0)
     return filled[:, None, None] if filled.ndim == 2 else filled[:, None]
 
 

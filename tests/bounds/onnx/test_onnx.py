@@ -318,7 +318,9 @@ SOUND += ["Normalizer, L1", "Binarizer", "Normalizer, MAX", "LinearClassifier of
 SOUND += ["fused Attention", "fused Attention, causal", "MultiHeadAttention", "Attention", "RMSNormalization", "Swish"]
 
 
-@pytest.mark.parametrize("name", slow_but_for(SOUND, "Shrink", "LRN", "GatherND", "QuantizeLinear", "TopK", "Xor"))
+@pytest.mark.parametrize(
+    "name", slow_but_for(SOUND, "Shrink", "LRN", "GatherND", "QuantizeLinear", "TopK", "Xor", "fused Attention, causal")
+)
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 0.05, 0.4]))
 def test_bounds_hold_what_is_computed_in_float64(name: str, seed: int, radius: float) -> None:
