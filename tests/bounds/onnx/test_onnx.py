@@ -234,6 +234,11 @@ MODELS: dict[str, bytes] = {
     "DequantizeLinear, along channels": model(
         [node("QuantizeLinear", ["x", "s", "z"], "q"), node("DequantizeLinear", ["q", "s", "z"])], IMAGE,
         {"s": numbers(0.02, 0.3), "z": np.array([3, -5], np.int8)}),
+    **{kind: model([node(kind, ["x"], "t", axis=-1), node("Cast", ["t"], to=TensorProto.FLOAT)], [1, 5])
+       for kind in ("ArgMax", "ArgMin")},
+    "ArrayFeatureExtractor": model(
+        [node("ArgMax", ["x"], "t", axis=-1, keepdims=0),
+         node("ArrayFeatureExtractor", ["c", "t"], domain="ai.onnx.ml")], [1, 3], {"c": numbers(2, 5, 7)}),
     "TopK": model([node("TopK", ["x", "k"], ["y", "i"])], [1, 5], {"k": ints(3)}),
     "TopK of the least": model([node("TopK", ["x", "k"], ["y", "i"], axis=1, largest=0)], [1, 4, 2], {"k": ints(2)}),
     "GridSample": model([node("GridSample", ["x", "g"], padding_mode="border")], IMAGE, {"g": weights(1, 4, 3, 2)}),
