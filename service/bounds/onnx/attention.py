@@ -37,7 +37,7 @@ def fused_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     projected = projected if bias is None else projected + bias.float
     sizes = [int(each) for each in call.attributes.get("qkv_hidden_sizes", [projected.shape[-1] // 3] * 3)]
     query, key, values_ = (_heads(each, heads) for each in torch.split(projected, sizes, dim=-1))
-    mask = _padding(call, optional(values, 3), query) + _bias(call, optional(values, 5), query)
+    mask = _together(_padding(call, optional(values, 3), query), _bias(call, optional(values, 5)))
     causal = bool(call.attributes.get("unidirectional", 0))
     return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
 
@@ -54,7 +54,7 @@ def multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tenso
         parts = torch.split(bias.float, [each.shape[-1] for each in flat], dim=-1)
         flat = [each + part for each, part in zip(flat, parts, strict=True)]
     query, key, values_ = (_heads(each, heads) for each in flat)
-    mask = _padding(call, optional(values, 4), query) + _bias(call, optional(values, 5), query)
+    mask = _together(_padding(call, optional(values, 4), query), _bias(call, optional(values, 5)))
     causal = bool(call.attributes.get("unidirectional", 0))
     return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
 
@@ -72,40 +72,48 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.transpose(2, 3).flatten(3)
 
 
-def _attended(call: Call, query: Tensor, key: Tensor, values: Tensor, mask: Tensor, *, causal: bool) -> Tensor:
+def _attended(call: Call, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
     scale = float(call.attributes.get("scale", 0.0)) or 1 / sqrt(query.shape[-1])
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        mask = torch.zeros(later.shape, dtype=scores.dtype, device=scores.device) if mask is None else mask
         mask = mask.masked_fill(later, -inf)
-    if bool((mask != 0).any()):
-        scores = scores + mask
+    scores = scores if mask is None else scores + mask
     return torch.matmul(torch.softmax(scores, dim=-1), values)
 
 
-def _bias(call: Call, bias: Value | None, like: Tensor) -> Tensor:
-    """Return what is added to scores, ``(batch, heads, queries, keys)`` or 0."""
+def _together(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def _bias(call: Call, bias: Value | None) -> Tensor | None:
+    """Return what is added to scores, ``(batch, heads, queries, keys)``; ``None`` where nothing is."""
     if bias is None:
-        return torch.zeros((), dtype=like.dtype, device=like.device)
+        return None
     if bias.array is None:
         raise call.refuse("what it adds to its scores depends on the input")
     return bias.float
 
 
-def _mask(call: Call, mask: Value | None, like: Tensor) -> Tensor:
+def _mask(call: Call, mask: Value | None, like: Tensor) -> Tensor | None:
     """Return the same of a mask that may have truths in it: what is false is left out."""
     if mask is None or mask.array is None or mask.array.dtype.kind != "b":
-        return _bias(call, mask, like)
+        return _bias(call, mask)
+    if bool(mask.array.all()):
+        return None
     kept = torch.tensor(mask.array, device=like.device)
     return torch.zeros(kept.shape, dtype=like.dtype, device=like.device).masked_fill(~kept, -inf)
 
 
-def _padding(call: Call, mask: Value | None, like: Tensor) -> Tensor:
+def _padding(call: Call, mask: Value | None, like: Tensor) -> Tensor | None:
     """Return the same of a mask of keys, ``(batch, keys)`` or ``(batch, queries, keys)``, with 0 at those that are left
     out.
     """
     if mask is None:
-        return _bias(call, None, like)
+        return None
     if mask.array is None or mask.array.ndim not in (2, 3):
         raise call.refuse("a mask of keys that depends on the input, or that has their number only, is not supported")
     left_out = torch.from_numpy(mask.array == 0).to(like.device)
