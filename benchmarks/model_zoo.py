@@ -9,7 +9,8 @@ Bounds are those of the first file that is accepted, on the box ``|x − x0| ≤
 the mean width of the outputs of 2,000 points, of which half are corners; *inside* says whether all of them lay within
 every bound. Where a checkout of auto_LiRPA is at ``--peer``, it bounds the same module on the same box in the same
 process.
-With ``--json`` a model that the file has already is not run again: a long run can go in parts.
+With ``--json`` a model that the file has already is not run again: a long run can go in parts. With ``--device cpu
+cuda`` both are measured on one host: models side by side on ``--pairs`` of cores, and one at a time on the GPU.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import importlib
 import json
 import math
 import multiprocessing
+import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import torch
 import zoo_case
 from zoo_models import GROUPS, REFUSED_ON_PURPOSE, ZOO
 
@@ -44,6 +49,10 @@ class Row:
 
     name: str
     facts: Sequence[Fact]
+
+    def on(self, device: str) -> Row:
+        """Return the row without what was measured on other devices."""
+        return Row(self.name, [each for each in self.facts if each.get("device", device) == device])
 
     def bounded(self, who: str, method: str) -> Fact:
         """Return the fact of a method; empty where it was not run."""
@@ -84,26 +93,58 @@ class Row:
         return next((each["sampled"] for each in self.facts if "sampled" in each), None)
 
 
-def measured(name: str, given: argparse.Namespace) -> Row:
-    """Run one model in a process of its own; what it has told counts, however it ends.
-
-    The process is a fork of this one, which has imported the packages.
+@dataclass(eq=False)
+class Running:
+    """A model in a process of its own, a fork of this one, which has imported the packages; what it has told counts,
+    however it ends.
     """
-    limit = given.seconds * (2 + len(given.methods) * (2 if given.peer else 1)) + STARTING_S
-    with contextlib.suppress(ImportError):
-        importlib.import_module(ZOO[name].package)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "facts"
-        process = multiprocessing.get_context("fork").Process(target=zoo_case.into, args=(path, name, given))
+
+    name: str
+    cores: tuple[int, ...]
+    path: Path
+    process: ForkProcess
+    deadline: float
+
+    @classmethod
+    def start(cls, name: str, given: argparse.Namespace, cores: tuple[int, ...], folder: Path) -> Running:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(ZOO[name].package)
+        path = folder / name
+        process = multiprocessing.get_context("fork").Process(target=zoo_case.into, args=(path, name, given, cores))
         process.start()
-        process.join(limit)
-        said = f"exit {process.exitcode}" if process.exitcode else None
-        if process.is_alive():
-            said = f"ended after {limit:.0f} s"
-            process.kill()
-            process.join()
-        facts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return Row(name, [*facts, *([{"ended": said}] if said else [])])
+        runs = len(given.methods) * len(given.device) * (2 if given.peer else 1)
+        limit = 3 * given.export_seconds + runs * given.seconds + STARTING_S
+        return cls(name, cores, path, process, time.monotonic() + limit)
+
+    def ended(self) -> Row | None:
+        """Return what is known of the model once its process has ended, by itself or by the clock."""
+        said = None
+        if self.process.is_alive():
+            if time.monotonic() < self.deadline:
+                return None
+            said = "ended at its limit"
+            self.process.kill()
+        self.process.join()
+        said = said or (f"exit {self.process.exitcode}" if self.process.exitcode else None)
+        facts = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+        return Row(self.name, [*facts, *([{"ended": said}] if said else [])])
+
+
+def measured(names: Iterable[str], given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what is known of models as their processes end, as many side by side as there are pairs of cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    free: list[tuple[int, ...]] = [tuple(cores[2 * index : 2 * index + 2]) for index in range(given.pairs)] or [()]
+    waiting, running = list(names)[::-1], list[Running]()  # nets of torch alone take the least
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and free:
+                running.append(Running.start(waiting.pop(0), given, free.pop(), Path(folder)))
+            time.sleep(0.05)
+            for each in list(running):
+                if (row := each.ended()) is not None:
+                    running.remove(each)
+                    free.append(each.cores)
+                    yield row
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -190,28 +231,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=["*"], help="names or patterns, or groups: " + ", ".join(GROUPS))
     parser.add_argument("--methods", nargs="*", default=["ibp", "crown", "alpha-crown"])
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each export and each method")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each method")
+    parser.add_argument("--export-seconds", type=float, default=60.0, help="for each export, and for loading its file")
+    parser.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda, or both, one after the other")
+    parser.add_argument("--pairs", type=int, default=0, help="models side by side, each on a pair of cores")
+    parser.add_argument("--threads", type=int, default=1, help="of each model")
     parser.add_argument("--peer", type=Path, help="a checkout of auto_LiRPA")
     parser.add_argument("--json", type=Path, help="facts; models that it has already are not run again")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # threads do not survive a fork
     known: dict[str, Sequence[Fact]] = {}
     if given.json and given.json.exists():
         known = json.loads(given.json.read_text())
     patterns = [name for each in given.only for name in GROUPS.get(each, {each: None})]
     names = [name for name in ZOO if any(fnmatch(name, pattern) for pattern in patterns)]
-    print(line(header(given.methods)) + "\n" + "|---" * len(header(given.methods)) + "|", flush=True)
     zoo_case.warm_up()
-    rows = []
-    for name in names:
-        rows.append(Row(name, known[name]) if name in known else measured(name, given))
-        known[name] = rows[-1].facts
-        print(line(cells(rows[-1], given.methods)), flush=True)
+    for row in measured([name for name in names if name not in known], given):
+        known[row.name] = row.facts
+        print(line(cells(row.on(given.device[0]), given.methods)), flush=True)
         if given.json:
             given.json.write_text(json.dumps(known, indent=1))
-    print()
-    for each in summary(rows):
-        print(f"- {each}")
+    for device in given.device:
+        rows = [Row(name, known[name]).on(device) for name in names]
+        print(f"\n{device}\n\n" + line(header(given.methods)) + "\n" + "|---" * len(header(given.methods)) + "|")
+        for row in rows:
+            print(line(cells(row, given.methods)))
+        print()
+        for each in summary(rows):
+            print(f"- {each}")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,18 @@ Facts are written as they are found, one JSON object a line, so that those of a 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import io
 import json
+import multiprocessing
+import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +31,19 @@ from zoo_models import ZOO, Entry, seeded
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
-from service.bounds.network import prepare
+from service.bounds.network import Network, from_graph, prepare
 from service.bounds.onnx import OnnxModel, load
 from service.bounds.workspace import keep_workspaces_small
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 ROWS, POINTS, AT_ONCE = 16, 2000, 100
 """Outputs that are bounded, points that are sampled, and how many of them go together."""
-AGAIN_S = 1.0
-"""A run that takes less is done again, warm, and the second is the one that counts."""
+AGAIN_S = {"cpu": 1.0, "cuda": 5.0}
+"""A run that takes less is done again, warm, and the second is the one that counts: the first builds kernels."""
 LEGACY, DYNAMO = (17, 18, 19, 20), (18, 20, 21, 22, 23, 24)
 """Opsets that the exporters write in turn."""
 Bound = Callable[[], tuple[Tensor, Tensor]]
+Export = tuple[str, int, Callable[[], bytes]]
 
 
 class OutOfTimeError(BaseException):
@@ -60,6 +65,36 @@ def limited(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A file that is accepted: the module, and the network that is bounded."""
+
+    module: OnnxModel
+    network: Network
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a method is run, and for how many seconds at most."""
+
+    device: torch.device
+    seconds: float
+
+    def put(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process measures on the same GPU."""
+        if self.device.type == "cpu":
+            yield
+            return
+        torch.zeros(1, device=self.device)  # what a process does first takes a while
+        with (Path(tempfile.gettempdir()) / "zoo-gpu").open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            yield
+
+
 @dataclass
 class Log:
     """Where facts go."""
@@ -74,7 +109,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
 
 
-def exports(model: Any, x: Tensor, number: int) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+def exports(model: Any, x: Tensor, number: int) -> Iterator[Export]:
     """Yield each exporter with its opset and what writes the file."""
     if not isinstance(model, nn.Module):
         yield "skl2onnx", LEGACY[number % len(LEGACY)], lambda: _sklearn(model, x, LEGACY[number % len(LEGACY)])
@@ -103,35 +138,47 @@ def _torch(model: nn.Module, x: Tensor, dynamo: bool, opset: int) -> bytes:
     return file.getvalue()
 
 
-def accepted(model: Any, x: Tensor, number: int, log: Log, seconds: float) -> OnnxModel | None:
-    """Return the first file that is accepted, loaded; every exporter's is tried."""
-    found = None
-    for exporter, opset, write in exports(model, x, number):
-        facts: dict[str, Any] = {"exporter": exporter, "opset": opset}
-        try:
-            with limited(seconds), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                content = write()
-        except (Exception, OutOfTimeError) as error:
-            log.tell(**facts, said="not exported", why=_reason(error))
-            continue
-        try:
-            with limited(seconds):
-                module = load(content)
-                prepare(module, (module.features,))
-        except (UnsupportedModelError, OutOfTimeError) as error:
-            log.tell(**facts, said="refused", why=_reason(error))
-        except Exception as error:
-            log.tell(**facts, said="failed", why=_reason(error))
-        else:
-            log.tell(**facts, said="accepted")
-            found = found or module
-    return found
+def accepted(model: Any, x: Tensor, number: int, log: Log, seconds: float) -> Loaded | None:
+    """Return a file that is accepted, loaded; every exporter's is tried, all but the last in processes beside this."""
+    *others, last = exports(model, x, number)
+    beside = [multiprocessing.get_context("fork").Process(target=_taken, args=(each, log, seconds)) for each in others]
+    for process in beside:
+        process.start()
+    found = _taken(last, log, seconds)
+    for process in beside:
+        process.join()
+    silent = Log(Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as the process
+    return found or next(filter(None, (_taken(each, silent, seconds) for each in others)), None)
 
 
-def ours(module: OnnxModel, box: Interval, method: str) -> Bound:
-    network = prepare(module, (module.features,))
-    identity = torch.eye(module.outputs, dtype=box.lower.dtype, device=box.lower.device)[:ROWS]
+def _taken(export: Export, log: Log, seconds: float) -> Loaded | None:
+    """Write one exporter's file, load it, and tell what came of it."""
+    exporter, opset, write = export
+    facts: dict[str, Any] = {"exporter": exporter, "opset": opset}
+    try:
+        with limited(seconds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = write()
+    except (Exception, OutOfTimeError) as error:
+        log.tell(**facts, said="not exported", why=_reason(error))
+        return None
+    try:
+        with limited(seconds):
+            module = load(content)
+            started = time.perf_counter()
+            network = prepare(module, (module.features,))
+    except (UnsupportedModelError, OutOfTimeError) as error:
+        log.tell(**facts, said="refused", why=_reason(error))
+        return None
+    except Exception as error:
+        log.tell(**facts, said="failed", why=_reason(error))
+        return None
+    log.tell(**facts, said="accepted", capture=time.perf_counter() - started)
+    return Loaded(module, network)
+
+
+def ours(network: Network, box: Interval, method: str) -> Bound:
+    identity = torch.eye(network.graph.output.size, dtype=box.lower.dtype, device=box.lower.device)[:ROWS]
     rows = torch.cat([identity, -identity])[None]
 
     @torch.no_grad()
@@ -156,21 +203,21 @@ def peers(module: nn.Module, box: Interval, outputs: int, method: str) -> Bound:
     return bound
 
 
-def measured(who: str, method: str, make: Callable[[], Bound], log: Log, given: argparse.Namespace) -> Any:
+def measured(who: str, method: str, make: Callable[[], Bound], log: Log, place: Place) -> Any:
     """Return bounds, and tell what they took; ``None`` where there are none."""
-    facts, device = {"who": who, "method": method}, torch.device(given.device)
+    facts, device = {"who": who, "method": method, "device": place.device.type}, place.device
     gc.collect()
     before = _reset_peak(device)
     started = time.perf_counter()
     try:
-        with limited(given.seconds):
+        with limited(place.seconds):
             bound = make()
             for _ in range(2):
                 started = time.perf_counter()
                 found = [each.detach() for each in bound()]
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                if (spent := time.perf_counter() - started) > AGAIN_S:
+                if (spent := time.perf_counter() - started) > AGAIN_S[device.type]:
                     break
     except (Exception, OutOfTimeError) as error:
         log.tell(**facts, why=_reason(error), seconds=time.perf_counter() - started)
@@ -230,28 +277,31 @@ def beyond(bounds: tuple[Tensor, Tensor], met: tuple[Tensor, Tensor]) -> float:
 
 
 def run(entry: Entry, number: int, log: Log, given: argparse.Namespace) -> None:
-    """Measure one entry."""
+    """Measure one entry on each device: Trivet, and the peer."""
     model, x = seeded(entry)
-    module = accepted(model, x, number, log, given.seconds)
-    device = torch.device(given.device)
-    box = Interval(*(end.flatten()[None].to(device) for end in (x - entry.eps, x + entry.eps)))
-    outputs = ROWS
-    if module is not None:
-        module, outputs = module.to(device), module.outputs
-        torch.set_grad_enabled(mode=True)
-        bounds = {}
-        for method in given.methods:
-            found = measured("Trivet", method, lambda method=method: ours(module, box, method), log, given)  # type: ignore[misc]
-            bounds |= {} if found is None else {method: found}
-        met = sampled(module, box)
+    loaded = accepted(model, x, number, log, given.export_seconds)
+    torch.set_num_threads(given.threads)
+    torch.set_grad_enabled(mode=True)
+    box, found = Interval(*((x + moved).flatten()[None] for moved in (-entry.eps, entry.eps))), {}
+    for name in given.device:
+        place = Place(torch.device(name), given.seconds)
+        with place.alone():
+            here = box.map(place.put)
+            if loaded is not None:
+                network = from_graph(loaded.network.graph.to(place.device))
+                for method in given.methods:
+                    bounds = measured("Trivet", method, lambda m=method: ours(network, here, m), log, place)  # type: ignore[misc]  # noqa: B023
+                    found |= {} if bounds is None else {(name, method): bounds}
+            if given.peer and isinstance(model, nn.Module):
+                outputs = ROWS if loaded is None else loaded.module.outputs
+                shaped, module = here.map(lambda end: end.reshape(1, *entry.shape)), model.to(place.device)
+                for method in given.methods:
+                    measured("peer", method, lambda m=method: peers(module, shaped, outputs, m), log, place)  # type: ignore[misc]  # noqa: B023
+    if loaded is not None:
+        met = sampled(loaded.module, box)
         log.tell(sampled=float((met[1] - met[0]).mean()))
-        for method, found in bounds.items():
-            log.tell(beyond=method, by=beyond(found, met))
-    if given.peer and isinstance(model, nn.Module):
-        model.to(device)
-        shaped = box.map(lambda end: end.reshape(1, *entry.shape))
-        for method in given.methods:
-            measured("peer", method, lambda method=method: peers(model, shaped, outputs, method), log, given)  # type: ignore[misc]
+        for (name, method), bounds in found.items():
+            log.tell(beyond=method, device=name, by=beyond(bounds, met))
 
 
 def warm_up() -> None:
@@ -264,11 +314,16 @@ def warm_up() -> None:
             prepare(module, (module.features,))
 
 
-def into(path: Path, name: str, given: argparse.Namespace) -> None:
-    """Measure the entry of a name, and write its facts to a file."""
+def into(path: Path, name: str, given: argparse.Namespace, cores: Sequence[int]) -> None:
+    """Measure the entry of a name on these cores, or on all, and write its facts to a file."""
+    if cores:
+        os.sched_setaffinity(0, cores)
     if given.peer:
         sys.path.insert(0, str(given.peer))
     keep_workspaces_small()
+    torch.backends.mha.set_fastpath_enabled(
+        False
+    )  # what is exported without gradients otherwise, and nobody else reads
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     with path.open("a") as file:
