@@ -85,6 +85,7 @@ def test_a_finished_stream_ends_at_once_wherever_it_is_resumed(server: Server, s
         assert [event.event for event in events] == ["end"]
 
 
+@pytest.mark.slow
 def test_types_choose_what_is_sent_and_the_end_still_comes(server: Server, secret: str, worker: Worker) -> None:
     job_id = submit(server, secret)
     ref = worker.start(job_id)
@@ -107,6 +108,7 @@ def test_a_retried_job_is_followed_past_its_failures(server: Server, secret: str
         assert states(events) == ["starting", "running", "succeeded"]
 
 
+@pytest.mark.slow
 def test_several_jobs_in_one_stream_resume_exactly(server: Server, secret: str, worker: Worker) -> None:
     ids = [submit(server, secret) for _ in range(3)]
     refs = [worker.start(job_id) for job_id in ids]
@@ -308,6 +310,7 @@ def test_a_bad_stream_request_is_refused_before_it_opens(server: Server, secret:
         assert answer.json()["errors"][0]["path"] == field
 
 
+@pytest.mark.slow
 def test_a_stream_over_an_unknown_job_is_not_found(server: Server, secret: str) -> None:
     url = f"{server.url}/v1/events?jobs=job_{'0' * 20}"
     assert httpx2.get(url, headers=bearer(secret), timeout=300).status_code == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ def ball_points(ball: Ball, count: int, generator: torch.Generator) -> Tensor:
     return ball.middle + direction / direction.norm(dim=2, keepdim=True) * share * ball.distance
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(3, 5), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     seed=st.integers(0, 2**20),

@@ -37,6 +37,7 @@ def certify(folder: str, tp: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_convnet_is_certified_tighter_by_method(tmp_path: Path) -> None:
     widths = {
         method: sum(sum(high) - sum(low) for _, low, high in rows) for method, rows in certify(str(tmp_path), 1).items()

@@ -60,6 +60,7 @@ def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_verification_jobs_are_a_matrix_of_verdicts(page: Page, fleet: Fleet) -> None:
     quick, thorough = (fleet.run(verify_spec(method, method=method)) for method in ("ibp", "crown"))
     for attempt, verdict in ((quick, "unknown"), (thorough, "verified")):

@@ -13,6 +13,7 @@ from service.jobs.records import JobError
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_evaluations_are_marked_and_the_best_is_named(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     for step, loss in ((10, 0.9), (20, 0.25), (30, 0.5)):
@@ -44,6 +45,7 @@ def test_the_log_of_a_job_that_broke_opens_where_it_broke(page: Page, fleet: Fle
     assert 0 <= top < 40
 
 
+@pytest.mark.slow
 def test_a_training_names_what_uses_it(page: Page, fleet: Fleet) -> None:
     trained = fleet.run(train_spec("trained"))
     trained.succeed()

@@ -74,6 +74,7 @@ def test_a_line_says_how_it_went(page: Page, fleet: Fleet) -> None:
     expect(page.locator(f"tr[data-job='{waiting.id}'] .priority")).to_have_text("7")
 
 
+@pytest.mark.slow
 def test_filters_are_in_the_address_and_return_with_it(page: Page, fleet: Fleet) -> None:
     fleet.submit(train_spec("alpha", labels={"team": "vision"}))
     fleet.submit(train_spec("beta", labels={"team": "vision"}))
@@ -205,6 +206,7 @@ def test_a_click_that_has_begun_on_a_heading_is_not_lost_when_columns_change(pag
     expect(page.locator("#head th[aria-sort]")).to_contain_text("Name")
 
 
+@pytest.mark.slow
 def test_a_running_job_has_its_curve_and_a_waiting_one_its_place(page: Page, fleet: Fleet) -> None:
     running = fleet.run(train_spec("running"))
     for step in range(1, 9):

@@ -36,6 +36,7 @@ def test_the_list_follows_jobs(page: Page, fleet: Fleet) -> None:
     expect(row.get_by_role("progressbar")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_phases_are_followed(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec("phased"))
     page.goto(f"/jobs/{attempt.job_id}")

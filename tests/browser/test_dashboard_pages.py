@@ -130,6 +130,7 @@ def test_after_signing_in_nobody_is_sent_to_another_site(visitor: Page, key: str
     expect(visitor.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_revoked_key_leads_back_to_the_sign_in_page(page: Page, service: Service, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     shown(page, "/")

@@ -38,6 +38,7 @@ def test_a_form_and_its_yaml_follow_each_other_until_the_job_is_submitted(page: 
     assert fleet.store.jobs.get(job.id).spec["steps"] == 7
 
 
+@pytest.mark.slow
 def test_a_model_and_a_query_are_dropped_and_become_a_verification(page: Page, fleet: Fleet) -> None:
     page.goto("/submit?kind=verify")
     expect(page.locator("#verdict")).to_contain_text("It would be accepted")
@@ -54,6 +55,7 @@ def test_a_model_and_a_query_are_dropped_and_become_a_verification(page: Page, f
     expect(field(page, "property.vnnlib")).to_have_value(re.compile("^file_[0-9a-f]{64}$"))
 
 
+@pytest.mark.slow
 def test_a_job_is_run_again_with_changes_and_its_model_verified(page: Page, fleet: Fleet) -> None:
     done = fleet.run(train_spec("first", optimizer={"lr": 0.5}, labels={"team": "a"}))
     done.succeed({"loss": 0.5})

@@ -111,6 +111,7 @@ def test_what_is_undecided_says_why(page: Page, fleet: Fleet) -> None:
     expect(page.locator(".outputs header")).to_contain_text("undecided: odd.onnx: no rule for ONNX Det")
 
 
+@pytest.mark.slow
 def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: BrowserContext, fleet: Fleet) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     values = [0.1 + 0.2, 1 / 3, -1e-17, 5e300, 0.0, 1.0]

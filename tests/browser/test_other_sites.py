@@ -138,6 +138,7 @@ def test_a_file_of_a_job_that_is_opened_is_saved_and_never_shown(
     assert page.evaluate("window.hit") is None
 
 
+@pytest.mark.slow
 def test_markup_in_names_stays_words_on_every_other_page(page: Page, fleet: Fleet) -> None:
     """Those of the list and of a training's page are in test_dashboard_pages."""
     fleet.host("gpu-b", cuda=[f"NVIDIA {ATTACK}"], cpu=1)

@@ -84,6 +84,7 @@ def _nothing(route: Route) -> None:
     route.fulfill(body="", content_type="text/css")
 
 
+@pytest.mark.slow
 def test_a_person_comes_in_through_the_provider_and_goes_where_they_wanted(person: Page, service: Service) -> None:
     person.goto("/hosts")
     person.get_by_role("button", name="Sign in with Example ID").click()
@@ -97,6 +98,7 @@ def test_a_person_comes_in_through_the_provider_and_goes_where_they_wanted(perso
     service.store.keys.revoke(key.id)
 
 
+@pytest.mark.slow
 def test_whoever_has_no_role_here_is_told(person: Page, service: Service, complaints: Complaints) -> None:
     complaints.expected = ("401",)
     person.goto("/login")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from cli_world import Cli
 
 from service.jobs.store import Store
 
 
+@pytest.mark.slow
 def test_an_account_from_its_first_key_to_its_end(trivet: Cli, store: Store) -> None:
     store.projects.create("vision")
     trivet.ok("accounts", "create", "ci", "--role", "submitter", "--project", "vision")

@@ -89,6 +89,7 @@ def test_watching_a_sweep_ends_with_a_table_of_its_jobs(trivet: Cli, store: Stor
     assert trivet.ok("jobs", "--sweep", parent, "--json").json["items"][0]["parameters"] == {"optimizer.lr": 0.2}
 
 
+@pytest.mark.slow
 def test_watching_a_batch_exits_1_unless_all_succeed(trivet: Cli, store: Store, worker: Worker) -> None:
     process = trivet.start("submit", "--batch", "-", "--watch")
     assert process.stdin is not None
@@ -482,6 +483,7 @@ def test_keys_are_created_used_listed_and_revoked(trivet: Cli) -> None:
     assert "TRIVET_KEY" in gone.err
 
 
+@pytest.mark.slow
 def test_projects_have_members_and_share_jobs(trivet: Cli) -> None:
     assert trivet.ok("projects", "create", "vision", "--description", "cameras").out.strip() == "vision"
     ann = trivet.ok("keys", "create", "ann", "--project", "vision", "--role", "submitter").out.strip()
@@ -510,6 +512,7 @@ def test_projects_have_members_and_share_jobs(trivet: Cli) -> None:
     assert "1 keys" in trivet("projects", "delete", "vision").err
 
 
+@pytest.mark.slow
 def test_quotas_are_set_shown_and_taken_away(trivet: Cli) -> None:
     trivet.ok("projects", "create", "audio")
     set_now = trivet.ok("projects", "set", "audio", "--quota", "queued_jobs=1", "--quota", "default_time_s=60")

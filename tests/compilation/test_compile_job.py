@@ -139,6 +139,7 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
         assert found["fxgraph_cache_miss"] == 0
 
 
+@pytest.mark.slow
 def test_a_second_job_on_the_host_takes_the_self_test_of_the_first_and_says_so(
     data: DataLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def test_a_bare_module_of_torch_is_compiled_with_its_hooks(unit: nn.Module) -> N
     assert list(unit.state_dict()) == names
 
 
+@pytest.mark.slow
 def test_modules_of_one_class_do_not_use_up_each_others_limit() -> None:
     units = [nn.Linear(size, 2) for size in range(2, 5 + config.recompile_limit)]
     with config.patch(fail_on_recompile_limit_hit=True):

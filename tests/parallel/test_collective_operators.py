@@ -158,6 +158,7 @@ def test_a_divided_model_is_exported_without_a_group(name: str, rank: int) -> No
     assert not [target for target in called if "attention" in target]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(1, DIVIDED))
 def test_a_divided_model_is_traced_forward_and_backward_as_one_graph_without_a_group(name: str) -> None:
     """``aot_eager`` with an ear on the joint graph."""

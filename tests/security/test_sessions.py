@@ -240,6 +240,7 @@ def test_a_call_that_waits_for_a_job_is_refused_when_its_key_is_revoked(service:
         assert asked.result().status_code == 401
 
 
+@pytest.mark.slow
 def test_how_long_sessions_last_is_a_setting(broker: str, tmp_path: Path, redis: redis_py.Redis) -> None:
     settings = Settings(data=tmp_path, redis_url=SecretStr(broker), session_idle_s=120, session_s=60)
     with serving(settings) as service:

@@ -171,6 +171,7 @@ def api(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     store.close()
 
 
+@pytest.mark.slow
 def test_b7_two_hundred_half_open_requests_do_not_stop_the_api_and_are_ended(api: Api) -> None:
     url = f"http://127.0.0.1:{api.address[1]}/healthz"
     with ExitStack() as held:

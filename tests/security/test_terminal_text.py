@@ -207,6 +207,7 @@ def test_what_is_shown_is_the_text_itself(service: Hostile, folder: Path, monkey
     assert len(shown.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_line_feed_in_a_name_starts_no_line_at_the_margin(service: Hostile, folder: Path) -> None:
     service.text, service.refusal = "a\nstate: succeeded", None
     for words in ONE_LINE_A_NAME:

@@ -148,6 +148,7 @@ def told_by(body: bytes) -> tuple[str, str]:
     return event.type, event.data.job
 
 
+@pytest.mark.slow
 def test_a_delivery_that_fails_is_sent_again_with_the_same_id(
     admin: httpx2.Client, receiver: Receiver, redis: redis_py.Redis
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_webhook_that_fails_for_days_is_disabled(
     assert (newest["state"], newest["error"]) == ("failed", "the webhook is disabled")
 
 
+@pytest.mark.slow
 def test_a_webhook_is_its_projects_alone(admin: httpx2.Client, service: Service, receiver: Receiver) -> None:
     secret = service.store.keys.create("ada", ["admin"], "default")[1]
     with httpx2.Client(base_url=service.url, headers={"Authorization": f"Bearer {secret}"}, timeout=300.0) as ada:

@@ -41,6 +41,7 @@ def test_digits_are_learned(tmp_path: Path) -> None:
     assert result["loss"] < 0.1
 
 
+@pytest.mark.slow
 def test_text_becomes_less_surprising(tmp_path: Path) -> None:
     run = train(tmp_path, {**TRANSFORMER, "steps": 60, "batch": {"global": 16}, "optimizer": {"lr": 1e-2}})
     assert run["loss"][0] == pytest.approx(5.545, abs=0.1)  # ln 256: knows nothing yet
@@ -82,6 +83,7 @@ def test_the_published_weights_give_the_reported_accuracy(tmp_path: Path) -> Non
     assert result["eval_accuracy"] == pytest.approx(accuracy, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_tokens_per_second_are_reported_for_text(tmp_path: Path) -> None:
     report = Recording()
     train(tmp_path, {**TRANSFORMER, "steps": 1}, report=report)

@@ -196,6 +196,7 @@ def test_other_data_than_the_checkpoint_saw_is_refused(tmp_path: Path) -> None:
         train(tmp_path, {**spec, "data": {"source": "synthetic", "samples": 500}})
 
 
+@pytest.mark.slow
 def test_continuing_from_another_job_starts_where_it_ended(tmp_path: Path) -> None:
     other = "job_" + "o" * 20
     ended = train(tmp_path, {**MLP, "steps": 20}, job_id=other)

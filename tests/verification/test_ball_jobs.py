@@ -18,6 +18,7 @@ def euclidean(eps: float, count: int = 12, **fields: Any) -> Any:
     return specification(model={"job": TRAINED}, property={"robustness": digits}, **fields)
 
 
+@pytest.mark.slow
 def test_a_job_certifies_balls(trained: DataLayout) -> None:
     result = job.run(euclidean(0.05), context(trained)[0])
     assert result is not None

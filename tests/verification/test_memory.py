@@ -383,6 +383,7 @@ def test_searches_prove_in_spite_of_failures(search: SearchStrategy, seeds: int)
     assert proved
 
 
+@pytest.mark.slow
 def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 1.00 MiB.")

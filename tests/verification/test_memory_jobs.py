@@ -91,6 +91,7 @@ def test_an_only_model_that_does_not_fit_ends_every_instance(data: DataLayout, m
     assert all("out of memory in preparing the model" in row["reason"] for row in report.bounds)
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
     trained: DataLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_bounds_whose_time_is_over_are_by_intervals_and_say_so(data: DataLayout)
     assert row["upper"][0] - row["lower"][0] > usual["upper"][0] - usual["lower"][0]
 
 
+@pytest.mark.slow
 def test_a_query_whose_bounds_take_its_time_is_not_searched(data: DataLayout) -> None:
     ranked, report = context(data)
     job.run(specification(data, f"{DECLARED}{BOX}(assert (>= Y_0 0))", budget={"seconds": 1e-9}), ranked)

@@ -32,6 +32,7 @@ def archive(members: dict[str, str]) -> bytes:
     return made.getvalue()
 
 
+@pytest.mark.slow
 def test_the_queries_of_an_archive_and_of_a_list_are_instances_of_one_job(trained: DataLayout) -> None:
     least, most = reach()
     span = most - least
@@ -113,6 +114,7 @@ def test_an_output_that_reaches_its_threshold_does_not_violate_it(trained: DataL
     assert row["counterexample"] is None
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_its_domains(trained: DataLayout) -> None:
     least, most = reach()
     ranked, report = context(trained)

@@ -292,6 +292,7 @@ def test_a_ball_is_bounded_tighter_than_its_box() -> None:
             assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
 
 
+@pytest.mark.slow
 def test_what_attention_masks_counts_for_nothing() -> None:
     """Scores of −∞, which no coefficient reaches: as tight as plain bounds, and never passed by outputs."""
     model = transformer(heads=2, kv_heads=2)

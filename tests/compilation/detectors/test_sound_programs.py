@@ -42,12 +42,14 @@ def test_a_rung_that_alone_draws_other_numbers_does_not_apply_and_the_ladder_goe
     assert highest_safe([first, second], "train") is second
 
 
+@pytest.mark.slow
 def test_wrong_gradients_of_a_program_that_draws_but_checkpoints_nothing_are_a_fault(ascend: Ascend) -> None:
     wrong = replace(RUNGS["eager"], backend=backends.wrong_gradients)
     (first,) = ascend(sound.SoundProgram(sound.dropping), [wrong])
     assert first.verdict == "fail_parity"
 
 
+@pytest.mark.slow
 def test_wrong_outputs_are_a_fault_also_with_checkpoints(ascend: Ascend) -> None:
     wrong = replace(RUNGS["aot_eager"], backend=backends.wrong_outputs)
     *_, last = ascend(sound.SoundProgram(sound.checkpointed), [RUNGS["eager"], wrong])

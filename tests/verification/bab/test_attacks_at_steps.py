@@ -58,7 +58,7 @@ def beyond_a_corner(seed: int) -> tuple[bytes, list[float], list[float]]:
     return model(nodes, [1, 2], {"w": w, "b": b.astype(np.float32)}), lower.tolist(), upper.tolist()
 
 
-@pytest.mark.parametrize("seed", first_fast(2, range(4)))
+@pytest.mark.parametrize("seed", first_fast(1, range(4)))
 def test_what_is_beyond_a_step_at_one_corner_is_found(seed: int) -> None:
     data, lower, upper = beyond_a_corner(seed)
     found = searched(data, query(lower, upper, -0.5))
@@ -176,7 +176,7 @@ def stepped(seed: int) -> tuple[bytes, list[float], list[float]]:
     return model([*nodes, node(str(operators[1]), ["t"])], [1, 3], constants), lower.tolist(), (lower + 0.25).tolist()
 
 
-@pytest.mark.parametrize("seed", first_fast(2, range(6)))
+@pytest.mark.parametrize("seed", first_fast(1, range(6)))
 def test_verdicts_about_steps_hold_in_onnxruntime_and_float64(seed: int) -> None:
     """About the least value that is reached, and less: none below a verdict, and each counterexample is one."""
     data, lower, upper = stepped(seed)

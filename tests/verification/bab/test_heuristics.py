@@ -93,6 +93,7 @@ def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Sear
     assert verdicts == {0.1: Verdict.VERIFIED, -0.05: Verdict.FALSIFIED}
 
 
+@pytest.mark.slow
 def test_intermediate_bounds_branch_by_a_score_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a clock that ticks with every look at it, so that a busy machine splits as often as an idle one."""
     tick(monkeypatch)

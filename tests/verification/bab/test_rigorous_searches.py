@@ -232,6 +232,7 @@ def test_an_entry_near_zero_is_not_taken_for_empty() -> None:
     assert _empty(Interval(clipped.lower + 1, clipped.upper), reach).all()
 
 
+@pytest.mark.slow
 def test_a_rigorous_job_searches_queries_and_samples(trained: DataLayout) -> None:
     least, most = reach()
     query = f"{DECLARED}{BOX}(assert (>= Y_0 {most + 0.1 * (most - least)}))"

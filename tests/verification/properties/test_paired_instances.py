@@ -75,6 +75,7 @@ def test_every_row_is_an_instance_with_the_name_that_the_file_gives_it(data: Dat
     assert [len(row["lower"]) for row in report.bounds] == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_row_has_seconds_of_its_own(data: DataLayout) -> None:
     rows = "onnx/three.onnx,near.vnnlib,0.000001\nonnx/one.onnx,one.vnnlib\n"
     near = {"bench/near.vnnlib": query(0.03).encode()}
@@ -96,6 +97,7 @@ def test_what_an_attempt_decided_is_not_done_again(data: DataLayout) -> None:
     assert sorted(row["instance"] for row in second.bounds) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_bounded_is_named_and_the_others_are_done(data: DataLayout) -> None:
     odd = model([node("Det", ["x"], "y")], [1, 2, 2], {}, opset=17)
     ranked, report = context(data)

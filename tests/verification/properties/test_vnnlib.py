@@ -170,6 +170,7 @@ def test_products_within_products_are_multiplied_once() -> None:
     assert query(f"(assert (<= {text} 0))").disjuncts[0].halfspaces[0].coefficients == ((0, 2**90),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", slow_but_for([True, False], True))
 def test_formulas_are_refused_by_size_before_they_are_multiplied_out(nested: bool) -> None:
     """2^13 cases of 10,000 comparisons each, and numbers of cases that no text could show."""

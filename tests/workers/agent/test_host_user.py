@@ -48,6 +48,7 @@ def test_a_job_runs_on_a_host_that_has_its_own_user(
         assert log == []
 
 
+@pytest.mark.slow
 def test_a_worker_whose_password_is_wrong_says_so(tmp_path: Path, data: DataLayout) -> None:
     with network_broker(tmp_path) as broker:
         variables = {

@@ -145,6 +145,7 @@ def test_the_time_limit(fleet: Fleet) -> None:
     assert supervisor.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 @each_renewal_soon
 def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
