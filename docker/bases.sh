@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes what docker/Dockerfile and docker-compose.yml build on, where no registry of images can be reached: Debian with
 # its Python 3.11 by debootstrap, and in it Valkey of the package that tests run with. They get the names of the images
-# that they stand for. What this machine has of certificates and of settings for apt comes along.
+# that they stand for. The certificates that this machine trusts come along.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=$(sed -n 's/^ARG PYTHON=//p' docker/Dockerfile)
@@ -17,7 +17,6 @@ if ! has "$PYTHON"; then
   ln -s python3 "$FOLDER/root/usr/bin/python"
   rm -rf "$FOLDER"/root/{var/cache/apt,var/lib/apt/lists,usr/share/doc,usr/share/man,usr/share/locale}/*
   cp /etc/ssl/certs/ca-certificates.crt "$FOLDER/root/etc/ssl/certs/ca-certificates.crt"
-  cp /etc/apt/apt.conf.d/99* "$FOLDER/root/etc/apt/apt.conf.d/" 2> /dev/null || true
   tar -C "$FOLDER/root" -c . | docker import \
     --change "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt" --change 'CMD ["python3"]' - "$PYTHON" > /dev/null
 fi

@@ -20,12 +20,12 @@ from errno import EINVAL
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from service.formats.tensor_header import TensorHeaderError, shapes_in
+
 _WRAPPERS = ("module.", "_orig_mod.")
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 LARGEST_CONFIG = 2**20
 """Bytes of a configuration."""
-LARGEST_TENSOR_HEADER = 2**25
-"""Bytes of what a safetensors file says of its tensors."""
 MOST_MEMBERS = 10_000
 LARGEST_MEMBER, LARGEST_HEADER = 2**42, 2**16
 """Bytes of a member of a tar, which seeking can still pass over, and of a header that extends the next one, which
@@ -204,17 +204,12 @@ def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes(member: ArchiveMember) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a safetensors file from its header: a length of eight bytes, then as much JSON."""
-    with member.open() as content:
-        length = int.from_bytes(content.read(8), "little")
-        if length > min(LARGEST_TENSOR_HEADER, member.size):
-            raise ArchiveError(f"{member.name} is no safetensors file: its header would have {length} bytes")
-        text = content.read(length)
+    """Return the shapes of a safetensors file from its header. Raises :class:`ArchiveError`."""
     try:
-        header = json.loads(text)
-        return {name: tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArchiveError(f"{member.name} is no safetensors file: {error!r}") from error
+        with member.open() as content:
+            return shapes_in(content, member.size)
+    except TensorHeaderError as error:
+        raise ArchiveError(f"{member.name} {error}") from error
 
 
 def unpack(archive: Path, folder: Path) -> None:

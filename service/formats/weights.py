@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from service.formats.archive import LARGEST_TENSOR_HEADER, unwrapped
+from service.formats.archive import unwrapped
+from service.formats.tensor_header import TensorHeaderError, shapes_in
 from service.jobs.spec.families import MlpConfig
 from service.jobs.spec.model import ModelConfig
 
@@ -21,21 +21,11 @@ class WeightsFileError(ValueError):
 
 def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of a safetensors file by name, from its header. Raises :class:`WeightsFileError`."""
-    with path.open("rb") as content:
-        head = content.read(8)
-        length = int.from_bytes(head, "little")
-        if len(head) < 8 or length > min(LARGEST_TENSOR_HEADER, path.stat().st_size - 8):
-            saved = head.startswith((b"PK\x03\x04", b"\x80"))
-            kind = (
-                "it is a file of torch.save (.pt, .pt2), not of safetensors" if saved else "it is no safetensors file"
-            )
-            raise WeightsFileError(f"{kind}; {_ADVICE}")
-        text = content.read(length)
     try:
-        header = json.loads(text)
-        return {name: tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsFileError(f"it is no safetensors file: {error!r}") from error
+        with path.open("rb") as content:
+            return shapes_in(content, path.stat().st_size)
+    except TensorHeaderError as error:
+        raise WeightsFileError(f"it {error}; {_ADVICE}") from error
 
 
 def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
