@@ -1,18 +1,23 @@
 """Random float32 graphs of every kind of operator, with large and small constants and inputs near breakpoints: bounds
 and verdicts against onnxruntime and float64.
 
-    python benchmarks/random_graphs.py --graphs 1000 --seed 0 [--out FILE]
+    python benchmarks/random_graphs.py --graphs 1000 --seed 0 [--search SECONDS] [--out FILE]
 
-Ranges of seeds may run beside each other; ``--out`` adds a line to a file for each graph at once. A point outside the
-bounds, by more than the margins of verdicts allow for, is counted and printed with its seed; so is a row that would be
-called verified beyond a value that is reached. Exit 1 if there is any.
+A point outside the bounds, by more than the margins of verdicts allow for, is counted and printed with its seed. With
+``--search`` a job is asked of each graph whether an output stays below what it reaches: *verified* is wrong then, and
+so is a counterexample that is none. Ranges of seeds may run beside each other; ``--out`` adds a line to a file for each
+graph at once. Exit 1 if anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,9 +27,13 @@ from onnx import TensorProto, helper, numpy_helper
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
-from service.bounds.network import prepare
+from service.bounds.network import Network, prepare
 from service.bounds.onnx import load
 from service.bounds.onnx.reading import Runtime, parse
+from service.jobs.layout import DataLayout
+from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.spec.verify import VerifySpec
+from service.verification.job import run
 from service.verification.rounding_guard import FACTOR
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
@@ -98,7 +107,20 @@ def graph(draw: np.random.Generator) -> tuple[bytes, np.ndarray, np.ndarray]:
     return model.SerializeToString(), (centre - radius).astype(np.float32), (centre + radius).astype(np.float32)
 
 
-def look(seed: int, methods: list[str]) -> str:
+@dataclass(frozen=True)
+class Drawn:
+    """A graph, its box, and what onnxruntime and float64 make of points of it."""
+
+    data: bytes
+    lower: np.ndarray
+    upper: np.ndarray
+    x: np.ndarray
+    reached: np.ndarray
+    exact: np.ndarray
+    runtime: Runtime
+
+
+def look(seed: int, methods: list[str], seconds: float) -> str:
     """Return what comes of one graph, in a word or two."""
     draw = np.random.default_rng(seed)
     data, lower, upper = graph(draw)
@@ -114,20 +136,64 @@ def look(seed: int, methods: list[str]) -> str:
     exact = load(data).double()(torch.from_numpy(x).double()).numpy()
     if not (np.isfinite(reached).all() and np.isfinite(exact).all()):
         return "not finite"
-    box = Interval(torch.from_numpy(lower)[None], torch.from_numpy(upper)[None])
-    rows = torch.cat([torch.eye(reached.shape[1]), -torch.eye(reached.shape[1])])[None]
+    drawn = Drawn(data, lower, upper, x, reached, exact, runtime)
     rounding = FACTOR * np.abs(module(torch.from_numpy(x)).numpy() - exact).max()
     for method in methods:
-        with torch.no_grad():
-            low, negated = METHODS[method](network, box, BoundOptions()).lower_bounds(rows)[0].double().chunk(2)
-        size = np.abs(reached).max()
-        allowed = ABSOLUTE_MARGIN[torch.float32] + RELATIVE_MARGIN[torch.float32] * size + rounding
-        for values in (reached, exact):
-            outside = max((low.numpy() - values).max(), (values + negated.numpy()).max())
-            if outside > allowed:
-                print(f"seed {seed}: {method} is passed by {outside:.3g}; {allowed:.3g} are allowed for", flush=True)
-                return f"outside {method}"
-    return "inside"
+        if (outside := beyond(network, method, drawn, rounding)) is not None:
+            print(f"seed {seed}: {method} is passed by {outside:.3g}", flush=True)
+            return f"wrong: outside {method}"
+    return f"inside, {verdict(drawn, seed, seconds)}" if seconds else "inside"
+
+
+def beyond(network: Network, method: str, drawn: Drawn, rounding: float) -> float | None:
+    """Return by how much bounds are passed, if by more than the margins of verdicts allow for."""
+    outputs = drawn.reached.shape[1]
+    rows = torch.cat([torch.eye(outputs), -torch.eye(outputs)])[None]
+    box = Interval(torch.from_numpy(drawn.lower)[None], torch.from_numpy(drawn.upper)[None])
+    with torch.no_grad():
+        low, negated = METHODS[method](network, box, BoundOptions()).lower_bounds(rows)[0].double().chunk(2)
+    size = np.abs(drawn.reached).max()
+    allowed = ABSOLUTE_MARGIN[torch.float32] + RELATIVE_MARGIN[torch.float32] * size + rounding
+    outside = max(
+        max((low.numpy() - values).max(), (values + negated.numpy()).max()) for values in (drawn.reached, drawn.exact)
+    )
+    return float(outside) if outside > allowed else None
+
+
+def verdict(drawn: Drawn, seed: int, seconds: float) -> str:
+    """Ask whether an output stays below what it reaches at a point, by a job; return its verdict, or what is wrong."""
+    output, sign = seed % drawn.reached.shape[1], 1.0 if seed % 2 else -1.0
+    most = np.minimum(sign * drawn.reached[:, output], sign * drawn.exact[:, output]).max()
+    below = float(np.nextafter(most, -np.inf) - abs(most) * (0.0, 1e-7, 1e-4)[seed % 3])
+    coefficients = [-sign if index == output else 0.0 for index in range(drawn.reached.shape[1])]
+    claim = {"coefficients": coefficients, "threshold": -below}
+    box = {"lower": drawn.lower.tolist(), "upper": drawn.upper.tolist(), "output": [claim]}
+    row = decided(drawn.data, box, seconds)
+    if row["verdict"] == "verified":
+        print(f"seed {seed}: verified, and {most:.9g} is above {below:.9g}", flush=True)
+        return "wrong: verified"
+    if row["verdict"] == "falsified":
+        point = np.array(row["counterexample"])
+        inside = bool((drawn.lower <= point).all() and (point <= drawn.upper).all())
+        if not inside or sign * drawn.runtime.flat(point.astype(np.float32))[output] <= below:
+            print(f"seed {seed}: falsified at {point.tolist()}, which is no counterexample", flush=True)
+            return "wrong: falsified"
+    return str(row["verdict"])
+
+
+def decided(data: bytes, box: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the row of a job that searches."""
+    with tempfile.TemporaryDirectory() as scratch:
+        layout, report = DataLayout(Path(scratch)), RecordingReporter()
+        file = f"file_{hashlib.sha256(data).hexdigest()}"
+        layout.file(file).parent.mkdir(parents=True, exist_ok=True)
+        layout.file(file).write_bytes(data)
+        spec = {"kind": "verify", "device": "cpu", "model": {"onnx": file}, "property": {"box": box}}
+        spec |= {"method": "beta-crown", "budget": {"seconds": seconds}}
+        context = RunContext(f"job_{0:020}", 1, 0, 0, 1, "cpu", layout, report, lambda: False)
+        run(VerifySpec.model_validate(spec), context)
+        (row,) = report.bounds
+        return dict(row)
 
 
 def main() -> int:
@@ -135,19 +201,20 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", nargs="+", default=["ibp", "crown"], choices=sorted(METHODS))
+    parser.add_argument("--search", type=float, default=0.0, help="seconds of a search for a verdict on each graph")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     for seed in range(given.seed, given.seed + given.graphs):
-        word = look(seed, given.methods)
+        word = look(seed, given.methods, given.search)
         counts[word] += 1
         if given.out is not None:
             with given.out.open("a") as out:
                 out.write(f"{seed} {word}\n")
     for word, count in counts.most_common():
-        print(f"{word:20} {count}")
-    return int(any(word.startswith("outside") for word in counts))
+        print(f"{word:24} {count}")
+    return int(any("wrong" in word for word in counts))
 
 
 if __name__ == "__main__":
