@@ -58,7 +58,10 @@ def main() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the host keeps what an owner has compiled
         with service(Path(folder), 1) as store:
             time.sleep(options.settle)
-            found = [check(store, options.device) for _ in range(options.checks)]
+            found = []
+            for _ in range(options.checks):
+                found.append(check(store, options.device))
+                print(f"{found[-1]['all']:.1f} s", flush=True)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     where = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     print(f"{where}, {cores} cores, Python {platform.python_version()}, torch {torch.__version__}, load {load:.1f}\n")

@@ -108,9 +108,9 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
 
     where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
     version = ".".join(torch.__version__.split(".")[:2])
-    absent = [row for row in rows if BY_NAME[row["name"]].bug and version not in BY_NAME[row["name"]].versions]
-    bugs = [row for row in rows if BY_NAME[row["name"]].bug and row not in absent]
-    sound = [row for row in rows if not BY_NAME[row["name"]].bug]
+    bugs = [row for row in rows if BY_NAME[row["name"]].is_wrong(device, version)]
+    absent = [row for row in rows if BY_NAME[row["name"]].bug and row not in bugs]
+    sound = [row for row in rows if row not in bugs and row not in absent]
     shown = [row for row in bugs if row.get("shows")]
     stopped = [row for row in sound if row.get("stopped") or row.get("crashed")]
     seconds = [row["check_s"] for row in rows if row.get("check_s")]

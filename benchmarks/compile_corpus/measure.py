@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +18,15 @@ from service.compilation.program import Step
 from service.compilation.run.run_rung import plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER
+from service.compilation.torch_internals.toolchain import Toolchain
 from service.parallel.boundary import StepBoundary
 
 STEPS = 8
 OFF, OFF_BF16 = 2e-3, 5e-2
 """The part of its size that a result may be off by in plain torch."""
 _WARM: set[str] = set()
+_KEPT = Path(tempfile.gettempdir(), f"trivet-corpus-{os.getuid()}")
+"""What processes know of the compiler, as jobs of one owner do."""
 
 
 def measured(entry: Entry, device: str, *, fast: bool = False, without: str = "") -> dict[str, Any]:
@@ -36,7 +42,7 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
             rungs = LADDER[:2] if fast and entry.bug != LIFETIME else LADDER
             rungs = (LADDER[0], LADDER[-1]) if fast and entry.bug == LIFETIME else rungs
             if not fast and device not in _WARM:
-                warm_toolchain(program, rungs)
+                warm_toolchain(program, rungs, Toolchain(program.device, _KEPT))
                 _WARM.add(device)
             began = time.perf_counter()
             plan = plan_run(program, 4, entry.tolerance, float)

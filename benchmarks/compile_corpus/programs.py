@@ -66,7 +66,8 @@ Make = Callable[[], nn.Module | Mapping[str, nn.Module]]
 class Entry:
     """A program of the corpus. ``bug`` is empty for a sound one; else its kind, with a ``thread`` or a sentence about
     it, the devices where it ``shows`` in plain torch, and the ``versions`` of torch on which that was seen.
-    ``apart``: each module has an optimizer of its own.
+    ``apart``: each module has an optimizer of its own. ``unsound``: devices and versions, as "cpu 2.11", for which
+    torch itself compiles a sound program to another.
     """
 
     name: str
@@ -85,6 +86,11 @@ class Entry:
     before: Callable[[], AbstractContextManager[Any]] = nullcontext
     apart: bool = False
     fast: bool = False
+    unsound: tuple[str, ...] = ()
+
+    def is_wrong(self, device: str, version: str) -> bool:
+        """Return whether there is anything to catch, with this ``version`` of torch (its first two numbers)."""
+        return version in self.versions if self.bug else f"{device} {version}" in self.unsound
 
     @property
     def tolerance(self) -> Tolerance:

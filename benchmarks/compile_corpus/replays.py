@@ -258,7 +258,7 @@ def _wrong() -> Iterator[Entry]:
     yield _entry("watched_marked", Mlp, watched(True), "pytorch/pytorch#177192")
     for kind in ("kept", "late"):
         yield _entry(f"gradients_{kind}", Mlp, gradients(kind), "gradients of a CUDA graph are its memory")
-    yield _entry("retained", Retaining, salient(True), "pytorch/pytorch#91468")
+    yield _entry("retained", Retaining, salient(True), "pytorch/pytorch#91468", fast=True)
 
 
 def _entry(name: str, make: Any, loop: Any, thread: str, phase: Any = "train", *, fast: bool = False) -> Entry:

@@ -233,11 +233,15 @@ def _modules() -> Iterator[Entry]:
         yield Entry(f"{name}_train", make, descends(inputs), fast=fast)
         yield Entry(f"{name}_inference", make, infers(inputs), "inference", fast=name == "perceptron")
     for name, (make, inputs) in TRAINED.items():
-        yield Entry(f"{name}_train", make, descends(inputs), fast=name == "dropout")
+        # Inductor of torch 2.11 has other numbers of this one on a CPU, in plain torch too.
+        unsound = ("cpu 2.11",) if name == "quantizer" else ()
+        yield Entry(f"{name}_train", make, descends(inputs), fast=name == "dropout", unsound=unsound)
     for name in IN_BF16:
         make, inputs = MODULES[name]
         yield Entry(f"{name}_train_bf16", make, descends(inputs), autocast=True)
-        yield Entry(f"{name}_inference_bf16", make, infers(inputs), "inference", autocast=True)
+        # Compiled by torch 2.11 for a CPU, this layer gives float32, where its fast way in eager gives bfloat16.
+        unsound = ("cpu 2.11",) if name == "encoder" else ()
+        yield Entry(f"{name}_inference_bf16", make, infers(inputs), "inference", autocast=True, unsound=unsound)
     for name, optimize in OPTIMIZERS.items():
         yield Entry(f"perceptron_{name}", Mlp, descends(X), optimize=optimize)
 

@@ -5,6 +5,7 @@ runs it on a GPU too, and in plain torch.
 from __future__ import annotations
 
 import pytest
+import torch
 
 from benchmarks.compile_corpus.measure import measured
 from benchmarks.compile_corpus.programs import LIFETIME, Entry
@@ -13,6 +14,7 @@ from benchmarks.compile_corpus.registry import ALL
 pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 
 
+VERSION = ".".join(torch.__version__.split(".")[:2])
 SHOWN = {"layer_norm_train", "frozen_body", "sequential_train", "dropout_train"}
 """Sound programs that the fast command tries; of those with a bug it tries all that need no generated code."""
 
@@ -32,7 +34,7 @@ def test_a_bug_is_caught(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", cases(bugs=False))
 def test_a_sound_program_passes_where_no_code_is_generated(entry: Entry) -> None:
     row = measured(entry, "cpu", fast=True, without="plain")
-    assert not row["stopped"], row
+    assert not row["stopped"] or entry.is_wrong("cpu", VERSION), row
 
 
 def test_the_corpus_is_as_large_as_it_says() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from service.compilation.monitor.usage import Mark, Reentry, StaleGradient, StaleRead, Usage
+from service.compilation.monitor.usage import Mark, Reentry, RetainedRead, StaleGradient, StaleRead, Usage
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 from service.parallel.boundary import CallSite, HeldResult
@@ -43,6 +43,8 @@ def _messages(usage: Usage) -> Iterator[str]:
             yield _held(results)
     for site, gradients in _grouped(usage.gradients, lambda each: str(each.site)).items():
         yield _stale(site, gradients)
+    for (module, place), retained in _grouped(usage.retained, lambda each: (each.origin.module, each.site)).items():
+        yield _retained(module, place, retained)
 
 
 def _suspects(observation: Observation) -> Iterator[str]:
@@ -105,6 +107,15 @@ def _stale(site: str, gradients: list[StaleGradient]) -> str:
         f"gradients are accumulated or used over replays, which begin at {site} and overwrite them "
         f"({_when(each.iteration for each in gradients)}): {_names(names)}; "
         "mark once per optimizer step (step_boundary), so that its micro-batches are one round of replays"
+    )
+
+
+def _retained(module: str, site: CallSite, reads: list[RetainedRead]) -> str:
+    when = _when(each.iteration for each in reads)
+    return (
+        f"the gradient that a result of {module} retains is read at {site} ({when}): "
+        "each replay gives out the same tensor, which keeps the gradient of the first; ask torch.autograd.grad for it, "
+        "or let the result be an input of what comes after it"
     )
 
 

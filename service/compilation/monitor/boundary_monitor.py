@@ -8,10 +8,10 @@ alive a whole round of replays later, has been overwritten.
 from __future__ import annotations
 
 import sys
-import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from service.compilation.monitor.results import ResultLifetimes
-from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
+from service.compilation.monitor.unit_calls import UnitCalls
+from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, Usage
 from service.compilation.torch_internals.capture import graphs_captured
 from service.compilation.torch_internals.cudagraphs import graph_results
 from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall
@@ -99,7 +100,7 @@ class BoundaryMonitor:
         )
         self._transfers = transfers
         self._results = results
-        self._calls = _Calls()
+        self._calls = UnitCalls()
         self._graphs = graphs_captured()
         self._backward = Origin("", CallSite("", 0, ""), 0)
         self._device: torch.device | None = None
@@ -114,6 +115,8 @@ class BoundaryMonitor:
         self._copied = copied
         self._shapes: dict[str, dict[int, set[Shapes]]] = {}
         self._gradients = _Gradients(trainable)
+        self._returned: list[tuple[weakref.ref[Tensor], Origin]] = []
+        self._retained: dict[RetainedRead, None] = {}
 
     def call(self, name: str, unit: nn.Module, run: Callable[..., Any], arguments: Any, named: Any) -> Any:
         """Make a unit's call, and note it."""
@@ -135,6 +138,9 @@ class BoundaryMonitor:
         own = (*unit.parameters(), *unit.buffers())
         self._results.note(origin, outputs, (*tensors_in((arguments, named)), *own))
         self._results.note(origin, [*made, *self._in_graphs()], own, returned=False)
+        if self._transfers is not None:
+            self._returned = [each for each in self._returned if each[0]() is not None]
+            self._returned += [(weakref.ref(each), origin) for each in outputs if self._transfers.on_device(each)]
         return results
 
     def _run(self, origin: Origin, unit: nn.Module, run: Callable[[], Any]) -> Any:
@@ -185,7 +191,17 @@ class BoundaryMonitor:
         if read := [each for each in found if call.reads(each[0], result)]:
             self._read(read, caller(outside=FOREIGN), (call.arguments, call.named))
         self._gradients.read(call, result)
+        if call.gives_gradient and isinstance(result, Tensor) and not call.arguments[0].is_leaf:
+            self._read_retained(call.arguments[0])
         return result
+
+    def _read_retained(self, tensor: Tensor) -> None:
+        """Note that the gradient of a rehearsed call's result is read: CUDA graphs give out the same tensor in each
+        replay, with the gradient of the first.
+        """
+        for reference, origin in self._returned:
+            if reference() is tensor:
+                self._retained[RetainedRead(origin, self.iteration, caller(outside=FOREIGN))] = None
 
     def _read(self, found: Sequence[tuple[Tensor, CallResult]], site: CallSite, ignored: Sequence[Any] = ()) -> None:
         for tensor, output in found:
@@ -225,6 +241,7 @@ class BoundaryMonitor:
             held=tuple(self._results.held),
             overlapping=tuple(self._results.overlapping),
             gradients=tuple(self._gradients.stale),
+            retained=tuple(self._retained),
             lifetimes={name: self._lifetimes(name, made) for name, made in self._made.items()},
             shapes={
                 name: tuple(frozenset(seen.get(index, ())) for index in range(self.iteration + 1))
@@ -266,32 +283,6 @@ class BoundaryMonitor:
         self._forwards_wait = False
         self._gradients.confirm()
         self._gradients.backward_ran = True
-
-
-@dataclass
-class _UnitCall:
-    """A unit's call under way. ``given``: the addresses of its arguments; ``made``: what its graphs have left."""
-
-    origin: Origin
-    given: set[int]
-    made: list[Tensor] = field(default_factory=list)
-
-
-class _Calls(threading.local):
-    """Holds the calls of units that are under way in this thread."""
-
-    current: _UnitCall | None = None
-    depth = 0
-
-    @contextmanager
-    def under_way(self, origin: Origin, given: set[int]) -> Iterator[list[Tensor]]:
-        outer, self.current = self.current, _UnitCall(origin, given)
-        self.depth += 1
-        try:
-            yield self.current.made
-        finally:
-            self.current = outer
-            self.depth -= 1
 
 
 @dataclass(frozen=True)

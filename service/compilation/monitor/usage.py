@@ -55,6 +55,15 @@ class StaleGradient:
 
 
 @dataclass(frozen=True)
+class RetainedRead:
+    """A gradient that the result of a call retains, read at ``site``."""
+
+    origin: Origin
+    iteration: int
+    site: CallSite
+
+
+@dataclass(frozen=True)
 class Lifetimes:
     """Holds what became of the results of one module's calls: gone before the next replays, copied by the boundary, or
     held over at least one of them.
@@ -82,6 +91,7 @@ class Usage:
     held: tuple[HeldResult, ...] = ()
     overlapping: tuple[HeldResult, ...] = ()
     gradients: tuple[StaleGradient, ...] = ()
+    retained: tuple[RetainedRead, ...] = ()
     lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
     shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)
 

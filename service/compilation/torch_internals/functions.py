@@ -47,6 +47,11 @@ class FunctionCall:
         """Return whether a function needs no numbers of any tensor: shapes, types and settings at most."""
         return self.name in ABOUT or self.name.endswith("_like") or self.name.startswith("new_")
 
+    @property
+    def gives_gradient(self) -> bool:
+        """Return whether it is the ``grad`` of a tensor that is asked for."""
+        return self.name == "__get__" and getattr(self.function, "__self__", None) is Tensor.grad
+
     def reads(self, tensor: Tensor, result: Any) -> bool:
         """Return whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a
         view of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.compilation.detectors.lifetime import detect
-from service.compilation.monitor.usage import Mark, Usage
+from service.compilation.monitor.usage import Mark, RetainedRead, Usage
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.rungs import REHEARSAL, RUNGS, Rung
 from service.parallel.boundary import CallSite, HeldResult, Origin
@@ -31,6 +31,14 @@ def test_what_only_the_autograd_graph_holds_is_told_once_by_the_mark_that_came_t
     assert len(messages(Usage(held=(UNNAMED,)))) == 1
     assert len(messages(Usage(held=(UNNAMED,), marks=(PENDING,)))) == 1
     assert len(messages(Usage(held=(UNNAMED, NAMED), marks=(PENDING,)))) == 2
+
+
+def test_a_gradient_that_a_result_retains_is_told_once_for_each_line_that_reads_it() -> None:
+    reads = tuple(RetainedRead(CALL, iteration, SITE) for iteration in range(3))
+    (message,) = messages(Usage(retained=reads))
+    assert message.startswith(
+        "the gradient that a result of lens retains is read at train.py:7 in step (iterations 0, 1"
+    )
 
 
 @pytest.mark.parametrize("name", ["aot_eager", "inductor"])
