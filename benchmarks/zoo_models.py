@@ -251,7 +251,10 @@ SKLEARN = {
     ),
     "sk-ridge": _fitted("diabetes", lambda sk: [sk.preprocessing.MinMaxScaler(), sk.linear_model.Ridge()], 10),
     "sk-mlp-digits": _fitted(
-        "digits", lambda sk: [sk.neural_network.MLPClassifier(hidden_layer_sizes=(32, 32), max_iter=60, random_state=0)], 64, 0.1
+        "digits",
+        lambda sk: [sk.neural_network.MLPClassifier(hidden_layer_sizes=(32, 32), max_iter=60, random_state=0)],
+        64,
+        0.1,
     ),
     "sk-mlp-tanh": _fitted(
         "wine",
