@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,14 @@ class Row:
 
 @dataclass(eq=False)
 class Running:
-    """A model in a process of its own, a fork of this one, which has imported the packages; what it has told counts,
-    however it ends.
+    """A model in a process of its own, mostly a fork of this one, which has imported the packages; what it has told
+    counts, however it ends.
     """
 
     name: str
     cores: tuple[int, ...]
     path: Path
-    process: ForkProcess
+    process: BaseProcess
     deadline: float
 
     @classmethod
@@ -110,7 +110,9 @@ class Running:
         with contextlib.suppress(ImportError):
             importlib.import_module(ZOO[name].package)
         path = folder / name
-        process = multiprocessing.get_context("fork").Process(target=zoo_case.into, args=(path, name, given, cores))
+        process = multiprocessing.get_context(given.start).Process(
+            target=zoo_case.into, args=(path, name, given, cores)
+        )  # type: ignore[attr-defined]
         process.start()
         runs = len(given.methods) * len(given.device) * (2 if given.peer else 1)
         limit = 3 * given.export_seconds + runs * given.seconds + STARTING_S
@@ -235,6 +237,7 @@ def main() -> None:
     parser.add_argument("--export-seconds", type=float, default=60.0, help="for each export, and for loading its file")
     parser.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda, or both, one after the other")
     parser.add_argument("--pairs", type=int, default=0, help="models side by side, each on a pair of cores")
+    parser.add_argument("--start", default="fork", choices=["fork", "spawn"], help="how processes of models start")
     parser.add_argument("--threads", type=int, default=1, help="of each model")
     parser.add_argument("--peer", type=Path, help="a checkout of auto_LiRPA")
     parser.add_argument("--json", type=Path, help="facts; models that it has already are not run again")
@@ -245,7 +248,8 @@ def main() -> None:
         known = json.loads(given.json.read_text())
     patterns = [name for each in given.only for name in GROUPS.get(each, {each: None})]
     names = [name for name in ZOO if any(fnmatch(name, pattern) for pattern in patterns)]
-    zoo_case.warm_up()
+    if given.start == "fork" and "cuda" not in given.device:
+        zoo_case.warm_up()  # tracing begins with CUDA where there is one, which a fork could not go on with
     for row in measured([name for name in names if name not in known], given):
         known[row.name] = row.facts
         print(line(cells(row.on(given.device[0]), given.methods)), flush=True)

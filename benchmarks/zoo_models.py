@@ -120,27 +120,50 @@ def _timm(name: str, **given: Any) -> Entry:
     return Entry("timm", lambda timm: timm.create_model(name, pretrained=False, num_classes=10, **given))
 
 
+def _mixer(**given: Any) -> Entry:
+    """Return a mixer of two blocks; layers are given by their names."""
+
+    def build(family: Any) -> nn.Module:
+        named = {name: getattr(family, each) if isinstance(each, str) else each for name, each in given.items()}
+        return family.MlpMixer(10, 32, patch_size=8, num_blocks=2, embed_dim=64, **named)  # type: ignore[no-any-return]
+
+    return Entry("timm.models.mlp_mixer", build)
+
+
+def _poolformer(family: Any) -> nn.Module:
+    return family.MetaFormer(  # type: ignore[no-any-return]
+        num_classes=10, depths=(1, 1, 1, 1), dims=(16, 24, 32, 48), downsample_norm=None, mlp_act=nn.GELU,
+        mlp_bias=True, norm_layers=family.GroupNorm1, layer_scale_init_values=1e-5, res_scale_init_values=None,
+        use_mlp_head=False,
+    )  # fmt: skip
+
+
+def _nf_resnet(family: Any) -> nn.Module:
+    config = family._nfres_cfg(depths=(1, 1, 1, 1), channels=(64, 128, 256, 512))
+    return family.NormFreeNet(config, num_classes=10)  # type: ignore[no-any-return]
+
+
 TIMM = {
     "deit-2": _timm("deit_tiny_distilled_patch16_224", **_SMALL),
     "timm-vit-2": _timm("vit_tiny_patch16_224", **_SMALL),
     "vit-gap-2": _timm("vit_tiny_patch16_224", global_pool="avg", **_SMALL),
     "cait-2": _timm("cait_xxs24_224", **(_SMALL | {"depth_token_only": 1})),
-    "mixer-2": _timm("mixer_s32_224", img_size=32, patch_size=8, embed_dim=64, num_blocks=2),
-    "gmlp-2": _timm("gmlp_ti16_224", img_size=32, patch_size=8, embed_dim=64, num_blocks=2),
-    "resmlp-2": _timm("resmlp_12_224", img_size=32, patch_size=8, embed_dim=64, num_blocks=2),
+    "mixer-2": _mixer(),
+    "gmlp-2": _mixer(mlp_ratio=6, block_layer="SpatialGatingBlock", mlp_layer="GatedMlp"),
+    "resmlp-2": _mixer(mlp_ratio=4, block_layer="ResBlock", norm_layer="Affine"),
     "resnet10t": _timm("resnet10t"),
     "resnet14t-eca": _timm("ecaresnet26t", layers=(1, 1, 1, 1)),
     "convnext-atto": _timm("convnext_atto", depths=(1, 1, 1, 1)),
-    "convmixer": _timm("convmixer_768_32", dim=32, depth=2, kernel_size=5, patch_size=4),
+    "convmixer": Entry("timm.models.convmixer", lambda family: family.ConvMixer(32, 2, 5, 4, num_classes=10)),
     "ghostnet_050": _timm("ghostnet_050"),
     "repvgg": _timm("repvgg_a0"),
     "lcnet_035": _timm("lcnet_035"),
     "tinynet_e": _timm("tinynet_e"),
     "mobilenetv4": _timm("mobilenetv4_conv_small_035"),
-    "poolformer": _timm("poolformer_s12", layers=(1, 1, 1, 1), embed_dims=(16, 24, 32, 48)),
+    "poolformer": Entry("timm.models.metaformer", _poolformer),
     "mobilevit": Entry("timm", lambda timm: timm.create_model("mobilevit_xxs", num_classes=10), (3, 64, 64)),
     "fastvit": Entry("timm", lambda timm: timm.create_model("fastvit_t8", num_classes=10), (3, 64, 64)),
-    "nfnet": _timm("nf_resnet26", layers=(1, 1, 1, 1)),
+    "nfnet": Entry("timm.models.nfnet", _nf_resnet),
 }
 
 _TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
@@ -228,13 +251,16 @@ SKLEARN = {
     ),
     "sk-ridge": _fitted("diabetes", lambda sk: [sk.preprocessing.MinMaxScaler(), sk.linear_model.Ridge()], 10),
     "sk-mlp-digits": _fitted(
-        "digits", lambda sk: [sk.neural_network.MLPClassifier((32, 32), max_iter=60, random_state=0)], 64, 0.1
+        "digits",
+        lambda sk: [sk.neural_network.MLPClassifier(hidden_layer_sizes=(32, 32), max_iter=60, random_state=0)],
+        64,
+        0.1,
     ),
     "sk-mlp-tanh": _fitted(
         "wine",
         lambda sk: [
             sk.preprocessing.StandardScaler(),
-            sk.neural_network.MLPClassifier((16,), activation="tanh", max_iter=200, random_state=0),
+            sk.neural_network.MLPClassifier(hidden_layer_sizes=(16,), activation="tanh", max_iter=200, random_state=0),
         ],
         13,
     ),
@@ -242,7 +268,7 @@ SKLEARN = {
         "diabetes",
         lambda sk: [
             sk.preprocessing.MaxAbsScaler(),
-            sk.neural_network.MLPRegressor((32,), max_iter=100, random_state=0),
+            sk.neural_network.MLPRegressor(hidden_layer_sizes=(32,), max_iter=100, random_state=0),
         ],
         10,
     ),
@@ -250,7 +276,7 @@ SKLEARN = {
         "digits",
         lambda sk: [
             sk.decomposition.PCA(16),
-            sk.neural_network.MLPClassifier((32,), max_iter=60, random_state=0),
+            sk.neural_network.MLPClassifier(hidden_layer_sizes=(32,), max_iter=60, random_state=0),
         ],
         64,
         0.1,
