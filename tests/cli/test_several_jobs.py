@@ -53,6 +53,9 @@ def test_a_list_says_why_a_job_waits_or_failed_and_that_there_are_more(trivet: C
 def test_a_metric_that_an_ended_job_does_not_have_is_refused(trivet: Cli, worker: Worker) -> None:
     job_id = trivet.ok("submit", trivet.spec()).out.strip()
     assert trivet.ok("metrics", job_id, "lss").out.strip() == "no metrics yet"
+    silent = trivet.ok("submit", trivet.spec()).out.strip()
+    worker.end(worker.start(silent))
+    assert trivet.ok("metrics", silent).out.strip() == "this job reported no metrics"
     ref = worker.start(job_id)
     worker.emit(ref, [{"type": "metric", "step": 1, "values": {"loss": 1.0, "lr": 0.1}}])
     worker.end(ref)
