@@ -34,6 +34,9 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
     torch.set_num_threads(1)
     program = entry.program(torch.device(device))
     row: dict[str, Any] = {"name": entry.name}
+    if not fast and device not in _WARM:
+        warm_toolchain(program, LADDER, Toolchain(program.device, _KEPT))
+        _WARM.add(device)
     with entry.before():
         if without != "plain":
             began = time.perf_counter()
@@ -41,9 +44,6 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
         if without != "check":
             rungs = LADDER[:2] if fast and entry.bug != LIFETIME else LADDER
             rungs = (LADDER[0], LADDER[-1]) if fast and entry.bug == LIFETIME else rungs
-            if not fast and device not in _WARM:
-                warm_toolchain(program, rungs, Toolchain(program.device, _KEPT))
-                _WARM.add(device)
             began = time.perf_counter()
             plan = plan_run(program, 4, entry.tolerance, float)
             plan = replace(plan, race=RaceSettings(block_s=1e-3, budget_s=1e-3)) if fast else plan
