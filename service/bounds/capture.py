@@ -123,7 +123,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
         with warnings.catch_warnings(), torch.no_grad(), recognised(), kept_by(module):
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
-            return decomposed(exported, whole)
+            return decomposed(exported, whole, OPERATORS)
     except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UnsupportedModelError(

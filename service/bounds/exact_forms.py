@@ -18,6 +18,9 @@ from service.bounds.network import Network
 MOST_BOXES, MOST_PRODUCTS = 64, 2**15
 """Boxes that one is cut into, and products of numbers of each."""
 
+ROUNDED = Fraction(1, 1000)
+"""Share of the size of what is compared that is more than rounding weights to float32 moves it by."""
+
 Ends = tuple[tuple[Fraction, ...], tuple[Fraction, ...]]
 
 
@@ -83,6 +86,23 @@ class ExactForm:
         lower, upper = self.box
         ends = (factor * (lower[index] if factor > 0 else upper[index]) for index, factor in self.factors.items())
         return sum(ends, self.constant)
+
+
+def may_keep(network: Network, box: Ends) -> bool:
+    """Return whether :func:`keeps_to` could prove anything of the network in this box, or of the same one in float64.
+    It could not where a comparison that several inputs decide has both answers, by more than rounding accounts for.
+    The network's constants are in float64, on the CPU.
+    """
+    lower, upper = box
+    inputs = [ExactForm({index: Fraction(1)}, Fraction(0), box) for index in range(len(lower))]
+    like = torch.zeros(len(lower), dtype=torch.float64)
+    try:
+        return exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs)) is not None
+    except OpenComparisonError as error:
+        form = error.form
+        size = sum((abs(each) * max(abs(lower[at]), abs(upper[at])) for at, each in form.factors.items()), Fraction(0))
+        doubt = ROUNDED * (size + abs(form.constant))
+        return len(form.factors) == 1 or form.least >= -doubt or (Fraction(-1) * form).least >= -doubt
 
 
 def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:

@@ -117,11 +117,11 @@ class Graph:
     def by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
 
-    def to(self, device: torch.device) -> Graph:
-        """Return the graph with its constants on a device."""
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Graph:
+        """Return the graph with its constants on a device, floating-point ones in ``dtype`` where it is given."""
         return Graph(
             tuple(
-                replace(node, arguments={name: _moved(value, device) for name, value in node.arguments.items()})
+                replace(node, arguments={name: _moved(value, device, dtype) for name, value in node.arguments.items()})
                 for node in self.nodes
             )
         )
@@ -132,12 +132,14 @@ class Graph:
         return self.nodes[: names.index(name) + 1]
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, tuple):
-        return tuple(_moved(item, device) for item in value)
+        return tuple(_moved(item, device, dtype) for item in value)
     if isinstance(value, Repeated):
-        return Repeated(value.value.to(device))
-    return value.to(device) if isinstance(value, Tensor) else value
+        return Repeated(_moved(value.value, device, dtype))
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype if dtype is not None and value.is_floating_point() else value.dtype)
 
 
 def refs(value: Any) -> tuple[Ref, ...]:

@@ -11,15 +11,16 @@ from math import inf, isfinite
 
 import torch
 
-from service.bounds.exact_forms import Plane, keeps_to
-from service.bounds.network import prepare
+from service.bounds.exact_forms import Plane, keeps_to, may_keep
+from service.bounds.network import Network, prepare
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
+from service.parallel.tensor import local_copy
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
-from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.model import CPU, ModelUnderVerification
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
 from service.verification.properties.queried import Queried
@@ -92,11 +93,18 @@ class SearchRunner:
         task = self.task
         if not task.engine.is_alone or task.search_group.axis.size > 1:
             return False
-        network = prepare(self.checker.precise, task.engine.network.graph.input.shape)
+        boxes = [
+            (tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper))
+            for each in query.disjuncts
+        ]
+        plain = replace(task.engine.network, graph=task.engine.network.graph.to(CPU, torch.float64))
+        if not all(may_keep(plain, box) for box in boxes):
+            return False
+        network = self._exact_network
         return all(
             keeps_to(
                 network,
-                (tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper)),
+                box,
                 [
                     Plane(
                         tuple((index, Fraction(factor)) for index, factor in halfspace.coefficients),
@@ -106,8 +114,13 @@ class SearchRunner:
                     for halfspace in each.halfspaces
                 ],
             )
-            for each in query.disjuncts
+            for box, each in zip(boxes, query.disjuncts, strict=True)
         )
+
+    @cached_property
+    def _exact_network(self) -> Network:
+        """Return the network in float64, on the CPU, where rational arithmetic takes its numbers one by one."""
+        return prepare(local_copy(self.checker.precise).cpu(), self.task.engine.network.graph.input.shape)
 
     def _timeout(self, row: BoundsRow) -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")

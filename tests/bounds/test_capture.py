@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
+from service.bounds.decompositions import table
 from service.bounds.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
 from service.bounds.network import prepare
 from service.bounds.operators import OPERATORS, check
@@ -189,3 +190,29 @@ def test_a_model_whose_runs_differ_is_refused(registered: bool) -> None:
     assert not torch.equal(module(torch.zeros(1, 2)), module(torch.zeros(1, 2)))
     with pytest.raises(UnsupportedModelError, match="each run assigns another tensor to 'count'"):
         prepare(module, (2,))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)),
+        nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)),
+        Function(lambda m, x: torch.maximum(m.layer(x), x) * 0.5 + 1),
+    ],
+    ids=["linear", "convolution", "maximum"],
+)
+def test_what_needs_no_decomposition_gives_the_graph_that_one_gives(
+    module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = capture(module, (4,))
+    monkeypatch.setattr(table, "_is_final", lambda *_: False)
+    written = capture(module, (4,))
+    views = {"aten.reshape.default": "aten.view.default"}
+    assert [views.get(name, name) for name in operators(at_once)] == operators(written)
+    for one, other in zip(at_once.nodes, written.nodes, strict=True):
+        assert (one.shape, one.input_shapes) == (other.shape, other.input_shapes)
+        assert one.arguments.keys() == other.arguments.keys()
+        constants = [
+            (one.arguments[name], other.arguments[name]) for name in one.arguments if not one.is_variable(name)
+        ]
+        assert all(torch.equal(a, b) if isinstance(a, Tensor) else refs(a) or a == b for a, b in constants)

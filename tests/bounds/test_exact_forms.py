@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.bounds.exact_forms import Plane, keeps_to
+from service.bounds.exact_forms import Plane, keeps_to, may_keep
 from service.bounds.network import prepare
 
 
@@ -48,7 +48,9 @@ def test_what_several_inputs_decide_is_left_open() -> None:
             return torch.relu(x.sum(dim=1, keepdim=True))
 
     box = (Fraction(-1),) * 2, (Fraction(1),) * 2
-    assert not keeps_to(prepare(Sum().double(), (2,)), box, [below(0, 2, attained=True)])
+    network = prepare(Sum().double(), (2,))
+    assert not keeps_to(network, box, [below(0, 2, attained=True)])
+    assert not may_keep(network, box)
 
 
 def test_an_infinite_constant_has_no_exact_form() -> None:
@@ -57,7 +59,9 @@ def test_an_infinite_constant_has_no_exact_form() -> None:
             return torch.minimum(x, torch.full((1, 2), torch.inf, dtype=x.dtype))
 
     box = (Fraction(-1),) * 2, (Fraction(1),) * 2
-    assert not keeps_to(prepare(Least().double(), (2,)), box, [below(0, 2, attained=True)])
+    network = prepare(Least().double(), (2,))
+    assert not keeps_to(network, box, [below(0, 2, attained=True)])
+    assert not may_keep(network, box)
 
 
 @pytest.mark.parametrize("function", [torch.floor, lambda x: torch.where(x > 0, x, x - 1)])
@@ -71,3 +75,15 @@ def test_what_jumps_has_no_exact_form_in_a_box(function: object) -> None:
 
     box = (Fraction(0),) * 2, (Fraction(1),) * 2
     assert not keeps_to(prepare(Jumping().double(), (2,)), box, [below(0, 5, attained=True)])
+
+
+@pytest.mark.parametrize("beyond", [Fraction(0), Fraction(1, 10**7), Fraction(1, 10**4)])
+def test_what_rounding_could_decide_is_not_given_up_on(beyond: Fraction) -> None:
+    """In float32 a sum's end may lie on the other side of 0 than in float64."""
+
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x.sum(dim=1, keepdim=True) - 2)
+
+    box = (Fraction(-1),) * 2, (Fraction(1) + beyond,) * 2
+    assert may_keep(prepare(Sum().double(), (2,)), box)

@@ -2,16 +2,18 @@
 
 ``ExportedProgram.run_decompositions`` collects PyTorch's composite operators anew for each program and overrides every
 one of them, also those that are to be decomposed as they are without it. For a small network that was two thirds of
-the time of a capture. Here only those are overridden that are decomposed in another way or kept whole.
+the time of a capture. Here only those are overridden that are decomposed in another way or kept whole, and a program
+in which there is nothing to decompose, as of layers with ReLU between, is not traced a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch.export import ExportedProgram, default_decompositions, exported_program
 
 from service.bounds.decompositions import DECOMPOSITIONS
@@ -19,9 +21,11 @@ from service.bounds.decompositions import DECOMPOSITIONS
 Table = dict[Any, Callable[..., Any]]
 
 
-def decomposed(program: ExportedProgram, whole: frozenset[str]) -> ExportedProgram:
+def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collection[str]) -> ExportedProgram:
     """Return ``program`` in core ATen, with :data:`DECOMPOSITIONS` instead of PyTorch's own and the operators that
-    ``whole`` names (``"aten.softmax.int"``) as they are."""
+    ``whole`` names (``"aten.softmax.int"``) as they are. ``bounded`` names all that are bounded."""
+    if _is_final(program, bounded):
+        return program
     tables = _tables(whole)
 
     def split(table: Table) -> tuple[Table, Table]:
@@ -30,6 +34,30 @@ def decomposed(program: ExportedProgram, whole: frozenset[str]) -> ExportedProgr
     with patch.object(exported_program, "_split_decomp_table_to_cia_and_python_decomp", split):
         result: ExportedProgram = program.run_decompositions(dict(tables[1]))
         return result
+
+
+def _is_final(program: ExportedProgram, bounded: Collection[str]) -> bool:
+    """Return whether the input goes through ``bounded`` operators alone, which change nothing in place, and for which
+    no table has others. What is computed from constants is run as it is.
+    """
+    owners = program.graph_signature.inputs_to_lifted_tensor_constants
+    given = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in owners]
+    dependent = {given[0]}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+        elif node.op not in {"placeholder", "call_function", "output"}:
+            return False
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    return all(_is_plain(node.target) and (node not in dependent or _stays(node.target, bounded)) for node in calls)
+
+
+def _is_plain(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
+
+
+def _stays(target: torch._ops.OpOverload, bounded: Collection[str]) -> bool:
+    return str(target) in bounded and target not in DECOMPOSITIONS and target not in _defaults()[1]
 
 
 def _tables(whole: frozenset[str]) -> tuple[Table, Table]:

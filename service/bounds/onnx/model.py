@@ -105,12 +105,17 @@ def load(data: bytes) -> OnnxModel:
 
     Raises :class:`UnsupportedModelError` that names the operator and its node where it cannot be done.
     """
+    return load_both(data)[0]
+
+
+def load_both(data: bytes) -> tuple[OnnxModel, Runtime]:
+    """Return what :func:`load` does, and the model in onnxruntime that it was checked against."""
     proto = parse(data)
     model, runtime = model_of(describe(proto)), Runtime.of(proto)
     if runtime.dtype == np.float64:
         model = model.double()
     check(model, model.features, runtime, everywhere=False)
-    return model
+    return model, runtime
 
 
 def model_of(description: Description, floats: Mapping[str, Tensor] | None = None) -> OnnxModel:

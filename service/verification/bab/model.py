@@ -58,13 +58,13 @@ class ModelUnderVerification:
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> ModelUnderVerification:
         """Read a model from an ONNX file's content. Raises ``UnsupportedModelError``."""
-        from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
-        from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
+        from service.bounds.onnx.model import load_both  # noqa: PLC0415 - brings onnxruntime, which only these models need
 
-        module = load(data).to(device, dtype)
-        float64_module = load(data).to(device, torch.float64)
+        module, runtime = load_both(data)
+        float64_module = load_both(data)[0].to(device, torch.float64)
+        module = module.to(device, dtype)
         engine = NetworkEngine(prepare(module, (module.features,)), device=device)
-        return cls(module, engine, float64_module, Runtime.of(parse(data)), dtype)
+        return cls(module, engine, float64_module, runtime, dtype)
 
     @property
     def network(self) -> Network:

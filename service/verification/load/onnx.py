@@ -103,18 +103,17 @@ def load_onnx(
 
     ``part`` has the instances that are about it, where some of the property's are about others.
     """
-    from service.bounds.onnx import load as load_module  # noqa: PLC0415 - brings onnxruntime
-    from service.bounds.onnx.model import check_at  # noqa: PLC0415
-    from service.bounds.onnx.reading import Runtime, describe, parse  # noqa: PLC0415
+    from service.bounds.onnx.model import check_at, load_both  # noqa: PLC0415 - brings onnxruntime
+    from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415
 
     if not loader.is_alone:
         return _load_divided(source, loader, property_of, part)
     content = source.read()
 
     def load() -> Task:
-        module = load_module(content)
+        module, runtime = load_both(content)
         typed = replace(loader, dtype=module.get_buffer("type_of_all").dtype)
-        asked, runtime = property_of((module.features, module.outputs)), Runtime.of(parse(content))
+        asked = property_of((module.features, module.outputs))
         module = module.to(loader.device)
         engine = typed.engine_of_module(typed.arithmetic.module_to_bound(module), (module.features,))
         task = typed.task(module, engine, asked, runtime)
