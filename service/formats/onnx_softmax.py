@@ -19,7 +19,9 @@ def without_nan_guards(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the softmax itself in the place of each guard, where the two are the same."""
     nodes = [node for _, node in ordered(model.graph.node)]
     given_by = {name: node for node in nodes for name in node.output if name}
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    written = [(node.output[0], each) for node in nodes if node.op_type == "Constant" for each in node.attribute]
+    constants |= {name: attribute.t for name, attribute in written if attribute.name == "value"}
     infinite = _behind_logarithms(nodes)
     for node in model.graph.node:
         if node.op_type != "Where" or node.domain not in ("", "ai.onnx"):
@@ -32,7 +34,7 @@ def without_nan_guards(model: onnx.ModelProto) -> onnx.ModelProto:
             source is not None
             and source.op_type == "Softmax"
             and softmax not in infinite
-            and _is_zero(weights, instead)
+            and _is_zero(constants, instead)
         ):
             node.CopyFrom(helper.make_node("Identity", [softmax], list(node.output), name=node.name))
     return model
@@ -47,5 +49,5 @@ def _behind_logarithms(nodes: list[onnx.NodeProto]) -> set[str]:
     return found
 
 
-def _is_zero(weights: dict[str, TensorProto], name: str) -> bool:
-    return name in weights and not numpy_helper.to_array(weights[name]).any()
+def _is_zero(constants: dict[str, TensorProto], name: str) -> bool:
+    return name in constants and not numpy_helper.to_array(constants[name]).any()
