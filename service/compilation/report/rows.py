@@ -238,7 +238,8 @@ def metrics(result: Result) -> Mapping[str, float]:
         "recompiles": float(len(seen.evidence.recompiles)),
     }
     if seen.cost:
-        values |= {"compile_cold_s": seen.cost.cold_s, "compile_warm_s": seen.cost.warm_s}
+        values |= {"compile_cold_s": seen.cost.cold_s}
+        values |= {"compile_warm_s": seen.cost.warm_s} if seen.cost.warm_s is not None else {}
         race = seen.cost.timed.race
         values |= {"step_ms": race.step_s * 1e3, "eager_step_ms": race.eager_step_s * 1e3, "ratio": race.ratio}
     return {f"{result.case.phase}/{result.case.rung.name}/{name}": value for name, value in values.items()}

@@ -24,13 +24,17 @@ _PROFILED = (3, 9)
 _LONG_S = 0.1
 
 
-def pace(program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings) -> Timed:
-    """Time the compiled ``program_run`` beside the uncompiled program, both from their first step on."""
+def pace(
+    program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings, *, beside_eager: bool = True
+) -> Timed:
+    """Time the compiled ``program_run`` beside the uncompiled program, both from their first step on; a profile of the
+    latter is made where it is to be compared, ``beside_eager``.
+    """
     program = program_run.program
     eager, compiled = build(program, program_run.phase).restarted(), program_run.restarted()
     raced = race(_runner(eager), _runner(compiled), program.device, agree, settings)
     steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
-    return Timed(raced, _profile(compiled, steps), _profile(eager, steps))
+    return Timed(raced, _profile(compiled, steps), _profile(eager, steps) if beside_eager else None)
 
 
 def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
@@ -51,8 +55,8 @@ def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
 def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes | None, folder: Path) -> float:
     """Return the seconds to compile again for every shape with a filled cache.
 
-    A rung that generates code starts in an empty folder with the portable ``cache`` and the machine code of ``folder``,
-    as a job on this host does; any other has only the folder's. A new process pays the import of PyTorch besides.
+    The rung starts in an empty folder with the portable ``cache`` and the machine code of ``folder``, as a job on this
+    host does; without a portable cache it has the folder's. A new process pays the import of PyTorch besides.
     """
     with empty_caches() if cache is not None else nullcontext(folder) as own:
         if own != folder:

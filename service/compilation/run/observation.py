@@ -49,11 +49,12 @@ class Timed:
 class Cost:
     """Seconds to compile from nothing and from a filled cache, the race with eager, peak memory on CUDA.
 
-    ``cache`` is the portable cache that the warm start took, where the rung generates code.
+    ``warm_s`` is ``None`` for a rung that generates no code: it has nothing to take from a cache. ``cache`` is the
+    portable cache that the warm start took.
     """
 
     cold_s: float
-    warm_s: float
+    warm_s: float | None
     timed: Timed
     peak: Peak | None
     eager_peak: Peak | None

@@ -140,11 +140,12 @@ class _RungRun:
         memory = peak(self.program.device)
         self._look_closer(program_run, run)
         self._settle(program_run)
-        timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung))
+        generates = self.case.rung.generates_code
+        timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
-        cache = portable_cache() if self.case.rung.generates_code else None
-        warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache, folder)
+        cache = portable_cache() if generates else None
+        warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache, folder) if generates else None
         if kept is not None:
             take_machine_code(folder, kept)
         return replace(

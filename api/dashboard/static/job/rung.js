@@ -49,7 +49,7 @@ export function lines(rung) {
 const breakable = (name) => name.split("_").flatMap((part, index) => (index ? ["_", h("wbr"), part] : [part]));
 /** @param {unknown} value */
 const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 100 ? 2 : 0)}\u202fs` : "–");
-/** @param {{cold: number, warm: number} | null | undefined} times */
+/** @param {{cold: number, warm: number | null} | null | undefined} times */
 const compiling = (times) => (times ? `${seconds(times.cold)} (${seconds(times.warm)})` : "–");
 /** @param {unknown} value */
 const milliseconds = (value) => (typeof value === "number" ? `${number(value, 3)}\u202fms` : "–");
