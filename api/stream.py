@@ -7,7 +7,7 @@ where it was at its own pace and joins again, so memory is bounded and nothing i
 nothing at all loses its connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
 
 The event loop also answers requests. So bytes are handed out to a few subscriptions at a time, reads that fall behind
-are short, and after each round the hub rests for some times as long as the round took.
+are short, and after each of these pieces of work the hub rests for some times as long as it took.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class HubSettings:
     handed_at_once: int = 16
     """Subscriptions that are handed something before other work gets its turn."""
     rest: float = 3.0
-    """How long the hub rests after a round, in times that the round took."""
+    """How long the hub rests, in times that it worked."""
     longest_rest_s: float = 1.0
+    """Longest rest in one round."""
     block_ms: int = 100
     """Longest time of a read without events; also that until a newly watched stream is part of one."""
     discover_s: float = 0.5
@@ -167,6 +168,23 @@ class Subscription:
 
 class TooManyStreams(Exception):  # noqa: N818
     """The process or the key has as many open streams as it may."""
+
+
+class _Pace:
+    """Spreads one round of work over time, so that requests and clients find a free core at any moment of it."""
+
+    def __init__(self, settings: HubSettings, clock: Callable[[], float]) -> None:
+        self._times, self._left_s, self._clock = settings.rest, settings.longest_rest_s, clock
+        self._since = clock()
+
+    async def rest(self) -> None:
+        """Let those work who were handed something, then rest for some times as long as all that took."""
+        await asyncio.sleep(0)
+        pause_s = min(self._left_s, self._times * (self._clock() - self._since))
+        self._left_s -= pause_s
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        self._since = self._clock()
 
 
 class Hub:
@@ -340,14 +358,15 @@ class Hub:
                 log.warning("live events wait for the broker: %s", error)
                 await asyncio.sleep(settings.retry_s)
                 continue
-            arrived = self._loop.time()
+            pace = _Pace(settings, self._loop.time)
             whole = all(len(each) < page for each in read.values())
-            await self._dispatch(batches(read, page), asked, began if whole else -math.inf)
+            await self._dispatch(batches(read, page), asked, began if whole else -math.inf, pace)
             if read:
-                took = self._loop.time() - arrived
-                await asyncio.sleep(min(settings.longest_rest_s, settings.rest * took))
+                await pace.rest()
 
-    async def _dispatch(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float) -> None:
+    async def _dispatch(
+        self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float, pace: _Pace
+    ) -> None:
         """Hand out what a read gave that began with the cursors ``asked``: all that there was at ``complete_from``."""
         covered = [
             feed for feed in self._feeds.values() if feed.is_watched and self._covers(feed, asked, complete_from)
@@ -360,7 +379,7 @@ class Hub:
                 feed.rounds += 1
                 rounds.append((feed, found))
         for feed, found in rounds:
-            await self._hand_out(feed, found)
+            await self._hand_out(feed, found, pace)
         for feed, until_ms in known:
             feed.cursor.learn(until_ms)
         for feed in caught_up:
@@ -368,8 +387,8 @@ class Hub:
             feed.ahead -= even
             feed.in_step |= even
 
-    async def _hand_out(self, feed: Channel, found: Round) -> None:
-        for number, subscription in enumerate([*feed.in_step, *feed.ahead]):
+    async def _hand_out(self, feed: Channel, found: Round, pace: _Pace) -> None:
+        for number, subscription in enumerate([*feed.in_step, *feed.ahead], start=1):
             if subscription in feed.in_step:
                 own: Round | None = found
             elif subscription in feed.ahead:
@@ -379,7 +398,7 @@ class Hub:
             if own is not None and not subscription.offer(own):
                 self.leave(subscription)
             if number % self.settings.handed_at_once == 0:
-                await asyncio.sleep(0)
+                await pace.rest()
 
     def _addressed(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]) -> dict[Channel, list[FrameBatch]]:
         """Return which batches are whose, and note how far the hub has read. A job that is read again from an earlier
