@@ -148,7 +148,6 @@ def told_by(body: bytes) -> tuple[str, str]:
     return event.type, event.data.job
 
 
-@pytest.mark.slow
 def test_a_delivery_that_fails_is_sent_again_with_the_same_id(
     admin: httpx2.Client, receiver: Receiver, redis: redis_py.Redis
 ) -> None:
