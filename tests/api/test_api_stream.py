@@ -144,6 +144,7 @@ def test_a_stream_over_everything_starts_now_and_sees_new_jobs(server: Server, s
     assert again.data == event.data
 
 
+@pytest.mark.slow
 def test_removed_events_are_announced_as_a_gap(
     server: Server, secret: str, worker: Worker, redis: redis_py.Redis, store: Store
 ) -> None:
@@ -316,6 +317,7 @@ def test_a_stream_over_an_unknown_job_is_not_found(server: Server, secret: str) 
     assert httpx2.get(url, headers=bearer(secret), timeout=300).status_code == 404
 
 
+@pytest.mark.slow
 def test_the_log_can_be_followed(server: Server, secret: str, worker: Worker) -> None:
     job_id = submit(server, secret)
     ref = worker.start(job_id)

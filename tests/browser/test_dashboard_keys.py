@@ -40,6 +40,7 @@ def test_a_key_is_made_shown_once_and_revoked(page: Page, service: Service, comp
     expect(page.get_by_text("a key cannot revoke itself")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_the_queue_is_on_the_page_of_hosts_in_its_order(page: Page, fleet: Fleet) -> None:
     page.goto("/hosts")
     expect(page.locator(".host")).to_have_count(2)

@@ -301,6 +301,7 @@ def check_permissions(page: Page) -> None:
     expect(page.locator(".permission .rungs li").nth(1)).to_have_attribute("data-tone", "failed")
 
 
+@pytest.mark.slow
 def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     page.goto(f"/jobs/{attempt.job_id}")
@@ -397,6 +398,7 @@ def test_the_page_comes_back_after_the_service_did(
     expect(page.locator(".line .text")).to_have_text(["before", "meanwhile"])
 
 
+@pytest.mark.slow
 def test_what_the_stream_lost_is_fetched_again(
     page: Page, fleet: Fleet, service: Service, complaints: Complaints, redis: Redis
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_batch_is_a_file_with_a_list_of_specs(trivet: Cli, store: Store, worke
     assert (many.code, "100 jobs at most" in many.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_watching_a_sweep_ends_with_a_table_of_its_jobs(trivet: Cli, store: Store, worker: Worker) -> None:
     sweep = {"grid": {"optimizer.lr": [0.1, 0.2]}, "best": {"metric": "loss", "mode": "min"}}
     process = trivet.start("submit", trivet.spec(sweep=sweep), "--watch")
@@ -206,6 +207,7 @@ def test_the_queue_says_why_jobs_wait(trivet: Cli, worker: Worker) -> None:
     assert {share["project"] for share in trivet.ok("shares", "--json").json["items"]} == {"default", "vision"}
 
 
+@pytest.mark.slow
 def test_a_jobs_schedule_and_timeline(trivet: Cli, worker: Worker, url: str, secret: str) -> None:
     job_id = trivet.ok("submit", trivet.spec(**PIPELINE, batch={"global": 6})).out.strip()
     assert all(row in trivet.ok("schedule", job_id).out for row in ROWS)
@@ -456,6 +458,7 @@ def test_alerts_say_what_is_wrong_and_what_to_do(trivet: Cli, worker: Worker) ->
     assert [(alert["name"], alert["labels"]) for alert in fired] == [("TrivetHostFailing", {"host": "fake"})]
 
 
+@pytest.mark.slow
 def test_hosts_says_why_a_host_gets_no_work(trivet: Cli, worker: Worker) -> None:
     jobs = [trivet.ok("submit", trivet.spec()).out.strip() for _ in range(2)]
     worker.never_claim(jobs)
@@ -529,6 +532,7 @@ def test_quotas_are_set_shown_and_taken_away(trivet: Cli) -> None:
         assert (wrong.code, said in wrong.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_uploads_are_listed_and_deleted(trivet: Cli) -> None:
     assert "no uploads" in trivet.ok("uploads").out
     (trivet.folder / "words.txt").write_text("some words")

@@ -132,6 +132,7 @@ def test_a_module_whose_compiled_gradient_differs_fails_the_first_rung_that_comp
     assert "loss loss, iteration 0" not in messages(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "verdict"), [(unequal.NOISY, "pass"), (unequal.NOISY_WRONG_GRADIENT, "fail_parity")]
 )
@@ -141,6 +142,7 @@ def test_other_draws_in_float64_permit_nothing(ascend: Ascend, program: object, 
     assert seen(result).truth_note == "float64 draws other random numbers"
 
 
+@pytest.mark.slow
 def test_draws_that_float64_shares_leave_it_the_judge(ascend: Ascend) -> None:
     (result,) = ascend(peculiar.DROPOUT, rungs=LADDER[:1])
     assert (result.verdict, seen(result).truth_note) == ("pass", "")
@@ -198,6 +200,7 @@ def _one_rounding(value: Any) -> Any:
     return value * (1 + 2**-23) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
+@pytest.mark.slow
 def test_eager_runs_that_never_agree_prove_nothing(ascend: Ascend) -> None:
     (result,) = ascend(peculiar.never_alike(), rungs=LADDER[:1])
     assert result.verdict == "vacuous"
@@ -261,12 +264,14 @@ def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Ascend) 
     assert "no gradient where eager has one: first.bias, first.weight, head.bias, head.weight" in messages(result)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_lost_for_one_shape_only_freezes_the_rung(ascend: Ascend) -> None:
     (result,) = ascend(frozen.CUT_OFF_FOR_ONE, rungs=LADDER[:1])
     assert result.verdict == "frozen"
     assert messages(result) == "no gradient where eager has one: shift"
 
 
+@pytest.mark.slow
 def test_gradients_that_the_compiler_makes_zero_move_nothing(ascend: Ascend) -> None:
     rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_zero)))
     (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
@@ -330,6 +335,7 @@ def test_what_is_cut_off_is_told_from_what_is_not_used(ascend: Ascend) -> None:
     assert not re.search(r"pooler|spare", messages(result))
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_not_used_and_that_only_compiled_updates_move_is_a_fault(ascend: Ascend) -> None:
     """Compiled code gives it a gradient of zeros, where eager has none, and weight decay makes the difference."""
     results = ascend(frozen.DECAYING)
@@ -337,17 +343,20 @@ def test_a_parameter_that_is_not_used_and_that_only_compiled_updates_move_is_a_f
     assert "parameter pooler." in messages(results[1])
 
 
+@pytest.mark.slow
 def test_a_model_without_trainable_parameters_is_frozen_for_training_only(ascend: Ascend) -> None:
     results = ascend(frozen.UNTRAINABLE, rungs=LADDER[:1], phases=("train", "inference"))
     assert verdicts(results) == ["frozen", "pass"]
 
 
+@pytest.mark.slow
 def test_an_input_updated_in_place_is_noted_and_passes(ascend: Ascend) -> None:
     results = ascend(peculiar.IN_PLACE, phases=("train", "inference"))
     assert verdicts(results) == ["pass"] * 4
     assert all("updates in place what it is given: input 0" in seen(result).notes for result in results)
 
 
+@pytest.mark.slow
 def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Ascend) -> None:
     (result,) = ascend(peculiar.SINGLE, rungs=LADDER[:1])
     assert result.verdict == "pass", result.findings

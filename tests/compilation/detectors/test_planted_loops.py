@@ -106,6 +106,7 @@ def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Ascen
     assert [finding.verdict for finding in rehearsed(ascend, planted).findings] == ["not_applicable"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", first_fast(1, [Rung("watched", "aot_eager", rehearses=True), RUNGS["aot_eager"]]))
 def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_been_watched(rung: Rung) -> None:
     program = loops.LoopProgram(loops.compiling_its_own)
@@ -116,6 +117,7 @@ def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_be
     assert seen.evidence.late == ()
 
 
+@pytest.mark.slow
 def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Ascend) -> None:
     result = rehearsed(ascend, Planted(loops.scoring_in_a_thread))
     assert result.rehearsal is not None

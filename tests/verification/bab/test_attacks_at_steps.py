@@ -95,6 +95,7 @@ def test_a_sign_of_0_is_found() -> None:
     assert found[0] == 0
 
 
+@pytest.mark.slow
 def test_equal_inputs_are_found() -> None:
     nodes = [node("Split", ["x"], ["a", "b"], axis=1), node("Equal", ["a", "b"], "e")]
     data = model([*nodes, node("Cast", ["e"], to=onnx.TensorProto.FLOAT)], [1, 2], opset=11)
@@ -119,6 +120,7 @@ class Staircase(nn.Module):
         return torch.cat([down, torch.where(x[:, :1] - x[:, 1:2] > 0, down, -down)], dim=1)
 
 
+@pytest.mark.slow
 def test_a_staircase_is_gone_down() -> None:
     under = model_from(Staircase(), 12)
     specification = specification_of_cases([-1.0] * 12, [1.0] * 12, [({0: 1.0}, -95.5)])

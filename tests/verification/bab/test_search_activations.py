@@ -210,6 +210,7 @@ def test_rows_of_a_disjunct_are_combined() -> None:
     assert heard[-1].domains == 1
 
 
+@pytest.mark.slow
 def test_time_that_is_over_gives_a_sound_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     net = mlp([12, 40, 40, 2], nn.ReLU(), 0).double().requires_grad_(False)
     lower, upper = -torch.ones(12, dtype=torch.float64), torch.ones(12, dtype=torch.float64)
