@@ -422,7 +422,7 @@ def _compiler_bugs() -> Iterator[Entry]:
     for parts in (2, 4):
         yield Entry(
             f"halves_{parts}", lambda parts=parts: {"encoder": Halves(parts), "decoder": nn.Linear(32 // parts, 8)},
-            adds_halves, bug=NUMBERS, thread="pytorch/pytorch#195357", shows=CPU_AND_CUDA, versions="2.13",
+            adds_halves, bug=NUMBERS, thread="pytorch/pytorch#195357", shows=CPU_AND_CUDA,
         )  # fmt: skip
     for kind in (list, dict):
         yield Entry(
