@@ -23,6 +23,7 @@ import re
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -108,7 +109,9 @@ async def measured_rate(port: int, what: str, requests: Sequence[bytes], each: i
     spent = time.perf_counter() - began
     took.sort()
     p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
-    return Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
+    found = Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
+    print(found.row, file=sys.stderr, flush=True)
+    return found
 
 
 async def answer_of(reader: asyncio.StreamReader) -> bytes:

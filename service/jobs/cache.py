@@ -1,4 +1,4 @@
-"""Keeps the folder of what ranks made of uploaded files within a limit."""
+"""Keeps folders of what ranks made, of uploaded files and of code that they compiled, within a limit."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def used(path: Path) -> None:
     os.utime(path)
 
 
-def trim(cache: Path, limit: int) -> list[Path]:
+def trim(cache: Path, limit: int, *, of_owners: bool = False) -> list[Path]:
     """Delete the entries that were not used for longest until ``limit`` bytes are left; returns their paths.
 
-    An entry is a file or folder in a folder of the cache, or of an owner's part of it. Several hosts may trim one cache
-    at a time.
+    An entry is a file or folder in a folder of the cache, or of an owner's part of it; with ``of_owners`` there are
+    such parts only. Several hosts may trim one cache at a time.
     """
     try:
         with Folder.open(cache) as folder:
-            return _trim(folder, limit)
+            return _trim(folder, limit, of_owners=of_owners)
     except FileNotFoundError:
         return []
 
 
-def _trim(cache: Folder, limit: int) -> list[Path]:
+def _trim(cache: Folder, limit: int, *, of_owners: bool) -> list[Path]:
     now, gone = time.time(), []
-    entries = sorted(_entries(cache), key=lambda entry: entry.used_at)
+    entries = sorted(_entries(cache, of_owners=of_owners), key=lambda entry: entry.used_at)
     for entry in entries:
         if entry.name.startswith(".") and now - entry.used_at > ABANDONED_S:
             _delete(cache, entry.home, entry.name)
@@ -66,18 +66,18 @@ class _CacheEntry:
     used_at: float
 
 
-def _entries(cache: Folder) -> Iterator[_CacheEntry]:
-    for home in _homes(cache):
+def _entries(cache: Folder, *, of_owners: bool) -> Iterator[_CacheEntry]:
+    for home in _homes(cache, of_owners=of_owners):
         with contextlib.suppress(OSError), cache.folder(home) as folder:  # ranks may put links in the place of folders
             for name in folder.names():
                 with contextlib.suppress(OSError):  # another host was faster
                     yield _entry(folder, home, name)
 
 
-def _homes(cache: Folder) -> Iterator[str]:
+def _homes(cache: Folder, *, of_owners: bool) -> Iterator[str]:
     """Yield the folders that have entries, those of owners' parts too."""
     for name in cache.names():
-        if not name.startswith(OF_OWNER):
+        if not (of_owners or name.startswith(OF_OWNER)):
             yield name
             continue
         with contextlib.suppress(OSError), cache.folder(name) as part:

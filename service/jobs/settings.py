@@ -311,7 +311,10 @@ class Settings(BaseSettings):
         description="bytes kept of what a rank prints in an attempt: the first quarter, and the newest of the rest",
     )
     max_cache_bytes: int = Field(
-        20 << 30, ge=0, description="what jobs make of uploaded files is deleted beyond this, the longest unused first"
+        20 << 30,
+        ge=0,
+        description="what jobs make of uploaded files, and on each host what they compile, is deleted beyond so many "
+        "bytes each, the longest unused first",
     )
 
     url: str | None = Field(None, description="API that the command line talks to; that of the data folder when absent")

@@ -38,6 +38,13 @@ def test_what_owners_have_apart_is_within_the_same_limit(tmp_path: Path) -> None
     assert trim(tmp_path, 0) == [shared, ann]
 
 
+def test_what_owners_compiled_is_within_a_limit_whatever_their_folders_are_called(tmp_path: Path) -> None:
+    old, new = entry(tmp_path / "a1" / "inductor" / "xy", 9), entry(tmp_path / "b2" / "triton" / "KERNEL", 5)
+    assert trim(tmp_path, 100) == []
+    assert trim(tmp_path, 100, of_owners=True) == [old]
+    assert trim(tmp_path, 0, of_owners=True) == [new]
+
+
 def test_nothing_is_deleted_behind_a_link_that_a_rank_has_laid(tmp_path: Path) -> None:
     """Neither in the place of one of the cache's folders, nor of an entry."""
     theirs = entry(tmp_path / "home" / ".ssh", 100)

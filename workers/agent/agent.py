@@ -40,6 +40,7 @@ from workers.agent.outage import Outage
 from workers.agent.supervisors import Supervisors
 from workers.inventory import cpu_slots, cuda_devices
 from workers.launcher.confinement import available
+from workers.supervisor.compiled_code import compiled_caches
 from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
@@ -218,7 +219,8 @@ class Agent:
             logger.info("deleted %s, which a killed supervisor left behind", folder)
         for path in self._store.files.delete_abandoned():
             logger.info("deleted %s, an upload that was never finished", path)
-        for path in trim(self._settings.layout.cache, self._settings.max_cache_bytes):
+        most = self._settings.max_cache_bytes
+        for path in (*trim(self._settings.layout.cache, most), *trim(compiled_caches(), most, of_owners=True)):
             logger.info("deleted %s, the entry that was not used for longest", path)
         if self._settings.keep_jobs_days is not None:
             for job_id in self._store.jobs.expire(self._settings.keep_jobs_days * _DAY_S):

@@ -30,13 +30,18 @@ def _owner_of(job: Job) -> str:
     return job.owner if job.project == DEFAULT_PROJECT else f"{job.project}/{job.owner}"
 
 
+def compiled_caches() -> Path:
+    """Return the folder of all owners' caches on this host."""
+    return Path(tempfile.gettempdir(), f"trivet-compiled-{os.geteuid()}")
+
+
 def compile_cache(owner: str) -> Path:
     """Return a private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave
     there.
 
     Torch's own place for it is shared by all jobs, and has a name that another user may take first.
     """
-    base = Path(tempfile.gettempdir(), f"trivet-compiled-{os.geteuid()}")
+    base = compiled_caches()
     folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
     for path in (base, folder):
         path.mkdir(mode=0o700, exist_ok=True)

@@ -28,5 +28,5 @@ VERIFY = JobKind(
     "service.verification.job:run",
     check,
     page="api.dashboard:static/kinds/verify.js",
-    preloads=("service.verification.job", "torch.export._trace", "torch.export._unlift"),
+    preloads=("service.verification.job", "onnx", "service.verification.first_trace"),
 )
