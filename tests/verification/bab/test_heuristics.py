@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from nets import mlp
-from search_problems import tick
+from search_problems import goal_above, model_from, searched, tick
 from torch import Tensor, nn
 
 from service.bounds.methods import CROWN
@@ -133,3 +133,33 @@ def test_every_score_names_its_source() -> None:
         text = " ".join((type(score).__doc__ or "").split())
         cited = re.findall(r"[A-Z]\w+(?: and [A-Z]\w+| et al\.)?, (?:\"[^\"]+\", )?(?:19|20)\d\d\)", text)
         assert bool(cited) != ("The score is Trivet's own." in text), type(score).__name__
+
+
+class Extremes(nn.Module):
+    """The least of a value and a constant, and a choice between values by another, behind and before ReLUs."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = mlp([FEATURES, 6, 4], nn.ReLU(), 3), mlp([4, 6, 1], nn.ReLU(), 4), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.kind == "least":
+            h = torch.minimum(h, torch.full((), 0.1, dtype=h.dtype))
+        elif self.kind == "chosen":
+            h = torch.where(h - 0.1 > 0, h, -h)
+        else:
+            h = torch.where(h - 0.1 > 0, torch.full((), 1.0, dtype=h.dtype), torch.full((), -1.0, dtype=h.dtype))
+        found: Tensor = self.last(h)
+        return found
+
+
+@pytest.mark.parametrize("kind", ["least", "chosen", "constants"])
+def test_operators_that_some_values_only_decide_in_are_scored(kind: str) -> None:
+    """A bound that no half proves: every kind of node is asked what it loses."""
+    subject = model_from(Extremes(kind), FEATURES)
+    goal = goal_above(subject.module, FEATURES, 0.02, 1.0)
+    finding, heard = searched(subject, goal, seconds=3.0)
+    assert heard[-1].domains > 1
+    x = 2 * torch.rand(4000, FEATURES, generator=torch.Generator().manual_seed(8), dtype=torch.float64) - 1
+    assert finding.verdict is not Verdict.VERIFIED or bool((goal.excess(subject.module(x)) > 0).all())

@@ -243,7 +243,11 @@ class DualObjective:
         return self.network.tp_group.agree(weights)
 
     def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
-        """Return where the bounds are attained, from the coefficients that arrived at the input."""
+        """Return where the bounds are attained, from the coefficients that arrived at the input; the centres of the
+        boxes where none did, as behind comparisons of which both answers are constants.
+        """
+        if not arrived:
+            return self.network.tp_group.agree(boxes.centre)
         slope = arrived[-1].detach().squeeze(1)
         corner = torch.where(slope > 0, boxes.lower, torch.where(slope < 0, boxes.upper, boxes.centre))
         return self.network.tp_group.agree(boxes.nearest(corner))

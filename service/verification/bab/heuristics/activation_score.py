@@ -14,7 +14,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Relaxation, Relaxed
 from service.bounds.split import PiecewiseSlopes, Preactivations
 
 if TYPE_CHECKING:
@@ -96,15 +96,20 @@ class ActivationView:
         bounds = [self.inspection.bounds[name] for name in node.inputs]
         arrived, operator = self.inspection.coefficients[node.name].squeeze(1), self.network.operator_of(node)
         arrived = operator.centred(arrived.unsqueeze(1), bounds).squeeze(1)
-        if len(bounds) > 1:
+        relaxed = None if len(bounds) > 1 else self._relaxed(node, bounds)
+        if not isinstance(relaxed, Relaxation):  # of several inputs, or a choice between constants
             shares = self._radius_shares(node, bounds, arrived)
             return [loss.expand(times, *loss.shape).flatten(0, 1) for loss in shares]
-        family, z = self.inspection.families[node.name], points[node.inputs[0]]
-        relaxed = family.relaxation if isinstance(family, PiecewiseSlopes) else operator.relax_on(node, bounds)
-        assert isinstance(relaxed, Relaxation)
+        z = points[node.inputs[0]]
         value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).lower
         shape = times, *arrived.shape
         return [_loss(relaxed, arrived, z.reshape(shape), value.reshape(shape)).flatten(0, 1)]
+
+    def _relaxed(self, node: Node, bounds: list[Interval]) -> Relaxed:
+        family = self.inspection.families[node.name]
+        if isinstance(family, PiecewiseSlopes):
+            return family.relaxation
+        return self.network.operator_of(node).relax_on(node, bounds)
 
     def _radius_shares(self, node: Node, bounds: list[Interval], arrived: Tensor) -> list[Tensor]:
         """Return how much of the output's radius each input's radius makes, to first order."""
@@ -116,7 +121,10 @@ class ActivationView:
                 for name, centre, radius in zip(node.inputs, centres, radii, strict=True)
             }
             weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
-            gradients = torch.autograd.grad(weight, radii)
+        if not weight.requires_grad:  # constants are chosen
+            return [torch.zeros_like(radius) for radius in radii]
+        # What only decides between others has no part in the output's radius.
+        gradients = torch.autograd.grad(weight, radii, allow_unused=True, materialize_grads=True)
         return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
 
 
