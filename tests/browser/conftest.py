@@ -66,9 +66,9 @@ def fleet(key: str, service: Service) -> Fleet:
     return fleet
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One per module: while Playwright is open, its event loop keeps every other test from running its own."""
+    """One for this folder: while Playwright is open, its event loop keeps every other test from running its own."""
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium is installed; tests/ensure_chromium.py can install one")

@@ -59,6 +59,7 @@ def test_a_training_names_what_uses_it(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#rows .name")).to_have_text(["its robustness"])
 
 
+@pytest.mark.slow
 def test_a_running_job_lists_its_checkpoints(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     folder = fleet.data.job(attempt.job_id).checkpoints / "step_50"
@@ -84,6 +85,7 @@ def test_a_counterexample_of_an_image_is_drawn_with_what_it_is_taken_for(page: P
     expect(figure).to_contain_text("Class 3 has 7.4990, class 5 7.4460.")
 
 
+@pytest.mark.slow
 def test_an_address_without_a_page_leads_back(page: Page, complaints: Complaints) -> None:
     complaints.expected = ("404",)
     answer = page.goto("/nope")
