@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.jobs.spec.notify import NotifySpec
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
 
@@ -156,6 +157,7 @@ class CommonSpec(Strict):
         "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
+    notify: NotifySpec | None = Field(None, description="a URL that is told how the job goes, by signed requests")
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")

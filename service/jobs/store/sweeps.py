@@ -60,6 +60,8 @@ def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict
     text = spec.model_dump_json(by_alias=True)
     submission = Submission("", spec, parent.owner, parent.project, text, idem="", body_hash="")
     record = {**submission.record(), "parameters": _json(parameters)}
+    if spec.notify is not None:
+        record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'
     return {**submission.entry(), "record": record}
 
 
