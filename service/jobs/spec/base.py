@@ -157,7 +157,11 @@ class CommonSpec(Strict):
         "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
-    notify: NotifySpec | None = Field(None, description="a URL that is told how the job goes, by signed requests")
+    notify: NotifySpec | None = Field(
+        None,
+        exclude_if=lambda notify: notify is None,  # a worker of an older version does not know the field
+        description="a URL that is told how the job goes, by signed requests",
+    )
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")

@@ -54,7 +54,7 @@ class NotifySpec(Strict):
         examples=["https://ci.example.org/trivet"],
     )
     on: list[ToldState] = Field(
-        default_factory=lambda: ["succeeded", "failed", "cancelled"],
+        default_factory=lambda: list[ToldState](("succeeded", "failed", "cancelled")),
         max_length=7,
         description="states to tell of; those that end the job, when absent",
         examples=[["failed"]],
