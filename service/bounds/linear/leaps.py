@@ -199,8 +199,8 @@ def _filled(form: _Form, most: int) -> _Form:
     def more(tensor: Tensor, count: int) -> Tensor:
         return torch.cat([tensor, tensor.new_zeros(count, *tensor.shape[1:])])
 
-    shares = (more(each, missing * batch) for each in (form.lower, form.upper))
-    return _Form(more(form.entry, missing), *shares, form.above)
+    lower, upper = (more(each, missing * batch) for each in (form.lower, form.upper))
+    return _Form(more(form.entry, missing), lower, upper, form.above)
 
 
 def _leap(source: Node, relaxed: Mapping[str, Relaxed], form: _Form) -> Leap:
