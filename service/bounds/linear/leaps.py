@@ -112,11 +112,14 @@ class Leap:
 
     def backward(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return coefficients ``(batch, rows, *shape of the source)`` and the bias ``(batch, rows)``."""
-        flat = coefficients.flatten(2)
-        picked = flat.index_select(2, self.place).expand(len(self.lower), -1, -1)
-        shares, _ = propagate_lines_in_steps(picked, self.lower.unsqueeze(1), self.upper.unsqueeze(1), None, None)
-        through = shares.new_zeros(*shares.shape[:2], self.source.size).index_add_(2, self.entry, shares)
-        return through.reshape(*shares.shape[:2], *self.source.shape), weighted(flat.clamp(max=0), self.above)
+        flat, size = coefficients.flatten(2), (len(self.lower), coefficients.shape[1])
+        # Torch picks and adds along the last of two dimensions several times as fast as along the last of three.
+        picked = flat.flatten(0, 1).index_select(1, self.place).reshape(*flat.shape[:2], -1)
+        lines = self.lower.unsqueeze(1), self.upper.unsqueeze(1)
+        shares, _ = propagate_lines_in_steps(picked.expand(*size, -1), *lines, None, None)
+        through = shares.new_zeros(size[0] * size[1], self.source.size)
+        through.scatter_add_(1, self.entry.expand(len(through), -1), shares.flatten(0, 1))
+        return through.reshape(*size, *self.source.shape), weighted(flat.clamp(max=0), self.above)
 
 
 @dataclass(frozen=True, eq=False)
