@@ -313,8 +313,8 @@ class Settings(BaseSettings):
     max_cache_bytes: int = Field(
         20 << 30,
         ge=0,
-        description="what jobs make of uploaded files, and on each host what they compile, is deleted beyond so many "
-        "bytes each, the longest unused first",
+        description="what jobs make of uploaded files, and on each host what they compile and trace, is deleted "
+        "beyond so many bytes each, the longest unused first",
     )
 
     url: str | None = Field(None, description="API that the command line talks to; that of the data folder when absent")
