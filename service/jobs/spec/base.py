@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.jobs.spec.exports import ExportTargets
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
 
@@ -156,6 +157,7 @@ class CommonSpec(Strict):
         "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
+    export: ExportTargets = Field(ExportTargets(), description="services that are told of the job when it ends")
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")
