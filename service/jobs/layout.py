@@ -88,6 +88,11 @@ class DataLayout:
         return self.files / digest[:2] / digest
 
     @property
+    def tensorboard(self) -> Path:
+        """Return the folder of event files for TensorBoard, with a folder for each job that is exported there."""
+        return self.root / "tensorboard"
+
+    @property
     def audit(self) -> Path:
         """Return the folder of the older part of the audit log."""
         return self.root / "audit"

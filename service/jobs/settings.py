@@ -27,6 +27,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.logs import LogFormat
 from service.jobs.settings_file import ENV_PREFIX, config_file, in_file
 from service.jobs.sign_in import parse_rules
+from service.jobs.spec.exports import leads_to_a_server
 from service.jobs.store_limits import StoreLimits
 
 _DAY_S = 86_400.0
@@ -134,6 +135,24 @@ class Settings(BaseSettings):
     )
     webhook_disable_days: float = Field(
         5.0, gt=0, description="a webhook all of whose deliveries fail for so many days is disabled"
+    )
+
+    export_mlflow: str | None = Field(
+        None, description="MLflow tracking server that is told of jobs whose specs name none"
+    )
+    export_tensorboard: bool | None = Field(
+        None, description="event files for TensorBoard are written of jobs whose specs do not say whether"
+    )
+    export_otlp: str | None = Field(
+        None, description="OpenTelemetry collector that is told of jobs whose specs name none"
+    )
+    export_tokens: SecretStr | None = Field(
+        None,
+        description="`host=token` or `host:port=token`, by comma: what servers that jobs are exported to get as bearer "
+        "token",
+    )
+    export_retry_hours: float = Field(
+        24.0, gt=0, le=24 * 30, description="for so long an export of an ended job is tried again, in hours"
     )
 
     session_idle_s: float = Field(
@@ -394,6 +413,26 @@ class Settings(BaseSettings):
         """Return the addresses and networks of ``webhook_allow``."""
         return _entries(self.webhook_allow)
 
+    @model_validator(mode="after")
+    def _exports_lead_to_servers(self) -> Settings:
+        for name in ("export_mlflow", "export_otlp"):
+            url = getattr(self, name)
+            if url is not None and not leads_to_a_server(url):
+                raise ValueError(f"{name} is no URL of a server, without user, password, query and fragment")
+        if any("=" not in entry for entry in _entries(self._tokens)):
+            raise ValueError("export_tokens has an entry without `=`; expected host=token, by comma")
+        return self
+
+    @property
+    def _tokens(self) -> str:
+        return "" if self.export_tokens is None else self.export_tokens.get_secret_value()
+
+    @property
+    def bearer_tokens(self) -> dict[str, str]:
+        """Return by host, or host and port, what servers that jobs are exported to get as bearer token."""
+        pairs = (entry.partition("=") for entry in _entries(self._tokens))
+        return {host.strip().lower(): token.strip() for host, _, token in pairs}
+
     @property
     def allowed_host_names(self) -> list[str]:
         """Return the names of ``allowed_hosts``, in lower case."""
@@ -424,6 +463,9 @@ class Settings(BaseSettings):
             session_idle_s=self.session_idle_s,
             session_s=self.session_s,
             max_audit_bytes=self.max_audit_bytes,
+            export_mlflow=self.export_mlflow,
+            export_tensorboard=self.export_tensorboard,
+            export_otlp=self.export_otlp,
         )
 
     @property

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.jobs.spec.exports import ExportTargets
 from service.jobs.spec.notify import NotifySpec
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
@@ -161,6 +162,11 @@ class CommonSpec(Strict):
         None,
         exclude_if=lambda notify: notify is None,  # a worker of an older version does not know the field
         description="a URL that is told how the job goes, by signed requests",
+    )
+    export: ExportTargets = Field(
+        ExportTargets(),
+        exclude_if=lambda export: export == ExportTargets(),  # as above
+        description="services that are told of the job when it ends",
     )
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 

@@ -23,6 +23,7 @@ from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
 from service.jobs.store.counts import Counts
 from service.jobs.store.events import EventPage, Events, StoredEvent
+from service.jobs.store.exports import Exports
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
 from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
@@ -67,6 +68,7 @@ class Store:
     counts: Counts
     gauges: Gauges
     webhooks: Webhooks
+    exports: Exports
     audit: AuditLog
     samples: SampleStore
 
@@ -108,6 +110,7 @@ class Store:
             counts=counts,
             gauges=Gauges(client, limits, hosts, counts, keys),
             webhooks=Webhooks(client),
+            exports=Exports(client, limits),
             audit=AuditLog(client, AuditFiles(data.audit, limits.max_audit_bytes)),
             samples=SampleStore(client),
         )

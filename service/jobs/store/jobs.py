@@ -85,6 +85,7 @@ class Submission:
             "weights": _json(_only_for_weights(spec)),
             "indexes": _json(_indexes(self)),
             "spec": self.text,
+            "exports": " ".join(spec.export.chosen()),
             "traceparent": current_traceparent() or "",
             **notice_fields(spec),
         }
@@ -134,7 +135,7 @@ class Jobs:
         """
         body_hash = body_hash or _hashed(_text(spec))
         idem = "" if idempotency_key is None else _digest(project, owner, idempotency_key)
-        limited = _with_time_limit(spec, self._default_time_s(project))
+        limited = self._with_defaults(spec, self._default_time_s(project))
         return Submission("", limited, owner, project, _text(limited), idem, body_hash)
 
     def batch(
@@ -143,7 +144,7 @@ class Jobs:
         """Return what is to be accepted together; the key of each item follows from that of the batch."""
         body_hash = _hashed(*map(_text, specs))
         default_time_s = self._default_time_s(project)
-        limited = [_with_time_limit(spec, default_time_s) for spec in specs]
+        limited = [self._with_defaults(spec, default_time_s) for spec in specs]
         return tuple(
             Submission(
                 path=f"jobs.{index}",
@@ -160,6 +161,13 @@ class Jobs:
     def _default_time_s(self, project: str) -> float | None:
         text = self.client.call("HGET", PROJECTS(), project)
         return None if text is None else Project.model_validate_json(text).quotas.default_time_s
+
+    def _with_defaults(self, spec: CommonSpec, default_time_s: float | None) -> CommonSpec:
+        """Return the spec with what project and operator say of fields that it leaves open."""
+        changes: dict[str, object] = {"export": spec.export.with_defaults(self.limits.exports)}
+        if spec.timeout_s is None:
+            changes["timeout_s"] = default_time_s
+        return spec.model_copy(update=changes)
 
     def known(self, submission: Submission) -> Job | None:
         """Return the job that the idempotency key led to before; answered ahead of all checks, whose outcome may have
@@ -301,6 +309,7 @@ class Jobs:
         for gone in stubs.delete(self.client, job_id):
             if JOB_ID.fullmatch(gone):  # a host can add anything to the jobs of a sweep
                 remove_tree(self.data.job(gone).root)
+                remove_tree(self.data.tensorboard / gone)
 
     def adopt(self) -> None:
         """Let jobs that were accepted before there were projects belong to the default one. Doing it again changes
@@ -348,10 +357,6 @@ class Jobs:
 
 def _text(spec: CommonSpec) -> str:
     return spec.model_dump_json(by_alias=True)
-
-
-def _with_time_limit(spec: CommonSpec, default_s: float | None) -> CommonSpec:
-    return spec if spec.timeout_s is not None else spec.model_copy(update={"timeout_s": default_s})
 
 
 def _json(value: object) -> str:

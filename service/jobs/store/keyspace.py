@@ -132,6 +132,7 @@ WEBHOOK_SECRETS = Key(
 WEBHOOKS_FAILING = Key(
     "webhooks_failing", "webhook:failing", "HASH: webhook → since when all its deliveries fail, in ms"
 )
+EXPORTS_DUE = Key("exports_due", "exports:due", "ZSET: job:target → when to export an ended job there (again) in ms")
 READY = Key("ready", "ready:{}", "STRING: a readiness probe's value", "expires")
 FILES = Key("files", "files", "HASH: id → JSON of an uploaded file, as before there were projects")
 UPLOADS = Key("uploads", "project:{}:uploads", "HASH: file → JSON of what the project uploaded")

@@ -277,5 +277,13 @@ def make_deliveries(change: str, keep_ms: int, most: int, *pieces: str) -> int: 
 def due_deliveries(most: int, hold_ms: int) -> list[str]: ...
 
 
+@script("due_exports")
+def due_exports(most: int, hold_ms: int) -> list[str]: ...
+
+
+@script("note_export")
+def note_export(*, limits: str, job_id: str, target: str, state: str, again_ms: int, event: str) -> int: ...
+
+
 @script("note_delivery")
 def note_delivery(*, webhook: str, delivery: str, text: str, again_ms: int, succeeded: int, disable_ms: int) -> int: ...

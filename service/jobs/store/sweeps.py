@@ -50,9 +50,11 @@ class Sweeps:
 
 
 def _without_devices(parent: Submission) -> dict[str, object]:
-    """Return the entry of a parent: it needs no devices, and its jobs wait in its stead for those that it names."""
+    """Return the entry of a parent: it needs no devices, is told of nowhere, and its jobs wait in its stead for those
+    that it names.
+    """
     entry = parent.entry()
-    record = {name: value for name, value in parent.record().items() if name != "shape"}
+    record = {name: value for name, value in parent.record().items() if name not in ("shape", "exports")}
     return {**entry, "record": {**record, "after": "[]"}, "after": []}
 
 
