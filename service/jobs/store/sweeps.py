@@ -58,7 +58,9 @@ def _without_devices(parent: Submission) -> dict[str, object]:
 
 def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict[str, object]:
     text = spec.model_dump_json(by_alias=True)
-    submission = Submission("", spec, parent.owner, parent.project, text, idem="", body_hash="")
+    submission = Submission(
+        "", spec, parent.owner, parent.project, text, idem="", body_hash="", launcher=spec.launcher or parent.launcher
+    )
     record = {**submission.record(), "parameters": _json(parameters)}
     return {**submission.entry(), "record": record}
 

@@ -51,6 +51,8 @@
  * @property {string} seen_at
  * @property {Record<string, string>} versions
  * @property {string[]} isolation
+ * @property {Record<string, string>} launchers what each scheduler that its worker asks says of itself
+ * @property {{launcher: string, id: string, job: string | null, pool: string, devices: number} | null} allocation
  *
  * @typedef {{name: string, bytes: number, sha256: string, media_type: string, created_at: string}} Artifact
  *
