@@ -114,6 +114,10 @@ class ListedJob(FrozenModel):
     ended_at: datetime | None = None
     progress: Progress | None = None
     placement: tuple[HostShare, ...] = ()
+    launcher: str = LOCAL
+    """What gives devices to it: ``local``, the hosts of the service, or a scheduler's launcher."""
+    allocation: Allocation | None = None
+    """``None`` where that is ``local``, and before the first attempt."""
     reason: str | None = None
     """Why the job is where it is, for people: what it waits for, why it was requeued."""
     parallel: dict[str, int] | None = None
@@ -138,10 +142,6 @@ class Job(ListedJob):
 
     spec: dict[str, Any]
     phases: tuple[JobPhase, ...] = ()
-    launcher: str = LOCAL
-    """What gives devices to it: ``local``, the hosts of the service, or a scheduler's launcher."""
-    allocation: Allocation | None = None
-    """``None`` where that is ``local``, and before the first attempt."""
 
 
 class Accepted(FrozenModel):

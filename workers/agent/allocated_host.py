@@ -194,6 +194,8 @@ def main(arguments: list[str]) -> int:
     launcher, file, job_id = arguments
     os.environ.update(json.loads(Path(file).read_text()))
     os.environ[f"{ENV_PREFIX}WARM_SUPERVISORS"] = "0"
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):  # an empty one hides the devices, of which it says nothing
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     settings = Settings()
     here = launcher_class(launcher).here(os.environ)
     fields: dict[str, str | int] = {"process": "allocated host", "job": job_id}

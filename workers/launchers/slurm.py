@@ -25,7 +25,8 @@ _ANSWER_S = 30.0
 _FIELDS = ("JobID", "Name", "State", "Reason", "RestartCnt", "Comment")
 _NAME = "trivet-"
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-_TASKS = "TRIVET_SLURM_TASKS"
+_FIRST_OF_NODE = '[ "$SLURM_LOCALID" = 0 ] || exit 0; exec "$@"'
+"""A step has a task for each rank, so that it gets all that the allocation has; one of each node is enough."""
 _MARGIN_S = 60.0
 """Seconds of an allocation for the start and the end of an attempt."""
 _FACTS = {
@@ -67,16 +68,15 @@ class Slurm(Launcher):
 
     @staticmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
-        """Return what this node has: GPUs as Slurm lets this step see them, else one device for each task."""
+        """Return what this node has: the GPUs that Slurm gives this step, else one device for each task."""
         index = int(environment["SLURM_NODEID"])
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        gpus = len(visible.split(",")) if visible and "SLURM_GPUS" in environment else 0
+        gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
         return AllocatedHost(
             allocation=f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}",
             index=index,
             count=int(environment["SLURM_JOB_NUM_NODES"]),
             pool="cuda" if gpus else "cpu",
-            devices=gpus or tasks_per_node(environment[_TASKS])[index],
+            devices=gpus or tasks_per_node(environment["SLURM_TASKS_PER_NODE"])[index],
             facts={name: environment[variable] for name, variable in _FACTS.items() if environment.get(variable)},
         )
 
@@ -99,7 +99,7 @@ class Slurm(Launcher):
             f"--chdir={folder}",
         ]
         if request.device == "cuda" or (request.device == "auto" and self._has_gpus()):
-            options.append(f"--gpus={request.ranks}")
+            options.append("--gpus-per-task=1")
         if request.timeout_s is not None:
             seconds = request.timeout_s + self.context.stop_grace_s + _MARGIN_S
             options.append(f"--time={math.ceil(seconds / 60)}")
@@ -124,13 +124,10 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _script(command: Sequence[str]) -> str:
-    """Return a batch script. The counts of tasks are passed on, since the step's own hide them."""
-    return (
-        "#!/bin/sh\n"
-        f'export {_TASKS}="$SLURM_TASKS_PER_NODE"\n'
-        'exec srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --overlap --kill-on-bad-exit=0 '
-        f"{shlex.join(command)}\n"
-    )
+    """Return a batch script that starts the command once on each node, bound to no core or GPU: ranks share all."""
+    once = shlex.join(["sh", "-c", _FIRST_OF_NODE, "trivet", *command])
+    unbound = "--cpu-bind=none ${SLURM_GPUS_PER_TASK:+--gpu-bind=none}"
+    return f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 {unbound} {once}\n"
 
 
 def _allocation(number: str, name: str, state: str, reason: str, restarts: str, _: str) -> Booking:

@@ -41,11 +41,11 @@ def test_a_step_with_gpus_has_as_many_devices_as_it_sees() -> None:
         "SLURM_NODEID": "1",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_PARTITION": "gpu",
-        "TRIVET_SLURM_TASKS": "3,1",
+        "SLURM_TASKS_PER_NODE": "3,1",
     }
     on_cpus = Slurm.here(environment)
     assert (on_cpus.allocation, on_cpus.index, on_cpus.count, on_cpus.pool, on_cpus.devices) == ("12.3", 1, 2, "cpu", 1)
-    on_gpus = Slurm.here({**environment, "SLURM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0,1,5"})
+    on_gpus = Slurm.here({**environment, "SLURM_GPUS_ON_NODE": "3"})
     assert (on_gpus.pool, on_gpus.devices, on_gpus.facts) == ("cuda", 3, {"partition": "gpu"})
 
 

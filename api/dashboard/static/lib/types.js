@@ -23,6 +23,7 @@
  * @property {Progress | null} progress
  * @property {Phase[]} [phases] what the newest attempt did one after the other; not in lists
  * @property {HostShare[]} placement
+ * @property {string} launcher
  * @property {string | null} reason
  * @property {Record<string, number> | null} parallel
  * @property {Record<string, any>} spec null in lists
