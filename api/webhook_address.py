@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-_SCHEMES = ("https", "http")
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
@@ -44,21 +43,6 @@ class WebhookAddress:
         """Return what the ``Host`` header says."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == _DEFAULT_PORTS[self.scheme] else f"{name}:{self.port}"
-
-
-def check_url(url: str) -> None:
-    """Check what can be said of a URL without resolving it. Raises ``ValueError`` with what would be accepted."""
-    parts = urlsplit(url)
-    try:
-        has_port = parts.port != 0
-    except ValueError:
-        has_port = False
-    if parts.scheme not in _SCHEMES or not parts.hostname or not has_port:
-        raise ValueError("an https:// URL with a host")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("a URL without user and password: deliveries are signed")
-    if parts.fragment:
-        raise ValueError("a URL without a fragment")
 
 
 def is_public(address: _Address) -> bool:

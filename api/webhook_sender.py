@@ -42,6 +42,8 @@ class _Outcome:
 
     status: int | None
     error: str | None
+    is_forbidden: bool = False
+    """Whether the URL leads where none may."""
 
 
 class WebhookSender:
@@ -87,25 +89,25 @@ class WebhookSender:
         return made + len(due) > 0
 
     async def _deliver(self, client: httpx2.AsyncClient, due: DueDelivery) -> None:
-        delivery, hook = due.delivery, due.webhook
+        delivery, sender = due.delivery, due.sender
         now = datetime.now(UTC)
-        if hook.disabled_at is not None:
+        if due.is_disabled:
             outcome = _Outcome(None, "the webhook is disabled")
             over = delivery.model_copy(update={"state": "failed", "next_at": None, "error": outcome.error})
-            await asyncio.to_thread(self._store.webhooks.note, hook.id, over, None, self._disable_s)
+            await asyncio.to_thread(self._store.webhooks.note, sender, over, None, self._disable_s)
             return
         outcome = await self._send(client, due, now)
         noted, again_s = self._after(delivery, outcome, now)
-        if await asyncio.to_thread(self._store.webhooks.note, hook.id, noted, again_s, self._disable_s):
-            log.warning("disabled webhook %s: every delivery has failed for long; the last: %s", hook.id, noted.error)
+        if await asyncio.to_thread(self._store.webhooks.note, sender, noted, again_s, self._disable_s):
+            log.warning("disabled webhook %s: every delivery has failed for long; the last: %s", sender, noted.error)
 
     async def _send(self, client: httpx2.AsyncClient, due: DueDelivery, now: datetime) -> _Outcome:
         body = due.delivery.event.model_dump_json().encode()
         timestamp = int(now.timestamp())
-        parts = urlsplit(due.webhook.url)
+        parts = urlsplit(due.url)
         try:
             async with asyncio.timeout(self._times.answer_s):
-                target = await vetted(due.webhook.url, self._allowed)
+                target = await vetted(due.url, self._allowed)
                 headers = {
                     "host": target.authority,
                     "content-type": "application/json",
@@ -121,7 +123,9 @@ class WebhookSender:
                 await answer.aclose()
         except TimeoutError:
             return _Outcome(None, f"no answer within {self._times.answer_s:g} s")
-        except (ForbiddenTarget, OSError, httpx2.HTTPError) as error:
+        except ForbiddenTarget as error:
+            return _Outcome(None, f"{type(error).__name__}: {error}"[:500], is_forbidden=True)
+        except (OSError, httpx2.HTTPError) as error:
             return _Outcome(None, f"{type(error).__name__}: {error}"[:500])
         refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; a 2xx was wanted"
         return _Outcome(answer.status_code, refusal)
@@ -137,7 +141,7 @@ class WebhookSender:
             done = {"state": "delivered", "error": None, "next_at": None}
             return delivery.model_copy(update=noted | done), None
         pause = self._schedule.pause(attempts, (now - first).total_seconds(), random.random())  # noqa: S311 - jitter
-        if pause is None:
+        if pause is None or (outcome.is_forbidden and delivery.url is not None):  # a job's URL stays what it is
             return delivery.model_copy(
                 update=noted | {"state": "failed", "error": outcome.error, "next_at": None}
             ), None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from urllib.parse import quote
 
 import httpx2
+import orjson
 from pydantic import TypeAdapter
 
 from service.jobs.monitoring.shown import ShownAlert
@@ -29,8 +30,9 @@ from service.jobs.records import (
 )
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL, JobState
+from service.jobs.webhooks import WebhookDelivery
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
-from trivet.errors import Unreachable
+from trivet.errors import Refused, Unreachable
 from trivet.filters import JobFilters
 from trivet.follow import follow
 from trivet.projects import ProjectsResource
@@ -103,6 +105,19 @@ class Client:
         operator's key may name a project other than its own.
         """
         return Job.model_validate(self._submit("/v1/jobs", _body(spec), idempotency_key, project))
+
+    def check(self, spec: CommonSpec | Mapping[str, Any], *, project: str | None = None) -> dict[str, Any]:
+        """Check a spec as its submission would be, and submit nothing. Returns how many ``jobs`` it stands for, how
+        many ``ranks`` each takes, and the ``plan`` of a pipeline; raises :class:`trivet.Refused` where it would be
+        refused.
+        """
+        text = orjson.dumps(_body(spec)).decode()
+        answer: dict[str, Any] = self._connection.json(
+            "POST", "/v1/jobs:check", json={"text": text}, params={"project": project}, timeout=_CHECKING
+        )
+        if answer["errors"]:
+            raise Refused(422, "Invalid spec", "it would be refused", answer["errors"])
+        return {name: answer[name] for name in ("jobs", "ranks", "plan")}
 
     def submit_many(
         self,
@@ -294,6 +309,11 @@ class Client:
         Returns its size in bytes.
         """
         return self._save(f"{_job(job_id)}/artifacts/{quote(name)}", target)
+
+    def notices(self, job_id: str) -> list[WebhookDelivery]:
+        """Return what the ``notify`` of a job's spec has led to, newest first."""
+        answer = self._connection.json("GET", f"{_job(job_id)}/notices")
+        return [WebhookDelivery.model_validate(item) for item in answer["items"]]
 
     def upload(
         self,

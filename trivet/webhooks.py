@@ -48,7 +48,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, *, tolerance_s:
 
 @dataclass(frozen=True)
 class WebhooksResource:
-    """Webhooks; needs an admin key, of a project or an operator's."""
+    """Webhooks; all but :meth:`secret` needs an admin key, of a project or an operator's."""
 
     connection: Connection
 
@@ -72,6 +72,14 @@ class WebhooksResource:
 
     def list(self) -> list[Webhook]:
         return [Webhook.model_validate(item) for item in self.connection.json("GET", "/v1/webhooks")["items"]]
+
+    def secret(self, *, project: str | None = None, renew: bool = False) -> str:
+        """Return the secret that signs what a project's jobs ask to be told by ``notify``; with ``renew`` a new one in
+        its place, which needs an admin key.
+        """
+        verb, path = ("POST", "/v1/webhooks/secret/renew") if renew else ("GET", "/v1/webhooks/secret")
+        secret: str = self.connection.json(verb, path, params={"project": project})["secret"]
+        return secret
 
     def delete(self, webhook_id: str) -> None:
         self.connection.json("DELETE", _path(webhook_id))

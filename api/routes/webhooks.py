@@ -7,16 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Security, status
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.access import ReadableJob
 from api.audit import audit
 from api.context import StoreDep
-from api.security import Caller, authenticated
+from api.params import TargetProject
+from api.security import Caller, Submitter, authenticated, target_project
 from api.strict_json import StrictRoute
-from api.webhook_address import check_url
 from service.jobs.kinds.registry import KINDS
 from service.jobs.projects import ProjectName
 from service.jobs.records import NotFound, Problem, Rejected
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.store import Store
+from service.jobs.webhook_url import check_url
 from service.jobs.webhooks import Webhook, WebhookDelivery, WebhookEvent
 
 router = APIRouter(tags=["webhooks"], route_class=StrictRoute)
@@ -55,6 +57,13 @@ class Deliveries(BaseModel):
     items: list[WebhookDelivery]
 
 
+class WebhookSecret(BaseModel):
+    """What signs the deliveries that jobs ask for by `notify`."""
+
+    project: str = Field(description="the project whose jobs' deliveries it signs")
+    secret: str = Field(description="for `trivet.webhooks.verify`, or any library of Standard Webhooks")
+
+
 @router.post("/webhooks", status_code=status.HTTP_201_CREATED)
 def create_webhook(body: NewWebhook, request: Request, key: Maintainer, store: StoreDep) -> CreatedWebhook:
     """Create a webhook. The secret is in this answer and nowhere else."""
@@ -84,6 +93,32 @@ def list_deliveries(
     return Deliveries(items=store.webhooks.deliveries(webhook_id, limit))
 
 
+@router.get("/webhooks/secret")
+def get_webhook_secret(key: Submitter, store: StoreDep, project: TargetProject = None) -> WebhookSecret:
+    """Return the secret that signs what the project's jobs ask to be told by `notify`."""
+    chosen = target_project(key, project)
+    store.projects.get(chosen)
+    return WebhookSecret(project=chosen, secret=store.webhooks.secret(chosen))
+
+
+@router.post("/webhooks/secret/renew")
+def renew_webhook_secret(
+    request: Request, key: Maintainer, store: StoreDep, project: TargetProject = None
+) -> WebhookSecret:
+    """Replace that secret, at once: receivers need the new one."""
+    chosen = target_project(key, project)
+    store.projects.get(chosen)
+    secret = store.webhooks.renew_secret(chosen)
+    audit(request, "webhook.renew", project=chosen)
+    return WebhookSecret(project=chosen, secret=secret)
+
+
+@router.get("/jobs/{job_id}/notices")
+def list_notices(job: ReadableJob, store: StoreDep, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Deliveries:
+    """List what the `notify` of a job's spec has led to, newest first: what was told, and what came of it."""
+    return Deliveries(items=store.webhooks.notices(job.id, limit))
+
+
 @router.delete("/webhooks/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_webhook(webhook_id: str, request: Request, key: Maintainer, store: StoreDep) -> None:
     """Delete a webhook; nothing more is sent."""
@@ -97,8 +132,9 @@ callbacks = APIRouter()
 
 @callbacks.post("job")
 def job_webhook(body: WebhookEvent) -> None:
-    """Tell a receiver that a job has a new state. `webhook-id` is the same when it comes again; `webhook-signature` is
-    that of Standard Webhooks over id, `webhook-timestamp` and body. Any 2xx is success.
+    """Tell a receiver that a job has a new state, or that a number of it has reached a threshold. `webhook-id` is the
+    same when it comes again; `webhook-signature` is that of Standard Webhooks over id, `webhook-timestamp` and body.
+    Any 2xx is success.
     """
 
 

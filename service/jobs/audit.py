@@ -44,6 +44,7 @@ AuditAction = Literal[
     "account.delete",
     "webhook.create",
     "webhook.delete",
+    "webhook.renew",
     "session.begin",
     "session.end",
     "key.refuse",

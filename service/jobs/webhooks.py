@@ -44,13 +44,23 @@ class Webhook(FrozenModel):
         return (
             self.disabled_at is None
             and self.project in (None, change.project)
+            and change.metric is None
             and change.state in self.states
             and (not self.kinds or change.kind in self.kinds)
         )
 
 
+class ReachedThreshold(FrozenModel):
+    """Names a number of a job that is the first one beyond a threshold of its spec."""
+
+    name: str = Field(description="the metric, or the path of a number of the result")
+    value: float
+    threshold: str = Field(description="as the spec has it", examples=[">= 0.9"])
+    step: int | None = Field(None, description="of the metric; null of a number of the result")
+
+
 class JobChange(FrozenModel):
-    """Tells of a job that it has a new state."""
+    """Tells of a job that it has a new state, or that a number of it has reached a threshold."""
 
     job: str
     name: str
@@ -60,12 +70,16 @@ class JobChange(FrozenModel):
     state: JobState
     attempt: int
     reason: str | None = None
+    metric: ReachedThreshold | None = Field(None, description="the number that reached a threshold; else null")
 
 
 class WebhookEvent(FrozenModel):
     """Is the body of a delivery."""
 
-    type: str = Field(description="`job.` and the new state", examples=["job.succeeded"])
+    type: str = Field(
+        description="`job.` and the new state; `job.metric` where a number has reached a threshold",
+        examples=["job.succeeded"],
+    )
     timestamp: datetime
     data: JobChange
 
@@ -75,6 +89,7 @@ class WebhookDelivery(FrozenModel):
 
     id: str = Field(description="the same however often it is sent: `webhook-id`")
     event: WebhookEvent
+    url: str | None = Field(None, description="where it goes, of what a job's own spec asks for; else null")
     state: DeliveryState = "pending"
     attempts: int = 0
     first_at: datetime | None = Field(None, description="when it was first sent")

@@ -59,6 +59,21 @@ def test_a_training_names_what_uses_it(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#rows .name")).to_have_text(["its robustness"])
 
 
+def test_what_a_job_has_told_is_on_its_page(page: Page, fleet: Fleet) -> None:
+    """Nothing listens at that address, and none is allowed: the notice is given up, and says why."""
+    attempt = fleet.run(train_spec(notify={"webhook": "http://127.0.0.1:9/hook", "on": ["succeeded"]}))
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator("#told")).to_contain_text("Nothing was to be told so far")
+    attempt.succeed()
+    told = page.locator("#told [data-notice='failed']")
+    expect(told).to_contain_text("succeeded")
+    expect(told).to_contain_text("no public address")
+    page.goto(f"/jobs/{fleet.run(train_spec()).job_id}")
+    expect(page.locator("#history li").first).to_be_visible()
+    expect(page.locator("#told")).to_be_hidden()
+
+
+@pytest.mark.slow
 def test_a_running_job_lists_its_checkpoints(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     folder = fleet.data.job(attempt.job_id).checkpoints / "step_50"
@@ -84,6 +99,7 @@ def test_a_counterexample_of_an_image_is_drawn_with_what_it_is_taken_for(page: P
     expect(figure).to_contain_text("Class 3 has 7.4990, class 5 7.4460.")
 
 
+@pytest.mark.slow
 def test_an_address_without_a_page_leads_back(page: Page, complaints: Complaints) -> None:
     complaints.expected = ("404",)
     answer = page.goto("/nope")

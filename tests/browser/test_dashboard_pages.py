@@ -103,6 +103,7 @@ def test_signing_in_and_out(visitor: Page, key: str, complaints: Complaints) -> 
     expect(visitor).to_have_url(re.compile(r"/login$"))
 
 
+@pytest.mark.slow
 def test_what_is_refused_while_signing_out_does_not_ask_to_come_back(page: Page, complaints: Complaints) -> None:
     """The page asks on while the service answers: its next question may be refused before that."""
     complaints.expected = ("401",)
@@ -151,6 +152,7 @@ def test_pages_say_when_there_is_nothing(page: Page, complaints: Complaints) -> 
     expect(page.get_by_text("No such job")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_headers_and_unknown_paths(page: Page, service: Service) -> None:
     for path in ("/login", "/", "/hosts", "/jobs/x"):
         response = page.request.get(path)

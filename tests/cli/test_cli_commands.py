@@ -47,6 +47,16 @@ def test_submit_reads_yaml_from_standard_input_and_sets_values(trivet: Cli, stor
     assert (spec["optimizer"]["lr"], spec["name"], spec["batch"]["global"]) == (0.01, "null me", 32)
 
 
+def test_a_spec_is_validated_without_being_submitted(trivet: Cli, store: Store) -> None:
+    assert "would be accepted, 1 job of 1 rank\n" in trivet.ok("validate", trivet.spec()).out
+    swept = ("--set", "sweep={grid: {seed: [1, 2]}}", "--set", "parallel.tp=2", "--json")
+    assert [(each["jobs"], each["ranks"]) for each in trivet.ok("validate", trivet.spec(), *swept).json] == [(2, 2)]
+    asked = "notify={webhook: https://example.org/, when: {loss: low}}"
+    refused = trivet("validate", trivet.spec(), "--set", asked)
+    assert (refused.code, "notify.when.loss" in refused.err, "--set" in refused.err) == (2, True, True)
+    assert store.jobs.list().items == ()
+
+
 def test_several_specs_are_submitted_all_or_none(trivet: Cli, store: Store) -> None:
     other = trivet.folder / "other.yaml"
     other.write_text(Path(trivet.spec()).read_text().replace("mine", "other"))

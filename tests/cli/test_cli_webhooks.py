@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cli_world import Cli
+from waiting import eventually
 
 
 def test_webhooks_are_created_listed_and_deleted(trivet: Cli) -> None:
@@ -24,3 +25,15 @@ def test_a_url_that_cannot_be_meant_is_refused(trivet: Cli) -> None:
     refused = trivet("webhooks", "create", "ftp://example.org")
     assert refused.code == 2
     assert "https:// URL" in refused.err
+
+
+def test_what_a_job_has_told_is_shown_with_it(trivet: Cli) -> None:
+    job = trivet.ok(
+        "submit", trivet.spec(), "--set", "notify={webhook: http://127.0.0.1:9/, on: [cancelled]}"
+    ).out.strip()
+    trivet.ok("cancel", job)
+    shown = eventually(lambda: "given up after 1 attempts" in (text := trivet.ok("show", job).out) and text)
+    assert "no public address" in " ".join(shown.split())
+    first = trivet.ok("webhooks", "secret").out.strip()
+    assert first.startswith("whsec_")
+    assert trivet.ok("webhooks", "secret", "--renew", "--json").json["secret"] != first

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,18 @@ import redis as redis_py
 from pydantic import SecretStr
 from serving import Service, serving
 from waiting import eventually
+from webhook_receiver import Receiver, receiving
 
-from api.webhook_address import ForbiddenTarget, WebhookAddress, check_url, is_public, may_reach, vetted
+from api.webhook_address import ForbiddenTarget, WebhookAddress, is_public, may_reach, vetted
+from service.jobs.events import MetricEvent
+from service.jobs.records import PartOutcome
 from service.jobs.settings import Settings
+from service.jobs.store import HostReport
 from service.jobs.store.keyspace import WEBHOOK_DUE, WEBHOOKS, WEBHOOKS_FAILING
+from service.jobs.webhook_url import check_url
 from service.jobs.webhooks import WebhookEvent, new_secret, sign
 from trivet.webhooks import InvalidDelivery, verify
+from workers.supervisor.thresholds import Thresholds
 
 SPEC: dict[str, Any] = {
     "kind": "train",
@@ -34,44 +37,10 @@ SPEC: dict[str, Any] = {
 }
 
 
-@dataclass
-class Receiver:
-    """Answers each request with the next of ``answers``, and the last of them from then on."""
-
-    answers: list[int] = field(default_factory=lambda: [204])
-    taken: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    url: str = ""
-
-    def answer(self, headers: dict[str, str], body: bytes) -> int:
-        self.taken.append((headers, body))
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    receiving = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            status = receiving.answer({name.lower(): value for name, value in self.headers.items()}, body)
-            self.send_response(status)
-            if status == 302:
-                self.send_header("Location", f"{receiving.url}/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiving.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield receiving
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with receiving() as running:
+        yield running
 
 
 @pytest.fixture
@@ -171,6 +140,104 @@ def test_a_delivery_that_fails_is_sent_again_with_the_same_id(
     assert (done["attempts"], done["error"]) == (3, None)
     assert len({headers["webhook-id"] for headers, _ in receiver.taken}) == 1
     assert admin.get("/v1/webhooks").json()["items"][0]["failing_since"] is None
+
+
+def notices(client: httpx2.Client, job: str, wanted: int) -> list[dict[str, Any]]:
+    """The notices of a job, oldest first, once there are so many and each is over."""
+
+    def over() -> list[dict[str, Any]] | None:
+        found: list[dict[str, Any]] = client.get(f"/v1/jobs/{job}/notices").json()["items"]
+        return found if len(found) == wanted and all(each["state"] != "pending" for each in found) else None
+
+    return sorted(eventually(over), key=lambda each: str(each["event"]["timestamp"]))
+
+
+def test_a_job_tells_its_own_receiver_of_states_and_of_numbers_that_reach_thresholds(
+    admin: httpx2.Client, service: Service, receiver: Receiver
+) -> None:
+    asked = {"webhook": receiver.url, "on": ["succeeded"], "when": {"eval_accuracy": ">= 0.9", "loss": "< 0.5"}}
+    job = admin.post("/v1/jobs", json=SPEC | {"notify": asked}).json()["id"]
+    attempts = service.store.attempts
+    service.store.hosts.beat(HostReport("here", "127.0.0.1", cpu_slots=1))
+    attempts.place()
+    (ref,) = attempts.due()
+    thresholds = Thresholds(attempts.claim(ref, "one").spec.notify)
+    curve = [{"loss": 0.6, "eval_accuracy": 0.5}, {"loss": 0.4}, {"loss": 0.3, "eval_accuracy": 0.95}]
+    for step, values in enumerate(curve, start=1):
+        event: MetricEvent = {"type": "metric", "time": 1.0, "rank": 0, "step": step, "values": values}
+        attempts.emit(ref, [event], batch=step, reached=thresholds.reached([event]))
+    again: MetricEvent = {"type": "metric", "time": 1.0, "rank": 0, "step": 4, "values": {"loss": 0.1}}
+    attempts.emit(ref, [again], batch=4, reached=Thresholds(attempts.claim(ref, "one").spec.notify).reached([again]))
+    attempts.finish(ref, PartOutcome("succeeded", {"final_loss": 0.1}))
+    told = notices(admin, job, 3)
+    assert {each["status"] for each in told} == {204}
+    secret = admin.get("/v1/webhooks/secret").json()["secret"]
+    events = [verify(secret, headers, body) for headers, body in receiver.taken]
+    metrics = {each.data.metric.name: each.data.metric for each in events if each.data.metric}
+    assert {name: (each.value, each.step, each.threshold) for name, each in metrics.items()} == {
+        "loss": (0.4, 2, "< 0.5"), "eval_accuracy": (0.95, 3, ">= 0.9"),
+    }  # fmt: skip
+    assert sorted(each.type for each in events) == ["job.metric", "job.metric", "job.succeeded"]
+    assert {each.data.job for each in events} == {job}
+
+
+def test_what_a_job_asks_for_is_sent_again_and_outlives_the_job(
+    admin: httpx2.Client, receiver: Receiver, redis: redis_py.Redis
+) -> None:
+    receiver.answers = [503, 204]
+    job = admin.post("/v1/jobs", json=SPEC | {"notify": {"webhook": receiver.url}}).json()["id"]
+    admin.post(f"/v1/jobs/{job}/cancel")
+    eventually(lambda: admin.get(f"/v1/jobs/{job}/notices").json()["items"][:1] and receiver.taken)
+    (failed,) = eventually(
+        lambda: (found := admin.get(f"/v1/jobs/{job}/notices").json()["items"])[0]["attempts"] == 1 and found
+    )
+    assert (failed["state"], failed["status"], failed["url"]) == ("pending", 503, receiver.url)
+    assert admin.delete(f"/v1/jobs/{job}").is_success
+    make_due(redis)
+    eventually(lambda: len(receiver.taken) == 2)
+    assert receiver.taken[0][0]["webhook-id"] == receiver.taken[1][0]["webhook-id"]
+    eventually(lambda: redis.zcard(WEBHOOK_DUE()) == 0)
+
+
+def test_of_a_sweep_the_whole_is_told_and_not_each_job(admin: httpx2.Client, receiver: Receiver) -> None:
+    sweep = {"grid": {"optimizer.lr": [0.1, 0.2, 0.3]}}
+    job = admin.post("/v1/jobs", json=SPEC | {"sweep": sweep, "notify": {"webhook": receiver.url}}).json()["id"]
+    admin.post(f"/v1/jobs/{job}/cancel")
+    (told,) = notices(admin, job, 1)
+    assert (told["event"]["type"], told["event"]["data"]["job"]) == ("job.cancelled", job)
+    second = run_and_cancel(admin)
+    assert admin.get(f"/v1/jobs/{second}/notices").json()["items"] == []
+    assert len(receiver.taken) == 1
+
+
+def test_the_secret_is_the_projects_and_may_be_renewed(admin: httpx2.Client, service: Service) -> None:
+    first = admin.get("/v1/webhooks/secret").json()
+    assert first["project"] == "default"
+    with service.client("ada") as ada:
+        assert ada.get("/v1/webhooks/secret").json() == first
+        assert ada.post("/v1/webhooks/secret/renew").status_code == 403
+        assert ada.get("/v1/webhooks/secret?project=other").status_code == 403
+    assert admin.get("/v1/webhooks/secret?project=nowhere").status_code == 404
+    renewed = admin.post("/v1/webhooks/secret/renew").json()["secret"]
+    assert renewed != first["secret"]
+    assert admin.get("/v1/webhooks/secret").json()["secret"] == renewed
+
+
+NO_NOTICES: list[tuple[dict[str, Any], str]] = [
+    ({"webhook": "ftp://example.org/"}, "notify.webhook"),
+    ({"webhook": "https://example.org/", "on": ["done"]}, "notify.on.0"),
+    ({"webhook": "https://example.org/", "on": []}, "notify.on"),
+    ({"webhook": "https://example.org/", "when": {"loss": "0.5"}}, "notify.when.loss"),
+    ({"webhook": "https://example.org/", "when": {"loss": "< nan"}}, "notify.when.loss"),
+    ({"webhook": "https://example.org/", "when": {"loss": "< low"}}, "notify.when.loss"),
+]
+
+
+def test_a_spec_that_asks_for_what_cannot_be_told_is_refused(admin: httpx2.Client) -> None:
+    for asked, path in NO_NOTICES:
+        answer = admin.post("/v1/jobs", json=SPEC | {"notify": asked})
+        assert answer.status_code == 422, asked
+        assert [error["path"] for error in answer.json()["errors"]] == [path]
 
 
 @pytest.mark.slow
@@ -327,7 +394,12 @@ def test_a_webhook_to_an_inner_address_is_not_sent_and_says_why(
         (failed,) = eventually(
             lambda: (found := running.store.webhooks.deliveries(hook.id, 9)) and found[0].attempts and found
         )
+        with running.client("ada") as ada:
+            asking = SPEC | {"notify": {"webhook": receiver.url, "on": ["queued"]}}
+            job = ada.post("/v1/jobs", json=asking).json()["id"]
+            (notice,) = notices(ada, job, 1)
     assert "nor in TRIVET_WEBHOOK_ALLOW" in (failed.error or "")
+    assert (notice["state"], "nor in TRIVET_WEBHOOK_ALLOW" in notice["error"]) == ("failed", True)
     assert receiver.taken == []
     assert redis.hlen(WEBHOOKS()) == 1
 

@@ -13,6 +13,7 @@ from service.jobs import documents
 from service.jobs.records import Job, JobOrder, JobPhase, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
+from service.jobs.webhooks import WebhookDelivery
 from trivet.cli.context import (
     JobArgument,
     JobArguments,
@@ -94,6 +95,7 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
             return
         _show_facts(job)
         _show_reasons(service, job)
+        _show_notices(service, job)
         if job.children is not None:
             show_jobs(service, job, out)
 
@@ -138,6 +140,37 @@ def _show_reasons(service: Client, job: Job) -> None:
         moment = datetime.fromtimestamp(change["time"], UTC).isoformat(timespec="seconds")
         text = f"{moment}  attempt {change.get('attempt')}  {change['state']}: {change['reason']}"
         out.block(visible(text), indent=12)
+
+
+def _show_notices(service: Client, job: Job) -> None:
+    """Show what the job's spec asked to tell, and what came of it."""
+    if not job.spec.get("notify"):
+        return
+    out.print("    notify", style="bold")
+    for each in service.notices(job.id) or ():
+        at = each.last_at or each.event.timestamp
+        text = f"{at.isoformat(timespec='seconds')}  {notice_subject(each)}: {notice_outcome(each)}"
+        out.block(visible(text), indent=12)
+
+
+def notice_subject(delivery: WebhookDelivery) -> str:
+    """Return what a delivery tells of."""
+    metric = delivery.event.data.metric
+    if metric is None:
+        return delivery.event.data.state
+    return f"{metric.name} {metric.value:.6g} ({metric.threshold})"
+
+
+def notice_outcome(delivery: WebhookDelivery) -> str:
+    """Return what came of a delivery: sent, tried again, given up."""
+    if delivery.state == "delivered":
+        return f"told, answered {delivery.status}"
+    if delivery.state == "failed":
+        return f"given up after {delivery.attempts} attempts: {delivery.error}"
+    if delivery.attempts == 0:
+        return "to be sent"
+    again = "" if delivery.next_at is None else f", again {delivery.next_at.isoformat(timespec='seconds')}"
+    return f"not taken{again}: {delivery.error}"
 
 
 def cancel(job_ids: JobArguments, as_json: JsonFlag = False) -> None:

@@ -29,6 +29,7 @@ _MOST_WATCHED = 100
 
 def register(app: typer.Typer) -> None:
     app.command()(fails_well(submit))
+    app.command()(fails_well(validate))
     app.command()(fails_well(watch))
     app.command()(fails_well(upload))
 
@@ -107,6 +108,28 @@ def _submit_one(given: SpecFile, project: str | None, watching: bool, as_json: b
             print_json(job)
         else:
             out.write_line(job.id)
+
+
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="SPEC...", help="YAML or JSON files; - for standard input")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change a value, such as optimizer.lr=0.01")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="the project that the jobs would be of")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check specs as their submission would be, and submit nothing. One that would be refused exits 2."""
+    told = []
+    with client() as service:
+        for given in [specs.read(file, changes or ()) for file in files]:
+            with given.blamed():
+                told.append({"spec": given.source, **service.check(given.spec, project=project)})
+    if as_json:
+        print_json(told)
+        return
+    for each in told:
+        jobs, ranks = (f"{each[name]} {name if each[name] != 1 else name[:-1]}" for name in ("jobs", "ranks"))
+        out.write_line(f"{each['spec']}: would be accepted, {jobs} of {ranks}")
 
 
 def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:

@@ -11,7 +11,7 @@ from service.jobs.webhooks import Webhook
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
 
-webhooks_app = typer.Typer(help="Webhooks, which tell others of jobs (needs an admin key).", no_args_is_help=True)
+webhooks_app = typer.Typer(help="Webhooks, which tell others of jobs (mostly for admin keys).", no_args_is_help=True)
 
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="a webhook's id")]
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     webhooks_app.command("create")(fails_well(create_webhook))
     webhooks_app.command("list")(fails_well(list_webhooks))
     webhooks_app.command("deliveries")(fails_well(list_deliveries))
+    webhooks_app.command("secret")(fails_well(show_secret))
     webhooks_app.command("delete")(fails_well(delete_webhook))
     app.add_typer(webhooks_app, name="webhooks")
 
@@ -82,6 +83,20 @@ def list_deliveries(webhook_id: WebhookArgument, as_json: JsonFlag = False) -> N
     for each in found:
         rows.add_row(each.id, each.event.type, each.event.data.job, each.state, str(each.attempts), each.error or "")
     out.print(rows if found else "no deliveries")
+
+
+def show_secret(
+    project: Annotated[str | None, typer.Option(help="whose jobs; the key's project if absent")] = None,
+    renew: Annotated[bool, typer.Option(help="replace it (needs an admin key)")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the secret that signs what jobs ask to be told by `notify`."""
+    with client() as service:
+        secret = service.webhooks.secret(project=project, renew=renew)
+    if as_json:
+        print_json({"secret": secret})
+    else:
+        out.write_line(secret)
 
 
 def delete_webhook(webhook_id: WebhookArgument) -> None:

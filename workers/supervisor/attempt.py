@@ -46,6 +46,7 @@ from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.relay import Relay
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.stall import StallWatch
+from workers.supervisor.thresholds import Thresholds
 from workers.supervisor.unrelayed_metrics import find_unrelayed
 from workers.supervisor.uploader import Uploader
 
@@ -101,7 +102,10 @@ class _PartRun:
         self._oom_kills = oom_kills()
         self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=claim.leads))
         attempts, disk = store.attempts, self._disk.run
-        self._uploader = Uploader(attempts, claim.ref, self._record, self._ending.lose, disk=disk, settings=settings)
+        lose, thresholds = self._ending.lose, Thresholds(claim.spec.notify)
+        self._uploader = Uploader(
+            attempts, claim.ref, self._record, lose, thresholds=thresholds, disk=disk, settings=settings
+        )
         self._publisher = Publisher(
             attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record, settings=settings
         )
@@ -301,6 +305,8 @@ class _PartRun:
         if self._ending.is_lost and outcome.status != "succeeded":
             return
         try:
+            if outcome.status == "succeeded":
+                await self._uploader.tell_of_result(outcome.result)
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the reported end was refused: %s", refusal)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
 
 import orjson
 
@@ -17,6 +17,7 @@ from workers import event_protocol
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
+from workers.supervisor.thresholds import Thresholds
 
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 Disk = Callable[[Callable[[], None]], Awaitable[None]]
@@ -39,11 +40,12 @@ class Uploader:
         record: GrowingFile,
         lost: Callable[[], None],
         *,
+        thresholds: Thresholds,
         disk: Disk,
         settings: SupervisorSettings,
     ) -> None:
         self._attempts, self._ref, self._lost_to = attempts, ref, lost
-        self._record, self._disk = record, disk
+        self._record, self._disk, self._thresholds = record, disk, thresholds
         self._queue: deque[Event] = deque()
         self._settings = settings
         self._missed = 0
@@ -125,7 +127,8 @@ class Uploader:
         progress = cast(ProgressEvent | None, newest)
         try:
             patience_s = self._settings.report_within_s
-            await retry_until(patience_s, self._attempts.emit, self._ref, told, progress, self._batch)
+            reached = self._thresholds.reached(batch)
+            await retry_until(patience_s, self._attempts.emit, self._ref, told, progress, self._batch, reached)
         except Superseded:
             self._lost = True
             self._queue.clear()
@@ -133,6 +136,12 @@ class Uploader:
             self._lost_to()
         except StoreUnavailable:
             self._missed += len(batch)
+
+    async def tell_of_result(self, result: Mapping[str, Any] | None) -> None:
+        """Have those told who want to know of a number of the result. Raises what :meth:`Attempts.emit` raises."""
+        if reached := self._thresholds.reached_by_result(result):
+            patience_s = self._settings.report_within_s
+            await retry_until(patience_s, self._attempts.emit, self._ref, [], None, 0, reached)
 
     def record(self, event: Event) -> None:
         """Write an event to the record only: the store puts it into the stream itself."""

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.jobs.launchers import LAUNCHER_NAME
+from service.jobs.spec.notify import NotifySpec
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
 
@@ -164,6 +165,11 @@ class CommonSpec(Strict):
         "`slurm`; the operator's choice when absent",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
+    notify: NotifySpec | None = Field(
+        None,
+        exclude_if=lambda notify: notify is None,  # a worker of an older version does not know the field
+        description="a URL that is told how the job goes, by signed requests",
+    )
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")

@@ -33,6 +33,7 @@ from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
 from service.jobs.store_limits import StoreLimits
+from service.jobs.webhooks import ReachedThreshold
 
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""
@@ -105,9 +106,15 @@ class Attempts:
         return cast(Directive, answer)
 
     def emit(
-        self, ref: AttemptRef, events: Sequence[Event], progress: ProgressEvent | None = None, batch: int = 0
+        self,
+        ref: AttemptRef,
+        events: Sequence[Event],
+        progress: ProgressEvent | None = None,
+        batch: int = 0,
+        reached: Sequence[ReachedThreshold] = (),
     ) -> None:
-        """Append events to the job's stream in order, set its progress and add to its phases, all or nothing.
+        """Append events to the job's stream in order, set its progress and add to its phases, all or nothing. Of
+        ``reached`` the first of each name is told to whom the job's spec names.
 
         ``batch`` numbers the calls of this part from 1 on: a batch that was taken before is not taken again, so a
         call that got no answer may be repeated. Without it every call appends.
@@ -121,7 +128,8 @@ class Attempts:
             pairs += (event["type"], orjson.dumps(event).decode())
         kept = "" if progress is None else _progress(progress)
         limits, phases = self.limits.script_argument, _phases(events)
-        stubs.emit(self.client, limits, ref.job_id, ref.attempt, ref.host, batch, kept, phases, *pairs)
+        told = orjson.dumps([each.model_dump() for each in reached]).decode() if reached else ""
+        stubs.emit(self.client, limits, ref.job_id, ref.attempt, ref.host, batch, kept, phases, told, *pairs)
 
     def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
         """Enter a published file in the manifest and append its ``artifact`` event; the same name is replaced.

@@ -26,6 +26,7 @@ from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPL
 from service.jobs.store.late_refusals import LATE_REFUSALS
 from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
 from service.jobs.store.over_quota import refuse_over_quota
+from service.jobs.store.webhooks import notice_fields
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
 from service.jobs.text import folded
@@ -90,6 +91,7 @@ class Submission:
             "indexes": _json(_indexes(self)),
             "spec": self.text,
             "traceparent": current_traceparent() or "",
+            **notice_fields(spec),
         }
 
 

@@ -128,6 +128,11 @@ WEBHOOK_DELIVERY = Key("webhook_delivery", "webhook:delivery:{}:{}", "STRING: JS
 WEBHOOK_DELIVERIES = Key(
     "webhook_deliveries", "webhook:deliveries:{}", "ZSET: a webhook's newest deliveries by when they were made, in ms"
 )
+WEBHOOK_SECRETS = Key(
+    "webhook_secrets",
+    "webhook:secrets",
+    "HASH: project → the secret that what its jobs' specs ask to tell is signed by",
+)
 WEBHOOKS_FAILING = Key(
     "webhooks_failing", "webhook:failing", "HASH: webhook → since when all its deliveries fail, in ms"
 )

@@ -141,7 +141,15 @@ def renew(limits: str, job_id: str, attempt: int, host: str) -> str: ...
 
 @script("emit")
 def emit(  # noqa: PLR0917 - the order of the script's arguments
-    limits: str, job_id: str, attempt: int, host: str, batch: int, progress: str, phases: str, *entries: str
+    limits: str,
+    job_id: str,
+    attempt: int,
+    host: str,
+    batch: int,
+    progress: str,
+    phases: str,
+    reached: str,
+    *entries: str,
 ) -> int: ...
 
 

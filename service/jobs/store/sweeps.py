@@ -62,6 +62,8 @@ def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict
         "", spec, parent.owner, parent.project, text, idem="", body_hash="", launcher=spec.launcher or parent.launcher
     )
     record = {**submission.record(), "parameters": _json(parameters)}
+    if spec.notify is not None:
+        record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'
     return {**submission.entry(), "record": record}
 
 

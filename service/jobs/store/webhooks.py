@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from service.jobs.records import NotFound
+from service.jobs.spec.base import CommonSpec
 from service.jobs.states import JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
@@ -18,6 +19,8 @@ from service.jobs.store.keyspace import (
     WEBHOOK_CHANGES,
     WEBHOOK_DELIVERIES,
     WEBHOOK_DELIVERY,
+    WEBHOOK_DUE,
+    WEBHOOK_SECRETS,
     WEBHOOKS,
     WEBHOOKS_FAILING,
     WEBHOOKS_PRESENT,
@@ -34,11 +37,15 @@ _HOLD_S = 60.0
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """A delivery that its caller is to send now."""
+    """A delivery that its caller is to send now. ``sender`` is the id of a webhook, or of a job whose spec asks for
+    it.
+    """
 
-    webhook: Webhook
+    sender: str
+    url: str
     secret: str
     delivery: WebhookDelivery
+    is_disabled: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,10 @@ class Webhooks:
         return _webhook(entry), secret
 
     def exist(self) -> bool:
-        """Return whether there are webhooks; asking writes nothing, as every script does that looks at the clock."""
-        return bool(self.client.call("EXISTS", WEBHOOKS_PRESENT()))
+        """Return whether there is anything to tell, or may be; asking writes nothing, as every script does that looks
+        at the clock.
+        """
+        return bool(self.client.call("EXISTS", WEBHOOKS_PRESENT(), WEBHOOK_CHANGES(), WEBHOOK_DUE()))
 
     def get(self, webhook_id: str) -> Webhook:
         """Return one. Raises :class:`NotFound`."""
@@ -79,21 +88,41 @@ class Webhooks:
     def deliveries(self, webhook_id: str, limit: int) -> list[WebhookDelivery]:
         """Return the newest deliveries of a webhook, newest first. Raises :class:`NotFound`."""
         self.get(webhook_id)
-        ids = self.client.call("ZRANGE", WEBHOOK_DELIVERIES(webhook_id), 0, limit - 1, "REV")
-        texts = self.client.call("MGET", *(WEBHOOK_DELIVERY(webhook_id, each) for each in ids)) if ids else []
+        return self.notices(webhook_id, limit)
+
+    def notices(self, sender: str, limit: int) -> list[WebhookDelivery]:
+        """Return the newest deliveries that the spec of a job asked for, newest first."""
+        ids = self.client.call("ZRANGE", WEBHOOK_DELIVERIES(sender), 0, limit - 1, "REV")
+        texts = self.client.call("MGET", *(WEBHOOK_DELIVERY(sender, each) for each in ids)) if ids else []
         return [WebhookDelivery.model_validate_json(text) for text in texts if text is not None]
+
+    def secret(self, project: str) -> str:
+        """Return the secret that what the specs of a project's jobs ask to tell is signed by; it is made when it is
+        asked for first.
+        """
+        self.client.call("HSETNX", WEBHOOK_SECRETS(), project, new_secret())
+        return str(self.client.call("HGET", WEBHOOK_SECRETS(), project))
+
+    def renew_secret(self, project: str) -> str:
+        """Replace the secret of a project; return the new one, by which everything is signed from now on."""
+        secret = new_secret()
+        self.client.call("HSET", WEBHOOK_SECRETS(), project, secret)
+        return secret
 
     def make_deliveries(self, most: int) -> int:
         """Turn up to ``most`` noted changes into deliveries; return how many there were."""
         changes = self.client.call("XRANGE", WEBHOOK_CHANGES(), "-", "+", "COUNT", most)
         hooks = self.list() if changes else []
         for change_id, fields in changes:
-            event = _event(orjson.loads(fields["d"]))
+            noted = orjson.loads(fields["d"])
+            event, url = _event(noted), noted.get("url")
+            senders = [webhook.id for webhook in hooks if webhook.wants(event.data)]
             pieces: list[str] = []
-            for webhook in hooks:
-                if webhook.wants(event.data):
-                    delivery = WebhookDelivery(id=f"msg_{webhook.id.removeprefix('hook_')}_{change_id}", event=event)
-                    pieces += (webhook.id, delivery.id, delivery.model_dump_json())
+            for sender in (*senders, *([event.data.job] if url else [])):
+                delivery_id = f"msg_{sender.partition('_')[2]}_{change_id}"
+                asked = url if sender == event.data.job else None
+                delivery = WebhookDelivery(id=delivery_id, event=event, url=asked)
+                pieces += (sender, delivery_id, delivery.model_dump_json())
             stubs.make_deliveries(self.client, change_id, round(_KEEP_S * 1000), _MOST_DELIVERIES, *pieces)
         return len(changes)
 
@@ -101,9 +130,15 @@ class Webhooks:
         """Take up to ``most`` deliveries to send; nobody else gets them for a minute."""
         flat = stubs.due_deliveries(self.client, most, round(_HOLD_S * 1000))
         taken = []
-        for text, delivery in zip(flat[1::3], flat[2::3], strict=True):
-            entry = orjson.loads(text)
-            taken.append(DueDelivery(_webhook(entry), entry["secret"], WebhookDelivery.model_validate_json(delivery)))
+        for sender, text, kept in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+            delivery = WebhookDelivery.model_validate_json(kept)
+            if delivery.url is not None:
+                secret = self.secret(delivery.event.data.project)
+                taken.append(DueDelivery(sender, delivery.url, secret, delivery))
+            elif text:
+                entry = orjson.loads(text)
+                disabled = entry["disabled_at"] is not None
+                taken.append(DueDelivery(sender, entry["url"], entry["secret"], delivery, disabled))
         return taken
 
     def list(self) -> list[Webhook]:
@@ -128,6 +163,13 @@ class Webhooks:
         return bool(is_disabled)
 
 
+def notice_fields(spec: CommonSpec) -> dict[str, str]:
+    """Return what a job's record holds of its ``notify``: the URL, and the states, each between spaces."""
+    if spec.notify is None:
+        return {}
+    return {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
+
+
 def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> Webhook:
     since = (failing or {}).get(entry["id"])
     disabled = entry["disabled_at"]
@@ -145,5 +187,6 @@ def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> We
 
 
 def _event(noted: dict[str, Any]) -> WebhookEvent:
-    change = JobChange.model_validate({name: noted[name] for name in noted if name != "time"})
-    return WebhookEvent(type=f"job.{change.state}", timestamp=decode.moment(noted["time"] * 1000), data=change)
+    change = JobChange.model_validate({name: noted[name] for name in noted if name not in ("time", "url")})
+    what = change.state if change.metric is None else "metric"
+    return WebhookEvent(type=f"job.{what}", timestamp=decode.moment(noted["time"] * 1000), data=change)

@@ -27,6 +27,7 @@ from service.jobs.store.keyspace import (
     SESSION_TICKET,
     SIGN_INS,
     UPLOADS,
+    WEBHOOK_SECRETS,
     WEBHOOKS,
 )
 from service.jobs.store.scripts import Script
@@ -94,7 +95,20 @@ def test_each_role_may_do_all_that_its_scripts_do(deployed: NetworkBroker, user:
 
 @pytest.mark.parametrize(
     "family",
-    [ACCOUNTS, API_KEYS, PEPPER, SESSION, SESSION_TICKET, SIGN_INS, FILES, UPLOADS, AUDIT, IDEMPOTENCY, WEBHOOKS],
+    [
+        ACCOUNTS,
+        API_KEYS,
+        PEPPER,
+        SESSION,
+        SESSION_TICKET,
+        SIGN_INS,
+        FILES,
+        UPLOADS,
+        AUDIT,
+        IDEMPOTENCY,
+        WEBHOOKS,
+        WEBHOOK_SECRETS,
+    ],
     ids=lambda family: family.name,
 )
 def test_a_host_neither_reads_nor_writes_what_admits_people(deployed: NetworkBroker, family: Any) -> None:

@@ -16,6 +16,7 @@ from service.jobs.store import Attempts, StoreUnavailable
 from workers import event_protocol
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
+from workers.supervisor.thresholds import Thresholds
 from workers.supervisor.uploader import Uploader
 
 
@@ -45,6 +46,7 @@ def upload(
             ref,
             GrowingFile(record),
             lambda: said.append("lost"),
+            thresholds=Thresholds(None),
             disk=on_disk,
             settings=SupervisorSettings(upload_capacity=capacity),
         )
@@ -77,7 +79,15 @@ def test_the_end_does_not_wait_for_the_pause_between_two_batches(fleet: Fleet, r
 
     async def work() -> None:
         settings, record = SupervisorSettings(upload_interval_s=3600.0), GrowingFile(tmp_path / "events.jsonl")
-        uploader = Uploader(fleet.store.attempts, ref, record, lambda: None, disk=at_once, settings=settings)
+        uploader = Uploader(
+            fleet.store.attempts,
+            ref,
+            record,
+            lambda: None,
+            thresholds=Thresholds(None),
+            disk=at_once,
+            settings=settings,
+        )
         sending = asyncio.create_task(uploader.run())
         for line in ("first", "last"):
             uploader.put(event_protocol.log_event(line))

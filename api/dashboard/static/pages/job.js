@@ -7,6 +7,7 @@ import { Header } from "../job/header.js";
 import { History } from "../job/history.js";
 import { Log } from "../job/log.js";
 import { Metrics } from "../job/metrics.js";
+import { Notices } from "../job/notices.js";
 import { Spec } from "../job/spec.js";
 import { Sweep } from "../job/sweep.js";
 import { isTerminal, reduce } from "../lib/state.js";
@@ -46,7 +47,7 @@ class JobPage {
     this.job = job;
     this.header = new Header((changed) => this.acted(changed));
     this.main = [...middle, new Log(), new Artifacts()];
-    this.side = [new Details(), new History(), new Spec()];
+    this.side = [new Details(), new History(), new Notices(), new Spec()];
     this.sections = [...this.main, ...this.side];
     /** @type {Stream | null} */
     this.stream = null;

@@ -25,5 +25,6 @@ for _, id in ipairs(redis.call("ZRANGE", KEY.jobs_by("visible:" .. project), 0, 
 end
 redis.call("HDEL", KEY.projects(), project)
 redis.call("HDEL", KEY.placement_quotas(), project)
+redis.call("HDEL", KEY.webhook_secrets(), project)
 redis.call("DEL", KEY.project_members(project), KEY.device_hours(project))
 return 1

@@ -1,5 +1,5 @@
 -- delete_webhook
--- Forget a webhook and its deliveries; with the last one, what was noted for webhooks.
+-- Forget a webhook and its deliveries; after the last one, changes are noted only of jobs whose specs ask for that.
 -- COST: its deliveries, which are capped.
 -- USES: core
 -- ARGV: webhook: str
@@ -15,6 +15,6 @@ end
 redis.call("DEL", KEY.webhook_deliveries(webhook))
 redis.call("HDEL", KEY.webhooks_failing(), webhook)
 if redis.call("HLEN", KEY.webhooks()) == 0 then
-  redis.call("DEL", KEY.webhooks_present(), KEY.webhook_changes())
+  redis.call("DEL", KEY.webhooks_present())
 end
 return 1

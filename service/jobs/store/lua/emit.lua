@@ -2,7 +2,7 @@
 -- A batch that is there already (its writer got no answer and sent it again) is not appended twice; 0 is no number.
 -- COST: the events given; a first batch also clears what was held against its host.
 -- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing health
--- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, phases: str, *entries: str
+-- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, phases: str, reached: str, *entries: str
 -- RETURNS: 1, or 0 of a batch that was known
 
 if not may_write(job_id, attempt, host, limits) then
@@ -24,5 +24,8 @@ if progress ~= "" then
 end
 if phases ~= "" then
   add_phases(job_id, cjson.decode(phases))
+end
+if reached ~= "" then
+  note_reached(job_id, cjson.decode(reached))
 end
 return 1

@@ -5,8 +5,8 @@
 -- ARGV: webhook: str, delivery: str, text: str, again_ms: int, succeeded: int, disable_ms: int
 -- RETURNS: 1 if the webhook is disabled from now on
 
-local entry = redis.call("HGET", KEY.webhooks(), webhook)
-if not entry then
+local entry, is_of_job = redis.call("HGET", KEY.webhooks(), webhook), string.sub(webhook, 1, 4) == "job_"
+if not entry and not is_of_job then
   return 0
 end
 local now, name = now_ms(), webhook .. ":" .. delivery
@@ -15,6 +15,9 @@ if again_ms > 0 then
   redis.call("ZADD", KEY.webhook_due(), "XX", whole(now + again_ms), name)
 else
   redis.call("ZREM", KEY.webhook_due(), name)
+end
+if is_of_job then
+  return 0
 end
 if succeeded == 1 then
   redis.call("HDEL", KEY.webhooks_failing(), webhook)

@@ -154,16 +154,33 @@ end
 local MOST_WEBHOOK_CHANGES = 100000
 
 -- What webhooks are told: the job as it is now, since it may be gone when they are.
-local function note_for_webhooks(id, event)
-  if redis.call("EXISTS", KEY.webhooks_present()) == 0 then
-    return
-  end
+-- The URL is that of the job's own spec, where that is to be told, too.
+local function add_change(id, event, url)
   local known = redis.call("HMGET", KEY.job(id), "kind", "name", "owner")
   local told = {
-    job = id, kind = known[1], name = known[2], owner = known[3], project = project_of(id),
-    state = event.state, attempt = event.attempt, reason = event.reason, time = event.time,
+    job = id, kind = known[1], name = known[2], owner = known[3], project = project_of(id), url = url,
+    state = event.state, attempt = event.attempt, reason = event.reason, time = event.time, metric = event.metric,
   }
   redis.call("XADD", KEY.webhook_changes(), "MAXLEN", "~", MOST_WEBHOOK_CHANGES, "*", "d", cjson.encode(told))
+end
+
+local function note_for_webhooks(id, event)
+  local asked = redis.call("HMGET", KEY.job(id), "notify", "notify_on")
+  local url = asked[1] and string.find(asked[2], " " .. event.state .. " ", 1, true) and asked[1] or nil
+  if url or redis.call("EXISTS", KEY.webhooks_present()) == 1 then
+    add_change(id, event, url)
+  end
+end
+
+-- Tell of each number that has reached its threshold, unless one of that name had done so before.
+local function note_reached(id, reached)
+  local known = redis.call("HMGET", KEY.job(id), "notify", "state", "attempt")
+  for _, each in ipairs(reached) do
+    if known[1] and redis.call("HSETNX", KEY.job(id), "reached:" .. each.name, "1") == 1 then
+      local event = { state = known[2], attempt = tonumber(known[3]), time = wall_ms() / 1000, metric = each }
+      add_change(id, event, known[1])
+    end
+  end
 end
 
 local function add_state_event(id, cap, state, reason)

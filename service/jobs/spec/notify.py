@@ -1,0 +1,107 @@
+"""Defines what a spec says of whom to tell of the job, and of what."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from service.jobs.spec.strict import Strict, disagreement
+from service.jobs.webhook_url import check_url
+
+_RELATIONS = MappingProxyType({">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt})
+_THRESHOLD = re.compile(rf"\s*({'|'.join(_RELATIONS)})\s*(\S+)\s*")
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_Threshold = Annotated[str, StringConstraints(max_length=60)]
+ToldState = Literal["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A relation to a number, such as ``>= 0.9``."""
+
+    relation: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Threshold:
+        """Return what a text says. Raises ``ValueError`` for one that says none."""
+        found = _THRESHOLD.fullmatch(text)
+        if found is None or not math.isfinite(limit := float(found[2])):
+            raise ValueError(f"no threshold: {text}")
+        return cls(found[1], limit)
+
+    def holds(self, value: float) -> bool:
+        """Return whether a number is beyond the threshold; one that is not a number never is."""
+        return bool(_RELATIONS[self.relation](value, self.limit))
+
+
+class NotifySpec(Strict):
+    """Tells a URL of the job by a signed POST: of its states, and once of each number that reaches a threshold.
+
+    Of a sweep, ``on`` is about the sweep as a whole, and ``when`` about each of its jobs.
+    """
+
+    webhook: str = Field(
+        max_length=2000,
+        description="https:// URL that takes a POST; those who may read the job see it",
+        examples=["https://ci.example.org/trivet"],
+    )
+    on: list[ToldState] = Field(
+        default_factory=lambda: list[ToldState](("succeeded", "failed", "cancelled")),
+        max_length=7,
+        description="states to tell of; those that end the job, when absent",
+        examples=[["failed"]],
+    )
+    when: dict[_Name, _Threshold] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="thresholds by the name of a metric, or of a number of the result: one of `>=`, `<=`, `>`, `<` and "
+        "a number; the first value beyond it is told",
+        examples=[{"eval_accuracy": ">= 0.9"}],
+    )
+
+    @model_validator(mode="after")
+    def _can_be_told(self) -> NotifySpec:
+        try:
+            check_url(self.webhook)
+        except ValueError as error:
+            message = "not a URL that webhooks are sent to"
+            raise disagreement("webhook", message, self.webhook, str(error)) from None
+        if not self.on and not self.when:
+            raise disagreement("on", "there is nothing to tell of", self.on, "a state, or a threshold in when")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_some(self) -> NotifySpec:
+        for name, text in self.when.items():
+            try:
+                Threshold.parse(text)
+            except ValueError:
+                expected = "`>=`, `<=`, `>` or `<` and a number, such as '>= 0.9'"
+                raise disagreement(f"when.{name}", "not a threshold", text, expected) from None
+        return self
+
+    def reached(self, numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+        """Yield the names and values, of those given, that are beyond their thresholds. Names with dots lead into what
+        is nested.
+        """
+        for name, text in self.when.items():
+            value = _number_at(numbers, name)
+            if value is not None and Threshold.parse(text).holds(value):
+                yield name, value
+
+
+def _number_at(numbers: Mapping[str, Any], path: str) -> float | None:
+    found: Any = numbers.get(path)
+    if found is None:
+        found = numbers
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return None if isinstance(found, bool) or not isinstance(found, (int, float)) else float(found)
