@@ -17,11 +17,11 @@ URL=http://127.0.0.1:$TRIVET_PORT
 FAILED=0
 
 finish() {
-  [ "$FAILED" = 0 ] || docker compose logs --tail 30 || true
+  [ "$1$FAILED" = 00 ] || docker compose logs --tail 30 || true
   docker compose down --volumes --timeout 5 > /dev/null 2>&1 || true
   rm -rf "$FOLDER"
 }
-trap finish EXIT
+trap 'finish $?' EXIT
 
 say() { printf '%s\n' "$*"; }
 shown() { printf '  %-66s %s\n' "$1" "$2"; }

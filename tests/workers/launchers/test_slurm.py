@@ -211,10 +211,17 @@ class TestOnTwoNodes:
         site.store.jobs.cancel(job.id)
         assert site.ended(job).state == "cancelled"
 
-    def test_what_the_scheduler_refuses_the_job_tells(self, site: Site) -> None:
-        job = site.submit("wide", 9)
-        reason = eventually(lambda: said if "slurm refused it" in (said := site.now(job).reason or "") else None)
-        assert "more processors requested than permitted" in reason.lower() or "not available" in reason.lower()
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"device": "cuda"}, "slurm refused it: sbatch: "),
+            ({"parallel": {"dp_shard": 9}}, "is pending, PartitionConfig"),
+        ],
+        ids=["refused", "never possible"],
+    )
+    def test_a_job_tells_what_slurm_says_of_it(self, site: Site, fields: dict[str, Any], said: str) -> None:
+        job = site.submit("odd", 2, **fields, batch={"global": 18})
+        eventually(lambda: said in (site.now(job).reason or ""))
         site.store.jobs.cancel(job.id)
 
     def test_whatever_dies_no_job_is_lost_and_none_runs_twice(
