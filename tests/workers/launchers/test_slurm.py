@@ -228,7 +228,7 @@ class TestOnTwoNodes:
         self, site: Site, cluster: Cluster, mortal: MortalBroker
     ) -> None:
         """slurmctld, a slurmd, a supervisor, the worker and the broker, each under running jobs."""
-        jobs = [site.submit(f"job-{index}", 2, steps=1000) for index in range(5)]
+        jobs = [site.submit(f"job-{index}", 2, steps=1500) for index in range(3)]
 
         def kill_a_supervisor() -> None:
             os.kill(eventually(site.supervisors, within_s=2 * LIMIT_S)[0], signal.SIGKILL)
