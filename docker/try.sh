@@ -17,11 +17,11 @@ URL=http://127.0.0.1:$TRIVET_PORT
 FAILED=0
 
 finish() {
-  [ "$FAILED" = 0 ] || docker compose logs --tail 30 || true
+  [ "$1$FAILED" = 00 ] || docker compose logs --tail 30 || true
   docker compose down --volumes --timeout 5 > /dev/null 2>&1 || true
   rm -rf "$FOLDER"
 }
-trap finish EXIT
+trap 'finish $?' EXIT
 
 say() { printf '%s\n' "$*"; }
 shown() { printf '  %-66s %s\n' "$1" "$2"; }
@@ -29,7 +29,7 @@ check() { # what, expected, found
   if [ "$2" = "$3" ]; then shown "$1" "$3"; else shown "$1" "$3, NOT $2"; FAILED=1; fi
 }
 json() { python3 -c "import json,sys; value=json.load(sys.stdin); print($1)"; }
-call() { curl --silent --max-time 30 --retry 20 --retry-all-errors --retry-delay 1 -H "Authorization: Bearer $KEY" "$@"; }
+call() { curl --silent --max-time 30 --retry 120 --retry-all-errors --retry-delay 1 -H "Authorization: Bearer $KEY" "$@"; }
 submit() { call --fail-with-body --json "$1" "$URL/v1/jobs" | json "value['id']"; }
 state() { call "$URL/v1/jobs/$1" | json "value['state']"; }
 up() { docker compose up --detach --wait --quiet-pull "$@" > "$FOLDER/up.log" 2>&1 || { cat "$FOLDER/up.log"; exit 1; }; }

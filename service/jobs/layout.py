@@ -110,6 +110,10 @@ class DataLayout:
         """Return the folder of one host's worker: which attempts it supervises, the log of its supervisors."""
         return self.root / "hosts" / name
 
+    def launcher(self, name: str) -> Path:
+        """Return the folder of a launcher: what its hosts are told, which nobody else may read, and what they print."""
+        return self.root / "launchers" / name
+
     def job(self, job_id: str) -> JobPaths:
         """Return the folders of a job. Raises :class:`ValueError` for what could lead elsewhere: ids come out of the
         broker, where hosts write.

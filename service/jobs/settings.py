@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from service.jobs.broker_url import BrokerIdentity, broker_url
+from service.jobs.launchers import LAUNCHER_NAME, LOCAL
 from service.jobs.layout import DataLayout
 from service.jobs.logs import LogFormat
 from service.jobs.settings_file import ENV_PREFIX, config_file, in_file
@@ -198,6 +199,20 @@ class Settings(BaseSettings):
         None,
         description="address at which other hosts of a gang reach this one; the one from which it reaches the broker "
         "when absent",
+    )
+    launcher: str = Field(
+        LOCAL,
+        pattern=LAUNCHER_NAME.pattern,
+        description="what gives devices to jobs that name no launcher: `local`, the hosts of the service, or a "
+        "scheduler's",
+    )
+    launchers: str = Field(
+        "",
+        pattern=r"^([a-z]{2,20}(,[a-z]{2,20})*)?$",
+        description="launchers that this worker asks for devices besides offering its own, by comma, such as `slurm`",
+    )
+    slurm_options: str = Field(
+        "", description="further options of sbatch for the launcher `slurm`, such as --partition=gpu --account=lab"
     )
     stop_jobs: bool = Field(
         False,
@@ -446,6 +461,7 @@ class Settings(BaseSettings):
     def store_limits(self) -> StoreLimits:
         """Return the limits of the store that the operator chose; the others are not an operator's to choose."""
         return StoreLimits(
+            launcher=self.launcher,
             lease_s=self.lease_s,
             starting_lease_s=self.starting_lease_s,
             heartbeat_s=self.heartbeat_s,

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import orjson
 
+from service.jobs.launchers import LOCAL
 from service.jobs.spec.exports import ExportTargets
 
 
@@ -66,6 +67,8 @@ class StoreLimits:
     session_s: float = 43_200.0
     """A session is over after this long, however much it is used."""
 
+    launcher: str = LOCAL
+    """What gives devices to jobs that name no launcher."""
     max_key_s: float | None = None
     """No API key but the first admin key is made to last longer."""
     max_audit_bytes: int = 1 << 30

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.jobs.launchers import LAUNCHER_NAME
 from service.jobs.spec.exports import ExportTargets
 from service.jobs.spec.notify import NotifySpec
 from service.jobs.spec.strict import Strict, disagreement
@@ -156,6 +157,13 @@ class CommonSpec(Strict):
     max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")
     device: _DeviceChoice = Field(
         "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
+    )
+    launcher: str | None = Field(
+        None,
+        pattern=LAUNCHER_NAME.pattern,
+        exclude_if=lambda name: name is None,  # a worker of an older version does not know the field
+        description="what gives it devices: `local`, the hosts of the service, or a scheduler's launcher, such as "
+        "`slurm`; the operator's choice when absent",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
     notify: NotifySpec | None = Field(

@@ -29,6 +29,7 @@ from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import Jobs, Submission
 from service.jobs.store.keys import ApiKeys, Credential
+from service.jobs.store.launching import KnownJob, Launching, PendingLaunch
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.preemption import Preemptions
 from service.jobs.store.projects import Projects
@@ -54,6 +55,7 @@ class Store:
     queue: Queue
     shares: Shares
     preemptions: Preemptions
+    launching: Launching
     attempts: Attempts
     hosts: HostStore
     events: Events
@@ -96,6 +98,7 @@ class Store:
             queue=Queue(client, limits, hosts, shares),
             shares=shares,
             preemptions=Preemptions(client, limits, hosts),
+            launching=Launching(client, limits),
             attempts=Attempts(client, limits),
             hosts=hosts,
             events=Events(client),
@@ -163,7 +166,10 @@ __all__ = [
     "HostStore",
     "JobFilter",
     "Jobs",
+    "KnownJob",
+    "Launching",
     "Listing",
+    "PendingLaunch",
     "Preemptions",
     "Projects",
     "Queue",

@@ -34,14 +34,18 @@ HOST_SCRIPTS: tuple[_AnyScript, ...] = (
     stubs.emit,
     stubs.finish,
     stubs.get,
+    stubs.hold_launcher,
     stubs.leave,
     stubs.list_hosts,
     stubs.place,
+    stubs.place_allocated,
     stubs.preempt,
+    stubs.read_launching,
     stubs.read_preemptible,
     stubs.reap,
     stubs.record_artifact,
     stubs.renew,
+    stubs.tell_allocating,
     stubs.waiting,
 )
 """What agents and supervisors call."""

@@ -60,7 +60,9 @@ def _without_devices(parent: Submission) -> dict[str, object]:
 
 def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict[str, object]:
     text = spec.model_dump_json(by_alias=True)
-    submission = Submission("", spec, parent.owner, parent.project, text, idem="", body_hash="")
+    submission = Submission(
+        "", spec, parent.owner, parent.project, text, idem="", body_hash="", launcher=spec.launcher or parent.launcher
+    )
     record = {**submission.record(), "parameters": _json(parameters)}
     if spec.notify is not None:
         record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'
