@@ -114,3 +114,27 @@ def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int,
     values = Preactivations.of(network).bounds(point.inputs)
     assert bool((values.lower >= found.lower - 1e-6).all())
     assert bool((values.upper <= found.upper + 1e-6).all())
+
+
+class Masked(Attention):
+    """Attention to what came before, by a summand."""
+
+    def __init__(self, excluded: float) -> None:
+        super().__init__(0)
+        self.register_buffer("mask", torch.full((3, 3), excluded).triu(1).nan_to_num(nan=0.0, neginf=excluded))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (self.query(x).reshape(-1, 3, 3) + self.mask).softmax(dim=-1)
+        return self.last(torch.relu((scores @ self.value(x).reshape(-1, 3, 2)).reshape(-1, 6)))
+
+
+@pytest.mark.parametrize("method", ["crown", "alpha-crown"])
+def test_scores_of_minus_infinity_cost_nothing(method: str) -> None:
+    box, _ = boxed(1, 4, 0.1)
+    rows = torch.cat([torch.eye(2), -torch.eye(2)]).double()[None]
+    found, known = (
+        METHODS[method](network_of(Masked(excluded), 4)[1], box, BoundOptions()).lower_bounds(rows)
+        for excluded in (-torch.inf, -1e9)
+    )
+    assert bool(found.isfinite().all())
+    torch.testing.assert_close(found, known, rtol=1e-6, atol=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class Addition(Elementwise, LinearOperator):
                 propagated.append(unbroadcast(scaled, node.input_shapes[len(propagated)]))
             else:
                 constant = factor * operand(node, argument, coefficients)
-                bias = coefficients.flatten(2) @ constant.flatten()
+                bias = _products(coefficients.flatten(2), constant.flatten(), _is_finite(node, constant))
         return Propagated(tuple(propagated), bias)
 
     @backward_rule(Patches)
@@ -110,3 +111,27 @@ def scaled_by(interval: Interval, factor: float) -> Interval:
     if factor >= 0:
         return interval.map(lambda end: end * factor)
     return Interval(interval.upper * factor, interval.lower * factor)
+
+
+_finite: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+
+def _is_finite(node: Node, constant: Tensor) -> bool:
+    """Return whether a node's constant is finite; a device is asked once, and not while its work is recorded."""
+    if node not in _finite:
+        if constant.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        _finite[node] = bool(constant.isfinite().all())
+    return _finite[node]
+
+
+def _products(coefficients: Tensor, constant: Tensor, is_finite: bool) -> Tensor:
+    """Return ``(b, rows)``. An entry whose coefficient is 0 is not asked about, be it infinite, as those that a mask
+    takes out of a softmax are; there is no bound with others.
+    """
+    if is_finite:
+        return coefficients @ constant
+    finite = constant.isfinite()
+    total = coefficients @ torch.where(finite, constant, 0.0)
+    is_lost = (coefficients.ne(0) & ~finite).any(dim=2)
+    return total.masked_fill(is_lost, -torch.inf)
