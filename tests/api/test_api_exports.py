@@ -137,7 +137,7 @@ def test_what_fails_is_tried_again_and_the_job_stays_as_it_is(
     world: World, receiver: ExportReceiver, redis: redis_py.Redis
 ) -> None:
     """The second attempt begins anew: what the first one left is deleted."""
-    receiver.refusals += [200, 503]
+    receiver.refusals.append(503)
     job = world.run(TRAIN, mlflow=receiver.url)
     (line,) = eventually(lambda: world.lines(job))
     assert re.fullmatch(r"export to mlflow failed: ExportFailed: .*; tried again in \d+ s", line)
