@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from service.jobs.processes import Process
+from service.jobs.records import AttemptRef
 from workers.linux import ROOM
 from workers.supervisor.command import allowed
 from workers.supervisor.fork_server import READY
@@ -49,22 +50,31 @@ class Supervisors:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._started: list[subprocess.Popen[bytes]] = []
         self._forked: list[Process] = []
+        self._parts: dict[AttemptRef, subprocess.Popen[bytes] | Process] = {}
         self._server: _ForkServerProcess | None = None
         self._pause_s = self._restart_after_s = restart_after_s
         self._restart_at = 0.0
         self._lock = threading.Lock()
 
     def start(self, order: SupervisorOrder) -> None:
-        """Have a supervisor carry out the order; returns as soon as it has it."""
+        """Have a supervisor carry out the order; returns as soon as it has it. What one of them has already is left to
+        it: on a busy host the message comes again before it has claimed the part, and one more each time would make the
+        host no less busy.
+        """
+        with self._lock:
+            if (known := self._parts.get(order.ref)) is not None and _is_alive(known):
+                return
         server = self._server
         fork = server.fork() if server is not None and server.is_ready() else None
         if fork is not None and _sent(fork.connection, _environment_line() + order.to_line()):
             with self._lock:
                 self._forked.append(fork.process)
+                self._parts[order.ref] = fork.process
             return
         with self._lock:
             process = self._spawn()
             self._started.append(process)
+            self._parts[order.ref] = process
         assert process.stdin is not None
         if not _sent(process.stdin, order.to_line()):
             raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
@@ -80,6 +90,7 @@ class Supervisors:
         with self._lock:
             self._started = [process for process in self._started if process.poll() is None]
             self._forked = [process for process in self._forked if process.alive]
+            self._parts = {ref: process for ref, process in self._parts.items() if _is_alive(process)}
             if self._server is not None and self._server.has_ended():
                 was_of_use = self._server.is_ready()
                 self._pause_s = self._restart_after_s if was_of_use else min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -168,6 +179,10 @@ class _ForkServerProcess:
         self._process.kill()
         self._process.wait()
         self._control.close()
+
+
+def _is_alive(process: subprocess.Popen[bytes] | Process) -> bool:
+    return process.alive if isinstance(process, Process) else process.poll() is None
 
 
 def _environment_line() -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from ast import literal_eval
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from waiting import eventually
 from worker_fleet import SUPERVISOR, Fleet, processes_of, supervisors_on_host
 
 from service.jobs.records import AttemptRef
+from service.jobs.store import StoreLimits
 from workers.agent import supervisors as agents
 from workers.agent.supervisors import Supervisors
+from workers.supervisor.orders import SupervisorOrder
 
 pytestmark = pytest.mark.distributed
 
@@ -57,6 +61,26 @@ def look_around(fleet: Fleet, ref: AttemptRef) -> dict[str, Any]:
     hosts = [str((Path("/proc/self/ns") / name).readlink()) for name in ("user", "mnt", "net", "ipc")]
     spaces: list[str] = literal_eval(found["namespaces"])
     return found | {"namespaces": str([own == host for own, host in zip(spaces, hosts, strict=True)])}
+
+
+def test_a_part_that_a_supervisor_has_is_left_to_it(log: Path) -> None:
+    """Its message comes again until it is claimed, which takes a while on a busy host."""
+    order = SupervisorOrder("job_x", 1, "alpha", "127.0.0.1", "unix:///nowhere", "/nowhere", 1.0, StoreLimits())
+    supervisors = Supervisors(
+        [sys.executable, "-c", "import time; time.sleep(3600)"], log, forks=False, restart_after_s=0
+    )
+    for _ in range(3):
+        supervisors.start(order)
+    (first,) = supervisors.at_work()
+    supervisors.start(replace(order, attempt=2))
+    assert len(supervisors.at_work()) == 2, "another part is not"
+    psutil.Process(first).kill()
+    eventually(lambda: first not in supervisors.at_work())
+    supervisors.start(order)
+    again = supervisors.at_work()
+    assert len(again) == 2, "one that ended has it no longer"
+    for pid in again:
+        psutil.Process(pid).kill()
 
 
 @pytest.mark.slow
