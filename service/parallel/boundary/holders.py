@@ -7,7 +7,7 @@ import inspect
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -125,7 +125,8 @@ def _reached(value: Any, depth: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, _CONTAINERS) and len(value) <= _LARGE:
-        for item in value.values() if isinstance(value, dict) else value:
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        for item in items:
             yield from _reached(item, depth - 1)
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
 _LOCALS = frozenset({*dis.haslocal, *dis.hasfree})
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
@@ -42,7 +43,7 @@ class _Code:
         """Return what is live after the instruction at ``offset`` or, before the first, at the start."""
         if offset < 0:
             return self.live[0]
-        return frozenset().union(*(self.live[each] for each in self._next[self._at(offset)]))
+        return frozenset[str]().union(*(self.live[each] for each in self._next[self._at(offset)]))
 
     def _at(self, offset: int) -> int:
         """Return the number of the instruction at ``offset``, which may be in the cache that follows it."""
@@ -69,7 +70,7 @@ class _Code:
         while waiting:
             number = waiting.pop()
             read, replaced = changes[number]
-            found = read | (frozenset().union(*(live[each] for each in self._next[number])) - replaced)
+            found = read | (frozenset[str]().union(*(live[each] for each in self._next[number])) - replaced)
             if found != live[number]:
                 live[number] = found
                 waiting.extend(sources[number])
@@ -84,7 +85,7 @@ def _code(code: CodeType) -> _Code | None:
 
 def _handlers(code: CodeType, at: Callable[[int], int]) -> list[tuple[int, int, int]]:
     """Return where exceptions are caught, and the number of the instruction that then follows."""
-    bytecode = dis.Bytecode(code)
+    bytecode: Any = dis.Bytecode(code)  # typeshed lacks its entries, which Python 3.11 to 3.14 have
     names = [each.opname for each in bytecode]
     found = [(each.start, each.end, at(each.target)) for each in bytecode.exception_entries]
     return [each for each in found if "WITH_EXCEPT_START" not in names[each[2] : each[2] + 2]]
