@@ -17,7 +17,7 @@ from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.program import Step
 from service.compilation.run.run_rung import plan_run
 from service.compilation.run.timing import RaceSettings
-from service.compilation.rungs import LADDER
+from service.compilation.rungs import LADDER, Rung
 from service.compilation.torch_internals.toolchain import Toolchain
 from service.parallel.boundary import StepBoundary
 
@@ -42,8 +42,7 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
             began = time.perf_counter()
             row |= {"shows": shown(program, fast=fast), "plain_s": round(time.perf_counter() - began, 2)}
         if without != "check":
-            rungs = LADDER[:2] if fast and entry.bug != LIFETIME else LADDER
-            rungs = (LADDER[0], LADDER[-1]) if fast and entry.bug == LIFETIME else rungs
+            rungs = _rungs_without_code(entry) if fast else LADDER
             began = time.perf_counter()
             plan = plan_run(program, 4, entry.tolerance, float)
             plan = replace(plan, race=RaceSettings(block_s=1e-3, budget_s=1e-3)) if fast else plan
@@ -51,6 +50,13 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
             row |= {"stopped": stopped(results), "check_s": round(time.perf_counter() - began, 2)}
             row["rungs"] = {result.case.rung.name: result.verdict for result in results}
     return row
+
+
+def _rungs_without_code(entry: Entry) -> tuple[Rung, ...]:
+    """Return those that a fast look takes, on a CPU: the last one is only rehearsed there."""
+    if entry.bug == LIFETIME:
+        return LADDER[0], LADDER[-1]
+    return LADDER[:2] if entry.bug else (*LADDER[:2], LADDER[-1])
 
 
 def stopped(results: list[Result]) -> str:

@@ -1,13 +1,10 @@
-"""Programs whose compiled run is right: modules in training and inference, loops of all kinds, models of libraries."""
+"""Programs whose compiled run is right: modules in training and inference, and loops of all kinds."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +38,12 @@ def adversaries() -> dict[str, nn.Module]:
     return {"made": Mlp(D, 32, D), "judge": Mlp(D, 32, 1)}
 
 
-def adversarial(state: State) -> Iterator[Step]:
-    """Train a generator and a discriminator in turns, both with one optimizer of each."""
+def adversarial(state: State, clears: bool = True) -> Iterator[Step]:
+    """Train a generator and a discriminator in turns, each in a marked step of its own.
+
+    The discriminator's gradients are dropped before the generator's step, unless it ``clears`` none: then that adds to
+    them, overwritten as they are.
+    """
     own = dict(zip(("made", "judge"), state.parts.optimizers, strict=True))
     binary = nn.functional.binary_cross_entropy_with_logits
     for state.step in range(10**9):
@@ -55,6 +56,8 @@ def adversarial(state: State) -> Iterator[Step]:
         judged = binary(right, torch.cat([torch.ones_like(right[:8]), torch.zeros_like(right[8:])]))
         judged.backward()
         own["judge"].step()
+        if clears:
+            own["judge"].zero_grad()
         own["made"].zero_grad()
         state.mark()
         fooled = state.call(state.call(noise, module="made"), module="judge")
@@ -250,7 +253,7 @@ def _loops() -> Iterator[Entry]:
     noisy = partial(Mlp, D + 1, 32, D)
     yield Entry("clipped", Mlp, descends(X, clip=0.5))
     yield Entry("averaged", Mlp, averaging)
-    yield Entry("adversarial", adversaries, adversarial, apart=True)
+    yield Entry("adversarial", adversaries, adversarial, apart=True, fast=True)
     yield Entry("frozen_body", frozen, on_frozen, fast=True)
     yield Entry("distilled", teacher, distils)
     yield Entry("siamese", Mlp, siamese)
@@ -268,44 +271,4 @@ def _loops() -> Iterator[Entry]:
     yield from RIGHT
 
 
-def _vision(name: str) -> nn.Module:
-    return importlib.import_module("torchvision.models").get_model(name, weights=None, num_classes=8)
-
-
-def _timm(name: str, **fields: Any) -> nn.Module:
-    return importlib.import_module("timm").create_model(name, pretrained=False, num_classes=8, **fields)
-
-
-def _language(kind: str, **fields: Any) -> nn.Module:
-    library = importlib.import_module("transformers")
-    config = library.AutoConfig.for_model(kind, vocab_size=WORDS, **fields)
-    makes = library.AutoModelForCausalLM if kind in ("gpt2", "llama", "opt") else library.AutoModel
-    return makes.from_config(config)
-
-
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-def _libraries() -> Iterator[Entry]:
-    """Yield models of those libraries that are installed, by their configuration with random weights."""
-    images, tokens = normal(8, 3, 32, 32), MODULES["language"][1]
-    made: dict[str, tuple[str, Any, Any]] = {
-        "resnet18": ("torchvision", partial(_vision, "resnet18"), images),
-        "mobilenet_v3_small": ("torchvision", partial(_vision, "mobilenet_v3_small"), normal(8, 3, 64, 64)),
-        "vit_timm": ("timm", partial(_timm, "vit_tiny_patch16_224", img_size=32, depth=2), images),
-        "convnext_timm": ("timm", partial(_timm, "convnext_atto"), images),
-        "gpt2": ("transformers", partial(_language, "gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=LENGTH,
-                                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), tokens),
-        "llama": ("transformers", partial(_language, "llama", **SMALL), tokens),
-        "bert": ("transformers", partial(_language, "bert", **SMALL, **DRY), tokens),
-        "electra": ("transformers", partial(_language, "electra", **SMALL, **DRY, embedding_size=32), tokens),
-    }  # fmt: skip
-    for name, (library, make, inputs) in made.items():
-        if importlib.util.find_spec(library) is not None:
-            slow = partial(torch.optim.SGD, lr=1e-3)
-            yield Entry(f"{library}_{name}_train", make, descends(inputs), optimize=slow)
-            yield Entry(f"{library}_{name}_inference", make, infers(inputs), "inference")
-
-
-SOUND: tuple[Entry, ...] = (*_modules(), *_loops(), *_libraries())
+SOUND: tuple[Entry, ...] = (*_modules(), *_loops())

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 
 
 VERSION = ".".join(torch.__version__.split(".")[:2])
-SHOWN = {"layer_norm_train", "frozen_body", "sequential_train", "dropout_train"}
+SHOWN = {"layer_norm_train", "frozen_body", "sequential_train", "dropout_train", "adversarial", "heads"}
 """Sound programs that the fast command tries; of those with a bug it tries all that need no generated code."""
 
 

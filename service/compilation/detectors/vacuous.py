@@ -57,4 +57,7 @@ def _uncaptured(observation: Observation) -> Iterator[str]:
 
 def _backward_ran(observation: Observation) -> bool:
     training = observation.training
-    return training is not None and bool(training.compiled_backwards) and min(training.compiled_backwards) > 0
+    if training is None or not training.compiled_backwards:
+        return False
+    due = training.backwards_due or (True,) * len(training.compiled_backwards)
+    return all(ran for ran, is_due in zip(training.compiled_backwards, due, strict=True) if is_due)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from service.compilation.monitor.results import ResultLifetimes
@@ -26,13 +27,13 @@ from service.compilation.monitor.unit_calls import UnitCalls
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, Usage
 from service.compilation.torch_internals.capture import graphs_captured
 from service.compilation.torch_internals.cudagraphs import graph_results
-from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall
+from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall, unobserved
 from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
 from service.compilation.torch_internals.transfers import Transfers
 from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
 from service.parallel.boundary.calls import CallCounter
 from service.parallel.boundary.holders import FOREIGN
-from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of
+from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, local
 from service.parallel.containers import tensors_in
 
 _INVALID = -1
@@ -56,7 +57,8 @@ def monitored(
     of a rehearsal. Whatever else the program has compiled is compiled anew when eager code is watched no longer: so
     ``sees_reads`` is for where it matters which results that reads.
     """
-    monitor = BoundaryMonitor(trainable, frozenset(copied), ResultLifetimes(modules or units, trainable), transfers)
+    results = ResultLifetimes(modules or units, trainable, looks=sees_reads)
+    monitor = BoundaryMonitor(trainable, frozenset(copied), results, transfers)
     with ExitStack() as stack:
         if sees_reads:
             stack.enter_context(monitor.functions.active())
@@ -207,6 +209,7 @@ class BoundaryMonitor:
         for tensor, output in found:
             self._results.read(tensor, output, site, self.iteration, (*ignored, *found))
 
+    @unobserved
     def _in_graphs(self) -> list[Tensor]:
         """Return what CUDA graphs have made since they last began."""
         return graph_results(self._device) if self._device is not None else []
@@ -305,20 +308,25 @@ class _Gradients:
         self.trainable = {name: value for name, value in trainable.items() if not isinstance(value, DTensor)}
         self.stale: dict[StaleGradient, None] = {}
         self.backward_ran = False
-        self._known: dict[str, int | None] = {}
+        self._known: dict[str, StorageWeakRef] = {}
         self._suspects: list[_SuspectGradient] = []
 
+    @unobserved
     def begin(self, iteration: int, site: CallSite) -> None:
         """Replays begin: a gradient that is there was made before, and if it is new, by the graphs."""
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
-            address = None if gradient is None else _place(gradient)
-            new = address not in {None, _INVALID, self._known.get(name)}
-            if gradient is not None and new and self.backward_ran:
-                self._suspect(gradient, StaleGradient(name, iteration, site))
-            self._known[name] = address
+            address = _INVALID if gradient is None else _place(gradient)
+            if gradient is None or address == _INVALID:
+                self._known.pop(name, None)
+            elif name not in self._known or self._known[name].cdata != address:
+                # While this refers to it, nothing else gets its address.
+                self._known[name] = StorageWeakRef(local(gradient).untyped_storage())  # type: ignore[no-untyped-call]
+                if self.backward_ran:
+                    self._suspect(gradient, StaleGradient(name, iteration, site))
         self.backward_ran = False
 
+    @unobserved
     def confirm(self) -> None:
         """Count those suspects that a backward has added to since, or that were changed in place. What is dropped
         unread is no mistake, however many backwards of other parameters it lives through.
@@ -326,12 +334,14 @@ class _Gradients:
         self._suspects = [each for each in self._suspects if self._is_there(each)]
         self._count(lambda suspect, gradient: gradient._version != suspect.version)
 
+    @unobserved
     def use(self, parameters: Iterable[Tensor]) -> None:
         """Count those suspects that are gradients of ``parameters``, with which an optimizer steps."""
         self.confirm()
         own = {id(each) for each in parameters}
         self._count(lambda suspect, _: id(self.trainable[suspect.stale.parameter]) in own)
 
+    @unobserved
     def read(self, call: FunctionCall, result: Any) -> None:
         """Count those suspects whose numbers a call in eager code needs."""
         if self._suspects:

@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from service.compilation.monitor.usage import StaleRead
+from service.compilation.torch_internals.functions import unobserved
 from service.parallel.boundary import CallSite, HeldResult, Origin
-from service.parallel.boundary.holders import holders_of
+from service.parallel.boundary.holders import holders_of, read_again_of
 from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, held_by_output, local, located
 from service.parallel.containers import tensors_in
 
@@ -27,22 +28,27 @@ class ResultLifetimes:
 
     ``held``: alive a whole round after their own; ``overlapping``: alive when the next began; ``reads``: read since
     then. ``held_over`` counts, by module, those of ``held`` that its calls returned. Gradients of ``trainable`` are
-    left out.
+    left out. Without ``looks`` nobody asks for ``overlapping``, and it stays empty.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], trainable: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], trainable: Mapping[str, Tensor], *, looks: bool = True
+    ) -> None:
         self.held: list[HeldResult] = []
         self.overlapping: list[HeldResult] = []
         self.reads: list[StaleRead] = []
         self.held_over = Counter[str]()
         self._trainable = trainable
+        self._looks_for_overlapping = looks
         self._names = {id(part): name for name, part in _named_modules(modules)}
         self._rounds = [LiveResults()]
+        self._awaited: set[int] = set()
         self._overwritten: dict[int, CallResult] = {}
         self._holders: dict[int, tuple[str, ...]] = {}
         self._tensors: list[tuple[weakref.ref[Tensor], CallResult]] = []
         self._looks = Counter[tuple[str, CallSite, CallSite]]()
 
+    @unobserved
     def note(
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
     ) -> None:
@@ -64,6 +70,7 @@ class ResultLifetimes:
             earlier.forget(fresh)
         newest.note(origin, fresh.values(), returned=returned)
 
+    @unobserved
     def begin(self, generation: int) -> None:
         """Replays begin to write over what there is."""
         # Of the last round's results a loop's variables may well hold the newest until they get the next.
@@ -74,27 +81,40 @@ class ResultLifetimes:
             [output for results in which for output in results.alive() if output.address not in gradients]
             for which in (old, [newest])
         )
-        for output, held in held_by_output(late, located(late), self._names):
+        for output, held in self._held_over(late):
             self.held.append(held)
             self.held_over[output.origin.module] += output.returned
+        self._awaited = read_again_of({output.address for output in recent})
         self._overwritten |= {output.address: output for output in newest.alive()}
         self._overwritten = {address: each for address, each in self._overwritten.items() if each.alive}
-        if generation in _LOOKED_AT:
+        if self._looks_for_overlapping and generation in _LOOKED_AT:
             self._look(recent)
+
+    def _held_over(self, late: Sequence[CallResult]) -> list[tuple[CallResult, HeldResult]]:
+        """Return those that something holds which reads them again, now or as it was when they were overwritten."""
+        tensors = located(late)
+        awaited = [output for output in late if output.address in self._awaited]
+        others = [output for output in late if output.address not in self._awaited]
+        return [
+            *held_by_output(awaited, _of(awaited, tensors), self._names),
+            *held_by_output(others, _of(others, tensors), self._names, read_again=True),
+        ]
 
     def _look(self, outputs: Sequence[CallResult]) -> None:
         tensors = located(outputs)
-        found = held_by_output(outputs, tensors, self._names)
+        found = held_by_output(outputs, tensors, self._names, read_again=True)
         self.overlapping.extend(held for _, held in found)
         self._holders = {output.address: held.holders for output, held in found}
         self._tensors = [(weakref.ref(each), output) for output in outputs for each in tensors[output.address]]
 
+    @unobserved
     def overwritten_in(self, value: Any) -> list[tuple[Tensor, CallResult]]:
         """Return the tensors in ``value`` that are results which have been written over."""
         if not self._overwritten:
             return []
         return [(each, output) for each in tensors_in(value) if (output := self._overwritten_at(each)) is not None]
 
+    @unobserved
     def read(
         self, tensor: Tensor, output: CallResult, site: CallSite, iteration: int, ignored: Sequence[Any] = ()
     ) -> None:
@@ -131,6 +151,11 @@ class ResultLifetimes:
                 with suppress(RuntimeError):  # one that CUDA graphs have invalidated does not tell
                     found.add(address_of(parameter.grad))
         return found
+
+
+def _of(outputs: Sequence[CallResult], tensors: Mapping[int, list[Tensor]]) -> dict[int, list[Tensor]]:
+    """Return the tensors of these outputs alone."""
+    return {output.address: tensors[output.address] for output in outputs}
 
 
 def _named_modules(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -14,6 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -46,6 +47,14 @@ class Called:
 Calls = Mapping[Called, int]
 
 
+class CallCounts(Counter[Called]):
+    """Counts calls. ``differentiable``: units that gave a result through which gradients flow back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differentiable: set[str] = set()
+
+
 def compiled_units(units: Collection[str], invoked: Collection[str], calls: Calls) -> frozenset[str]:
     """Return those of ``units`` that ran compiled: ``invoked`` themselves, or called from within one that was."""
     found = frozenset(invoked)
@@ -57,7 +66,7 @@ def compiled_units(units: Collection[str], invoked: Collection[str], calls: Call
 
 
 @contextmanager
-def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[Counter[Called]]:
+def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[CallCounts]:
     """Count the calls of ``units``, by name, within: of the modules, and of methods that take or give tensors.
 
     A method that leads to the module's own call is not counted besides, nor is what a backward computes again.
@@ -89,7 +98,7 @@ class _ActiveCall:
 
 class _Counter:
     def __init__(self, names: Mapping[int, str]) -> None:
-        self.names, self.counts = names, Counter[Called]()
+        self.names, self.counts = names, CallCounts()
         self._threads = threading.local()
         self._lock = threading.Lock()
 
@@ -117,6 +126,8 @@ class _Counter:
                 result = function(module, *arguments, **named)
             finally:
                 self._under_way.pop()
+            if torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(result)):
+                self.counts.differentiable.add(name)
             if method == _ITSELF or (not entry.reached and any(True for _ in tensors_in((arguments, named, result)))):
                 self._count(name, method)
             return result

@@ -23,7 +23,8 @@ class TrainingOutcome:
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
     in every iteration of eager; ``unused``: those of them of which no loss depends. ``moved`` and ``moved_eager``:
     changed by the updates, in eager not only by rounding. ``compiled_backwards``: compiled backward nodes, per
-    iteration. ``unsharded``: whole on every rank after the last step, although FSDP shards them.
+    iteration, and ``backwards_due`` whether there is to be one; in all of them unless given. ``unsharded``: whole on
+    every rank after the last step, although FSDP shards them.
     """
 
     trainable: int
@@ -34,6 +35,7 @@ class TrainingOutcome:
     compiled_backwards: tuple[int, ...]
     unsharded: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
+    backwards_due: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.compilation.host_fault import raise_host_fault
-from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
+from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
 from service.compilation.program import Program
 from service.compilation.run.parity import SETTINGS, Oracle, comparable, is_rounding, noise_of, scale_of, terms_scale
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
@@ -104,6 +104,8 @@ class Reference:
     peak: Peak | None
     calls: Calls = field(default_factory=dict)
     recomputes: bool = False
+    differentiable: bool = True
+    """Whether gradients flow back through any of those modules."""
     tf32: Run | None = None
     """What eager may be given in TF32, where that is allowed and changes anything."""
     unused: frozenset[str] = frozenset()
@@ -189,7 +191,18 @@ def run_reference(
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
     tf32 = _in_tf32(program, phase, iterations, eager)
-    return Reference(eager, again, truth, note, tuple(sorted(overwritten)), memory, calls, bool(checkpoints), tf32)
+    return Reference(
+        eager,
+        again,
+        truth,
+        note,
+        tuple(sorted(overwritten)),
+        memory,
+        calls,
+        bool(checkpoints),
+        bool(calls.differentiable),
+        tf32,
+    )
 
 
 def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> Run | None:
@@ -202,7 +215,7 @@ def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> Run
     return found if mode.rounded else None
 
 
-def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, Calls]:
+def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, CallCounts]:
     program_run = build(program, phase)
     with counted_calls(units_of(program_run.parts)) as calls:
         return run(program_run, iterations, most=_most_starts(program_run, iterations, on_any)), calls

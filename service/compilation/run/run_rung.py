@@ -42,7 +42,7 @@ from service.compilation.torch_internals.toolchain import own_cache
 from service.jobs.spec.compile import Tolerance
 
 _BRIEF = 6
-"""How much shorter a race is that decides nothing."""
+"""How much shorter a race is, and each of its blocks, that decides nothing."""
 _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
@@ -61,18 +61,20 @@ class RunPlan:
 
     def race_of(self, rung: Rung) -> RaceSettings:
         """Return how long to race: a rung that generates no code is no faster, and its pace decides nothing."""
-        return self.race if rung.generates_code else replace(self.race, budget_s=self.race.budget_s / _BRIEF)
+        brief = replace(self.race, block_s=self.race.block_s / _BRIEF, budget_s=self.race.budget_s / _BRIEF)
+        return self.race if rung.generates_code else brief
 
 
 def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
     """Plan at least ``steps`` iterations, and enough to see every input shape again after warm-up.
 
-    Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic. A CUDA
-    graph is recorded at the second call that needs it, and its faults show from the second replay on.
+    Warm-up is one pass over the shapes and two iterations more: one may make a dimension or a number dynamic, and what
+    a first call leaves, as a hook in an empty dictionary, may be compiled for in the next two. A CUDA graph is recorded
+    at the second call that needs it, and its faults show from the second replay on.
     """
-    period, warm_up = program.period, program.period + 1
-    steady = 2 * warm_up + period
-    enough = steady + period + 2 if program.device.type == "cuda" else 2 * period + 1
+    period, warm_up = program.period, program.period + 2
+    steady = 3 * period + 2
+    enough = steady + period + 2 if program.device.type == "cuda" else 2 * period + 2
     return RunPlan(max(steps, enough), warm_up, steady, tolerance, agree)
 
 
@@ -324,9 +326,19 @@ def _training(run: Run, reference: Reference) -> TrainingOutcome:
         moved=run.moved,
         moved_eager=eager.moved - reference.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
+        backwards_due=_backwards_due(reference),
         unsharded=run.unsharded,
         unused=reference.unused,
     )
+
+
+def _backwards_due(reference: Reference) -> tuple[bool, ...]:
+    """Return in which iterations a compiled backward is to run: where eager steps with gradients, or in all if it never
+    does; in none where gradients do not flow back through anything that is compiled, as through a frozen backbone.
+    """
+    eager = reference.eager
+    steps = [len(record.missing) < len(eager.parameters) for record in eager.records]
+    return tuple(reference.differentiable and (step or not any(steps)) for step in steps)
 
 
 def _unreached(run: Run, eager: Run) -> frozenset[str]:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -25,6 +26,23 @@ _VALUES = frozenset(
 )
 """Give numbers, or use them, and no tensor."""
 _ENGINE = "_engine_run_backward"
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def unobserved(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Return the function with what it asks of tensors hidden from :class:`EagerFunctions`: whoever watches a program
+    is not to hear itself, nor to take for a read that a tensor refuses to tell where it is.
+    """
+
+    @wraps(function)
+    def hidden(*arguments: _Given.args, **named: _Given.kwargs) -> _Result:
+        with torch._C.DisableTorchFunction():
+            return function(*arguments, **named)
+
+    return hidden
 
 
 @dataclass(frozen=True)

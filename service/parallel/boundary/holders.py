@@ -7,16 +7,21 @@ import inspect
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from service.parallel.boundary.liveness import is_read_again
+
 _DEPTH = 5
 """Containers within containers that are followed."""
+_NEAR, _LARGE = 3, 1024
+"""Containers within containers, and items of one, that are looked at whenever replays begin."""
+_CONTAINERS = (list, tuple, dict, set, deque)
 NAMES = 6
 """Holders named of one tensor."""
 _OWN_REFERENCES = 3
@@ -44,14 +49,16 @@ class Holder:
     """Holds the ``path`` to a tensor, as ``scores[3]``, and where that begins, as ``, a variable of step (loop.py:7)``.
 
     ``named``: the path begins with a name, and not with the type of something that only the interpreter holds.
+    ``dead``: with a variable that is not read any more before it is set anew.
     """
 
     path: str
     place: str = ""
     named: bool = True
+    dead: bool = False
 
     def at(self, index: str) -> Holder:
-        return Holder(f"{self.path}{index}", self.place, self.named)
+        return replace(self, path=f"{self.path}{index}")
 
     def __str__(self) -> str:
         return f"{self.path}{self.place}"
@@ -76,24 +83,81 @@ def tensors_of(storages: Set[int], known: Known = ()) -> dict[int, list[Tensor]]
 
 
 def holders_of(
-    tensors: Mapping[int, Sequence[Tensor]], names: Mapping[int, str], ignored: Sequence[Any] = ()
+    tensors: Mapping[int, Sequence[Tensor]],
+    names: Mapping[int, str],
+    ignored: Sequence[Any] = (),
+    *,
+    read_again: bool = False,
 ) -> dict[int, tuple[str, ...]]:
     """Return the Python objects that hold the tensors in these memories; what ``tensors_of`` gives.
 
     ``names`` are those of objects, by ``id``; others go by their type. References by ``ignored`` do not count. Those
     that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else outside of
-    Python, has no holders.
+    Python, has no holders. With ``read_again`` variables that are not read any more do not count, and what nothing else
+    holds is left out too.
     """
     search = _Search(names)
     found = {}
     for storage, own in tensors.items():
         passed = (tensors, own, *ignored)
         holders = dict.fromkeys(holder for tensor in own for holder in search.paths(tensor, passed, _DEPTH))
-        others = [holder for holder in holders if not holder.path.startswith(_MANAGER)]
+        counted = [holder for holder in holders if not (read_again and holder.dead)]
+        others = [holder for holder in counted if not holder.path.startswith(_MANAGER)]
         named = sorted((holder for holder in others if holder.named), key=lambda holder: bool(holder.place)) or others
-        if named or not holders:
+        beyond = not holders if len(counted) == len(holders) else _held_beyond(storage, own)
+        if named or beyond:
             found[storage] = tuple(dict.fromkeys(map(str, named)))[:NAMES]
     return found
+
+
+def read_again_of(storages: Set[int]) -> set[int]:
+    """Return which of these memories variables hold, alone or in containers, that functions now running read again."""
+    found: set[int] = set()
+    for variable, value in _running():
+        own = {_storage(tensor) for tensor in _reached(value, _NEAR)} & storages - found
+        if own and not variable.is_dead:
+            found |= own
+    return found
+
+
+def _reached(value: Any, depth: int) -> Iterator[Tensor]:
+    """Yield the tensors in containers within containers, but not in large ones."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, _CONTAINERS) and len(value) <= _LARGE:
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        for item in items:
+            yield from _reached(item, depth - 1)
+
+
+def _running() -> Iterator[tuple[_Variable, Any]]:
+    """Yield the local variables that may hold tensors of the functions that now run, in all threads."""
+    frames = list(sys._current_frames().values())
+    while frames:
+        frame = frames.pop()
+        if frame.f_back is not None:
+            frames.append(frame.f_back)
+        code, instruction, values = frame.f_code, frame.f_lasti, list[tuple[str, Any]]()
+        if code.co_flags & inspect.CO_OPTIMIZED and not any(each in code.co_filename for each in FOREIGN):
+            values = _variables(frame)
+        del frame  # one of them is this function's own: referring to itself, it would keep all variables alive
+        for name, value in values:
+            # What a function closes over is found by its cell.
+            if name not in code.co_freevars and isinstance(value, (Tensor, *_CONTAINERS)):
+                yield _Variable(name, code, instruction), value
+
+
+def _held_beyond(storage: int, tensors: Sequence[Tensor]) -> bool:
+    """Return whether more than the Python objects of these tensors holds their memory, as an autograd graph does."""
+    alone = torch.empty(0)
+    bases = [id(tensor._base) for tensor in tensors]
+    uses = [tensor._use_count() - bases.count(id(tensor)) for tensor in tensors]  # type: ignore[attr-defined]
+    return max(uses, default=0) > 1 or _owners(storage) - len(tensors) > _owners(_storage(alone)) - 1
+
+
+def _owners(storage: int) -> int:
+    """Return how many hold the memory, the one included that asks; private, and alike on torch 2.11 to 2.13."""
+    return int(torch._C._storage_Use_Count(storage))
 
 
 def _storage(tensor: Tensor) -> int:
@@ -110,29 +174,15 @@ class _Search:
     """
 
     names: Mapping[int, str]
-    variables: dict[int, list[Holder]] = field(default_factory=dict)
+    variables: dict[int, list[_Variable]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        frames = list(sys._current_frames().values())
-        while frames:
-            frame = frames.pop()
-            if frame.f_back is not None:
-                frames.append(frame.f_back)
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not any(
-                each in frame.f_code.co_filename for each in FOREIGN
-            ):
-                self._note(frame)
-            del frame  # one of them is this function's own: referring to itself, it would keep all variables alive
-
-    def _note(self, frame: FrameType) -> None:
-        for name, value in _variables(frame):
-            # What a function closes over is found by its cell.
-            if name not in frame.f_code.co_freevars and isinstance(value, Tensor | list | tuple | dict | set | deque):
-                self.variables.setdefault(id(value), []).append(_variable(name, frame))
+        for variable, value in _running():
+            self.variables.setdefault(id(value), []).append(variable)
 
     def paths(self, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
         """Yield ways to reach ``target``."""
-        yield from self.variables.get(id(target), ())
+        yield from (each.holder for each in self.variables.get(id(target), ()))
         if depth == 0:
             return
         skipped = {id(each) for each in ignored}
@@ -153,7 +203,7 @@ class _Search:
             yield from self._within(referrer, "" if position is None else f"[{position}]", ignored, depth)
         elif isinstance(referrer, Tensor):
             through = self.paths(referrer, ignored, depth - 1)
-            yield from (Holder(each.path, f"{each.place}, through a view", each.named) for each in through)
+            yield from (replace(each, place=f"{each.place}, through a view") for each in through)
         elif not type(referrer).__module__.startswith(_COMPILER):
             yield Holder(f"{self._name(referrer)}{_attribute(referrer, target)}")
 
@@ -192,16 +242,30 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     return found
 
 
-def _variable(name: str, frame: FrameType) -> Holder:
-    code = frame.f_code
-    return Holder(name, f", a variable of {code.co_name} ({code.co_filename}:{code.co_firstlineno})")
+@dataclass(frozen=True)
+class _Variable:
+    """Names a local variable of a function that stands at ``instruction``."""
+
+    name: str
+    code: CodeType
+    instruction: int
+
+    @property
+    def is_dead(self) -> bool:
+        return not is_read_again(self.code, self.instruction, self.name)
+
+    @property
+    def holder(self) -> Holder:
+        place = f", a variable of {self.code.co_name} ({self.code.co_filename}:{self.code.co_firstlineno})"
+        return Holder(self.name, place, dead=self.is_dead)
 
 
 def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator[Holder]:
     """Yield the variables of a generator that waits; those of one that runs are known already."""
     frame = generator.gi_frame
     if frame is not None and not generator.gi_running:
-        yield from (_variable(name, frame) for name, value in _variables(frame) if value is target)
+        own = (frame.f_code, frame.f_lasti)
+        yield from (_Variable(name, *own).holder for name, value in _variables(frame) if value is target)
 
 
 def _through_cell(cell: CellType) -> Iterator[Holder]:

@@ -128,13 +128,15 @@ def held_by_output(
     tensors: Mapping[int, Sequence[Tensor]],
     names: Mapping[int, str] = _NO_NAMES,
     ignored: Sequence[Any] = (),
+    *,
+    read_again: bool = False,
 ) -> list[tuple[CallResult, HeldResult]]:
     """Return what :func:`_held_of` does, each with its output; ``tensors`` as :func:`located`, the rest as in
     ``holders_of``.
 
     One that was not returned is held only where its holders are known.
     """
-    holders = holders_of(tensors, names, ignored) if tensors else {}
+    holders = holders_of(tensors, names, ignored, read_again=read_again) if tensors else {}
     return [
         (output, output.held(tensors[output.address], holders[output.address]))
         for output in outputs

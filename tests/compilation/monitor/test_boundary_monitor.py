@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,27 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from lanes import examples
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from service.compilation.monitor.boundary_monitor import monitored
+from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Usage
 from service.compilation.torch_internals.replays import Replays
 from service.models.compiled import apply_compile
+from service.parallel.boundary import CallSite, Origin
+
+
+class Heard(TorchFunctionMode):
+    """Hears which torch functions are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.names.append(str(getattr(function, "__name__", function)))
+        return function(*arguments, **(named or {}))
+
 
 OPERATIONS = ("mark", "forward", "backward", "backward of the first", "infer", "hold", "read", "drop", "step")
 mark = torch.compiler.cudagraph_mark_step_begin
@@ -168,3 +185,21 @@ def test_alarms_are_for_results_that_do_go_wrong(replayed: Replayed, operations:
     usage, results = replayed.run(operations)
     assert not silent(usage)
     assert differ(results, expected.results)
+
+
+def test_every_gradient_that_is_added_to_over_a_mark_is_told(replayed: Replayed) -> None:
+    usage, _ = replayed.run(["mark", "forward", "backward", "mark", "forward", "backward", "step"])
+    assert {each.parameter for each in usage.gradients} == {name for name, _ in replayed.model.named_parameters()}
+
+
+def test_who_watches_does_not_hear_itself() -> None:
+    """A tensor that CUDA graphs have invalidated raises when it is asked where it is: that is no read."""
+    results, origin = ResultLifetimes({}, {}), Origin("scorer", CallSite("loop.py", 1, "step"), 0)
+    result = torch.ones(2)
+    with Heard() as heard:
+        for generation in range(1, 5):
+            results.note(origin, [result])
+            results.begin(generation)
+            for tensor, output in results.overwritten_in([result]):
+                results.read(tensor, output, origin.site, generation)
+    assert heard.names == []

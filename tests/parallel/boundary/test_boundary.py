@@ -13,7 +13,8 @@ from lanes import first_fast
 from torch import Tensor, nn
 
 from service.parallel.boundary import CallSite, HeldResult, LiveResults, Origin, PendingBackwardError, StepBoundary
-from service.parallel.boundary.holders import holders_of
+from service.parallel.boundary.holders import holders_of, read_again_of
+from service.parallel.boundary.lifetimes import address_of, held_by_output, located
 
 
 class Marks:
@@ -255,3 +256,66 @@ def test_attributes_come_before_variables_and_modules_go_by_their_names() -> Non
     found = holders_of({1: [result]}, {id(module): "lens.first"})
     assert found[1][0] == "lens.first.hidden"
     assert found[1][1].startswith("result, a variable of test_attributes_come_before_variables")
+
+
+def held_at_the_first_stop(steps: Any) -> tuple[HeldResult, ...]:
+    """Return what is held where a loop waits first."""
+    outputs = LiveResults()
+    generator = steps(lambda result: outputs.note(Origin("scorer", CallSite("loop.py", 1, "step"), 0), [result]))
+    next(generator)
+    alive = outputs.alive()
+    return tuple(held for _, held in held_by_output(alive, located(alive), read_again=True))
+
+
+def test_a_variable_that_is_not_read_any_more_holds_nothing() -> None:
+    def steps(note: Any) -> Any:
+        while True:
+            result = torch.ones(2)
+            note(result)
+            print(result.shape)
+            yield
+
+    assert held_at_the_first_stop(steps) == ()
+
+
+def test_what_an_autograd_graph_has_saved_is_held_when_no_variable_is_read_any_more() -> None:
+    def steps(note: Any) -> Any:
+        while True:
+            result = torch.ones(2)
+            note(result)
+            loss = (torch.ones(2, requires_grad=True) * result).sum()
+            yield
+            loss.backward()
+
+    (held,) = held_at_the_first_stop(steps)
+    assert held.holders == ()
+
+
+def test_a_list_in_a_variable_that_is_read_now_and_then_holds_its_items() -> None:
+    def steps(note: Any) -> Any:
+        kept: list[torch.Tensor] = []
+        for number in range(1000):
+            kept.append(torch.ones(2))
+            note(kept[-1])
+            yield
+            if number == 999:
+                print(kept)
+
+    (held,) = held_at_the_first_stop(steps)
+    assert held.holders[0].startswith("kept[0], a variable of steps (")
+
+
+def missed_and_others() -> list[set[int]]:
+    """Return how what is found differs from the one that is read again."""
+    found = []
+    for number in range(2):
+        result, other = torch.ones(2), torch.ones(2)
+        places = {address_of(result), address_of(other)}
+        found.append(read_again_of(places) ^ {address_of(other)})
+        if number == 1000:
+            print(other)
+    return found
+
+
+def test_what_a_function_that_runs_reads_again_is_known_by_its_memory() -> None:
+    assert missed_and_others() == [set(), set()]
