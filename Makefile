@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all tests types style format-check contracts contracts-and-types up check format browser constraints lock clean
+.PHONY: demo test test-all tests types style format-check contracts contracts-and-types up check format browser docs constraints lock clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -58,6 +58,10 @@ format: $(STAMP)
 # The browser tests use a Chromium that is already there; else the one that Playwright or the system's packages bring.
 browser: $(STAMP)
 	@$(BIN)/python tests/ensure_chromium.py
+
+# The documents as a site, with references made from the code, in build/docs; a link that leads nowhere ends it.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 constraints: $(STAMP)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

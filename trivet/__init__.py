@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trivet.async_client import AsyncClient
     from trivet.client import Client
     from trivet.errors import Refused, TrivetError, Unreachable
 
-__all__ = ["Client", "Refused", "TrivetError", "Unreachable"]
+__all__ = ["AsyncClient", "Client", "Refused", "TrivetError", "Unreachable"]
 
 _HOMES = {
+    "AsyncClient": "trivet.async_client",
     "Client": "trivet.client",
     "Refused": "trivet.errors",
     "TrivetError": "trivet.errors",

@@ -159,6 +159,16 @@ class Client:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job_id} is still {job.state} after {timeout_s} s")
 
+    def wait_many(self, job_ids: Iterable[str], *, timeout_s: float | None = None) -> list[Job]:
+        """Wait until all of several jobs are over; return them in their order. Raises :class:`TimeoutError` as
+        :meth:`wait` does, where that takes more than ``timeout_s`` seconds together.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return [
+            self.wait(job_id, timeout_s=None if deadline is None else max(deadline - time.monotonic(), 0.0))
+            for job_id in job_ids
+        ]
+
     def jobs(
         self,
         *,

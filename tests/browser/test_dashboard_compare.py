@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +15,8 @@ from playwright.sync_api import Page, expect
 from service.jobs.store import JobFilter
 
 pytestmark = pytest.mark.browser
+LOSSES = ((0.001, 0.5), (0.01, 0.3), (0.1, 0.2))
+"""Rates and what came of them."""
 
 
 def trained(fleet: Fleet, name: str, lr: float, loss: float, **changes: Any) -> Attempt:
@@ -60,6 +63,48 @@ def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path
     ]
 
 
+def test_results_are_drawn_over_fields_of_the_specs(page: Page, fleet: Fleet) -> None:
+    """Each job is a point over a field and a result, and a line over all fields that differ; both lead to it."""
+    found = [trained(fleet, f"lr {lr}", lr, loss, seed=seed) for seed, (lr, loss) in enumerate(LOSSES)]
+    page.goto(f"/compare?ids={','.join(one.job_id for one in found)}")
+    plane = page.locator("#plane")
+    expect(plane.get_by_label("Across")).to_have_value("optimizer.lr")
+    expect(plane.get_by_label("Upwards")).to_have_value("result.eval_accuracy")
+    expect(plane.locator("circle")).to_have_count(3)
+    drawn = plane.locator("circle").evaluate_all(
+        "all => all.map((each) => [each.cx.baseVal.value, each.cy.baseVal.value])"
+    )
+    assert sorted(drawn, key=lambda at: -at[1]) == sorted(drawn), "higher rates did better here"
+    plane.get_by_label("Upwards").select_option("result.loss")
+    mark = plane.get_by_role("link", name="lr 0.01: optimizer.lr 0.01, loss 0.3")
+    mark.hover()
+    expect(plane.locator(".reading")).to_have_text("lr 0.01: optimizer.lr 0.01, loss 0.3")
+    plane.get_by_role("button", name="lines").click()
+    expect(plane.locator("polyline")).to_have_count(3)
+    expect(plane.locator("text.name")).to_have_text(["optimizer.lr", "seed", "loss"])
+    page.reload()
+    expect(plane.locator("polyline")).to_have_count(3)
+    plane.locator(".mark").first.focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"/jobs/{found[0].job_id}"))
+
+
+def test_layouts_are_speed_against_memory(page: Page, fleet: Fleet) -> None:
+    """What a training reports while it runs is settled by the later half of its curve."""
+    found = []
+    for tp, speed, memory in ((1, 100.0, 8.0), (2, 170.0, 5.0), (4, 220.0, 3.5)):
+        attempt = fleet.run(train_spec(f"tp {tp}", parallel={"tp": tp}))
+        for step in range(1, 11):
+            attempt.metric(step, of=10, loss=1 / step, samples_per_s=speed if step > 2 else 1.0, memory_gib=memory)
+        attempt.succeed({"loss": 0.1})
+        found.append(attempt.job_id)
+    page.goto(f"/compare?ids={','.join(found)}")
+    plane = page.locator("#plane")
+    expect(plane.get_by_label("Across")).to_have_value("measured.memory_gib")
+    expect(plane.get_by_label("Upwards")).to_have_value("measured.samples_per_s")
+    expect(plane.get_by_role("link", name="tp 4: memory_gib 3.5, samples_per_s 220")).to_be_visible()
+
+
 @pytest.mark.slow
 def test_verification_jobs_are_a_matrix_of_verdicts(page: Page, fleet: Fleet) -> None:
     quick, thorough = (fleet.run(verify_spec(method, method=method)) for method in ("ibp", "crown"))
@@ -69,6 +114,8 @@ def test_verification_jobs_are_a_matrix_of_verdicts(page: Page, fleet: Fleet) ->
     page.goto(f"/compare?ids={quick.job_id},{thorough.job_id}")
     matrix = page.locator("#instances")
     expect(matrix.locator(".note")).to_have_text("2 instances, verdicts differ at 1")
+    expect(matrix.locator("thead th[scope=col]")).to_have_text(["instance", "ibp", "crown"])
+    expect(matrix.locator(".sums td").nth(1)).to_contain_text("2 of 2 decided")
     matrix.get_by_label("Only where they differ").check()
     expect(matrix.locator("tbody tr")).to_have_count(1)
     expect(matrix.locator("tbody td .state")).to_have_text(["unknown", "verified"])

@@ -8,18 +8,18 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, model_validator
 
 from service.jobs.spec.strict import Strict, disagreement
+from service.jobs.states import JobState
 from service.jobs.webhook_url import check_url
 
 _RELATIONS = MappingProxyType({">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt})
 _THRESHOLD = re.compile(rf"\s*({'|'.join(_RELATIONS)})\s*(\S+)\s*")
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _Threshold = Annotated[str, StringConstraints(max_length=60)]
-ToldState = Literal["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Threshold:
         return bool(_RELATIONS[self.relation](value, self.limit))
 
 
+def _ends() -> list[JobState]:
+    return ["succeeded", "failed", "cancelled"]
+
+
 class NotifySpec(Strict):
     """Tells a URL of the job by a signed POST: of its states, and once of each number that reaches a threshold.
 
@@ -53,8 +57,8 @@ class NotifySpec(Strict):
         description="https:// URL that takes a POST; those who may read the job see it",
         examples=["https://ci.example.org/trivet"],
     )
-    on: list[ToldState] = Field(
-        default_factory=lambda: list[ToldState](("succeeded", "failed", "cancelled")),
+    on: list[JobState] = Field(
+        default_factory=_ends,
         max_length=7,
         description="states to tell of; those that end the job, when absent",
         examples=[["failed"]],

@@ -2,6 +2,7 @@
 
 import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
+import { MEASURED } from "../lib/plane.js";
 import { panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call } from "../ui/api.js";
@@ -15,6 +16,8 @@ import { blank } from "../ui/status.js";
 
 /** Jobs of one request. */
 const TOGETHER = 50;
+/** Jobs whose speed and memory are asked for beside the metric that is drawn. */
+const MEASURED_JOBS = 100;
 const AXES = {
   step: { label: tickLabel, word: "step" },
   time: { label: duration, word: "after" },
@@ -91,10 +94,11 @@ export class Curves {
 
   /** @param {Job[]} jobs @param {string} metric */
   async fetch(jobs, metric) {
+    const wanted = metric && this.jobs.length <= MEASURED_JOBS ? [metric, ...MEASURED].join(",") : metric;
     const points = this.jobs.length > TOLD_APART ? 200 : 1000;
     for (let start = 0; start < jobs.length; start += TOGETHER) {
       const ids = jobs.slice(start, start + TOGETHER).map((job) => encodeURIComponent(job.id)).join(",");
-      const { items } = await call(`/v1/jobs:metrics?ids=${ids}&names=${encodeURIComponent(metric)}&max_points=${points}`);
+      const { items } = await call(`/v1/jobs:metrics?ids=${ids}&names=${encodeURIComponent(wanted)}&max_points=${points}`);
       for (const one of items) {
         this.known.set(one.job, one.names);
         for (const [name, series] of table(one)) this.series.set(`${one.job} ${name}`, series);

@@ -1,7 +1,7 @@
 /** What verification jobs found, as a matrix of instances and jobs. */
 
-import { many, number } from "../lib/format.js";
-import { matrix } from "../lib/compare.js";
+import { duration, many, number } from "../lib/format.js";
+import { heads, matrix, totals } from "../lib/compare.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setText } from "../ui/dom.js";
@@ -52,7 +52,8 @@ export class Instances {
     const shown = (this.differing.checked ? differing : all).slice(0, MOST_ROWS);
     setText(this.note, `${many(all.length, "instance")}, verdicts differ at ${differing.length}`);
     fill(this.table,
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "instance"), ...this.names.map((name) => h("th", { scope: "col" }, name)))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "instance"), ...heads(this.jobs, this.names).map((name) => h("th", { scope: "col" }, name))),
+        h("tr", { class: "sums" }, h("th", { scope: "row" }, "in all"), ...totals(all, this.jobs.length).map((told) => h("td", {}, told)))),
       h("tbody", {}, ...shown.map(({ name, found }) => h("tr", {}, h("th", { scope: "row" }, name), ...found.map(cell)))));
   }
 }
@@ -60,5 +61,5 @@ export class Instances {
 /** @param {import("../lib/compare.js").Instance["found"][number]} found */
 const cell = (found) =>
   found
-    ? h("td", {}, stateMark(found.verdict), h("span", { class: "muted margin" }, found.margin === null ? "" : number(found.margin)))
+    ? h("td", { title: duration(found.seconds) }, stateMark(found.verdict), h("span", { class: "muted margin" }, found.margin === null ? "" : number(found.margin)))
     : h("td", { class: "muted" }, "–");

@@ -1,5 +1,6 @@
 /** Several jobs side by side: what their specs differ in, what came of them, and both as a table. Pure. */
 
+import { duration, number } from "./format.js";
 import { title } from "./state.js";
 
 /** @typedef {import("./types.js").Job} Job */
@@ -145,5 +146,26 @@ export function matrix(rowsByJob) {
       return row ? { verdict: row.verdict, margin: row.margin, seconds: row.seconds } : null;
     });
     return { name, found, agreed: new Set(found.flatMap((one) => (one ? [one.verdict] : []))).size < 2 };
+  });
+}
+
+/**
+ * What stands above the columns of a matrix: the methods where they tell the jobs apart, else the jobs.
+ * @param {Job[]} jobs @param {string[]} names
+ */
+export function heads(jobs, names) {
+  const methods = jobs.map((job) => `${job.spec?.method ?? ""}`);
+  return new Set(methods).size === jobs.length && methods.every(Boolean) ? methods : names;
+}
+
+/**
+ * How each job did in all: the instances that it decided, and the time that it took for them.
+ * @param {Instance[]} instances @param {number} jobs
+ */
+export function totals(instances, jobs) {
+  return Array.from({ length: jobs }, (_, index) => {
+    const found = instances.flatMap((each) => each.found[index] ?? []);
+    const decided = found.filter(({ verdict }) => verdict === "verified" || verdict === "falsified").length;
+    return `${number(decided)} of ${number(found.length)} decided, ${duration(found.reduce((all, { seconds }) => all + seconds, 0))}`;
   });
 }

@@ -2,6 +2,7 @@
 
 import { Curves } from "../compare/curves.js";
 import { Instances } from "../compare/instances.js";
+import { Plane } from "../compare/plane.js";
 import { JobTable } from "../compare/table.js";
 import { names } from "../lib/compare.js";
 import { listPath } from "../lib/filters.js";
@@ -16,6 +17,8 @@ import { blank, showConnection } from "../ui/status.js";
 const POLL_MS = 5000;
 const PAGE = 100;
 const MOST = 1000;
+/** What of the address says how the jobs are shown, and not which. */
+const OWN = ["metric", "sort", "x", "y", "view"];
 
 /** @type {Job[]} */
 let jobs = [];
@@ -34,12 +37,20 @@ const curves = new Curves((metric) => {
   remember("metric", metric);
   void draw();
 });
+const raise = (/** @type {string | null} */ name) => {
+  curves.raise(name);
+  plane.raise(name);
+};
+const plane = new Plane((name, value) => {
+  remember(name, value);
+  over();
+}, raise);
 const table = new JobTable(
   (sort) => {
     remember("sort", sort);
     list();
   },
-  (name) => curves.raise(name),
+  raise,
 );
 const instances = new Instances();
 
@@ -48,9 +59,9 @@ async function fetched() {
   const ids = (given().get("ids") ?? "").split(",").filter(Boolean);
   /** @type {Job[]} */
   const found = [];
-  if (!ids.length && ![...given().keys()].some((name) => !["metric", "sort"].includes(name))) return found;
+  if (!ids.length && ![...given().keys()].some((name) => !OWN.includes(name))) return found;
   const wanted = new URLSearchParams(location.search);
-  for (const name of ["ids", "metric", "sort", "cursor"]) wanted.delete(name);
+  for (const name of ["ids", "cursor", ...OWN]) wanted.delete(name);
   const paths = ids.length ? chunks(ids).map((some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}`)
     : [listPath(wanted.toString(), PAGE)];
   for (const path of paths) {
@@ -74,10 +85,23 @@ async function draw() {
   byId("comparison").hidden = jobs.length === 0;
   fill(byId("blank"), jobs.length === 0 && nothing());
   list();
-  await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(list), instances.show(jobs, words)]);
+  await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(shown), instances.show(jobs, words)]);
 }
 
 const list = () => table.show(jobs, names(jobs), given().get("sort") ?? "", curves.drawn().map(({ name }) => name));
+
+/** The jobs over their fields and results, as the address asks for. */
+const over = () => plane.show(jobs, names(jobs), wantedView(), (job, name) => curves.series.get(`${job.id} ${name}`)?.value ?? []);
+
+function wantedView() {
+  const wanted = given();
+  return { x: wanted.get("x") ?? "", y: wanted.get("y") ?? "", view: wanted.get("view") ?? "" };
+}
+
+function shown() {
+  list();
+  over();
+}
 
 const nothing = () => blank("Nothing to compare", "Select jobs in the list, then choose Compare.",
   h("a", { class: "button", href: "/" }, "Jobs"));
@@ -94,7 +118,7 @@ async function refresh() {
   }
 }
 
-byId("comparison").append(curves.element, table.element, instances.element);
+byId("comparison").append(curves.element, plane.element, table.element, instances.element);
 window.setInterval(() => {
   if (!document.hidden && jobs.some((job) => !isTerminal(job.state))) void refresh();
 }, POLL_MS);

@@ -1,0 +1,80 @@
+/** Axes for values of any kind: numbers on a line or by powers of ten, words and choices side by side. Pure. */
+
+import { linear, linearTicks, logarithmic, logTicks, padded, tickLabel } from "./scales.js";
+
+/**
+ * @typedef {object} Axis
+ * @property {(value: unknown) => number} at position in pixels; NaN where the value has no place
+ * @property {{at: number, label: string}[]} ticks
+ * @property {boolean} numeric
+ */
+
+/** Numbers whose greatest is so many times the least are shown by their powers of ten. */
+const WIDE = 50;
+/** Words of one axis; of more only some are named. */
+const NAMED = 12;
+
+/**
+ * @param {unknown[]} values what has to find a place; what is missing has none
+ * @param {[number, number]} range pixels
+ * @param {number} count of ticks, about
+ * @returns {Axis}
+ */
+export function axis(values, range, count) {
+  const given = values.filter((value) => value !== undefined && value !== null);
+  const numbers = /** @type {number[]} */ (given.filter((value) => typeof value === "number" && Number.isFinite(value)));
+  return given.length > 0 && numbers.length === given.length ? ofNumbers(numbers, range, count) : ofWords(given, range);
+}
+
+/** @param {number[]} numbers @param {[number, number]} range @param {number} count @returns {Axis} */
+function ofNumbers(numbers, range, count) {
+  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  const log = low > 0 && high / low >= WIDE;
+  const span = padded([low, high], log);
+  const scale = (log ? logarithmic : linear)(span, range);
+  const ticks = (log ? logTicks : linearTicks)(span[0], span[1], count);
+  return {
+    at: (value) => (typeof value === "number" ? scale.at(value) : Number.NaN),
+    ticks: ticks.map((tick) => ({ at: scale.at(tick), label: tickLabel(tick) })),
+    numeric: true,
+  };
+}
+
+/** @param {unknown[]} given @param {[number, number]} range @returns {Axis} */
+function ofWords(given, [from, to]) {
+  const words = [...new Set(given.map(word))].sort((one, other) => one.localeCompare(other, undefined, { numeric: true }));
+  const place = new Map(words.map((one, index) => [one, from + ((index + 0.5) / words.length) * (to - from)]));
+  const stride = Math.ceil(words.length / NAMED);
+  return {
+    at: (value) => (value === undefined || value === null ? Number.NaN : (place.get(word(value)) ?? Number.NaN)),
+    ticks: words.filter((_, index) => index % stride === 0).map((one) => ({ at: place.get(one) ?? Number.NaN, label: one })),
+    numeric: false,
+  };
+}
+
+/** How a value is called. @param {unknown} value */
+export function word(value) {
+  if (typeof value === "number") return tickLabel(Number(value.toPrecision(4)));
+  return typeof value === "string" ? value : (JSON.stringify(value) ?? "–");
+}
+
+/**
+ * Which of some shades a value has: 0 for the least, the last for the greatest, null where there is none.
+ * @param {unknown} value @param {unknown[]} all @param {number} shades
+ */
+export function shade(value, all, shades) {
+  const numbers = /** @type {number[]} */ (all.filter((each) => typeof each === "number" && Number.isFinite(each)));
+  if (typeof value !== "number" || !Number.isFinite(value) || numbers.length === 0) return null;
+  const sorted = [...numbers].sort((one, other) => one - other);
+  const rank = sorted.indexOf(value) / Math.max(sorted.length - 1, 1);
+  return Math.min(Math.floor(rank * shades), shades - 1);
+}
+
+/**
+ * The middle one of the later half of a curve: what went on most of the time, without how it began.
+ * @param {readonly number[]} values
+ */
+export function settled(values) {
+  const later = values.slice(Math.floor(values.length / 2)).filter(Number.isFinite).sort((one, other) => one - other);
+  return later[Math.floor(later.length / 2)] ?? Number.NaN;
+}

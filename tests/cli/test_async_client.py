@@ -1,0 +1,57 @@
+"""The client for coroutines makes the calls of the other one, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from cli_world import TRAIN, Worker
+
+from trivet import AsyncClient, Client, Refused, tables
+
+
+def test_coroutines_submit_wait_and_follow_together(url: str, secret: str, worker: Worker) -> None:
+    async def work() -> tuple[list[str], list[int]]:
+        async with AsyncClient(url, secret) as client:
+            assert (await client.check(TRAIN))["jobs"] == 1
+            with pytest.raises(Refused, match="Invalid spec"):
+                await client.check({**TRAIN, "steps": 0})
+            ids = await client.submit_many([{**TRAIN, "name": f"job {index}"} for index in range(20)])
+            waiting = [asyncio.create_task(client.wait(job_id)) for job_id in ids]
+            followed = asyncio.create_task(steps(client, ids[0]))
+            for job_id in ids:
+                await asyncio.to_thread(run, worker, job_id, loss=0.5)
+            return [job.state for job in await asyncio.gather(*waiting)], await followed
+
+    states, told = asyncio.run(work())
+    assert states == ["succeeded"] * 20
+    assert told == [1]
+
+
+def run(worker: Worker, job_id: str, **result: Any) -> None:
+    """Run the job that is next, with one metric, to its result."""
+    ref = worker.start(job_id)
+    worker.emit(ref, [{"type": "metric", "step": 1, "values": {"loss": 0.5}}])
+    worker.end(ref, **result)
+
+
+async def steps(client: AsyncClient, job_id: str) -> list[int]:
+    return [event["step"] async for event in client.follow(job_id, types=["metric"]) if event["type"] == "metric"]
+
+
+def test_results_are_tables(url: str, secret: str, worker: Worker) -> None:
+    with Client(url, secret) as client:
+        ids = [client.submit({**TRAIN, "labels": {"team": "a"}, "seed": seed}).id for seed in range(3)]
+        for job_id, loss in zip(ids, (1, 0.5, 0.25), strict=True):
+            mixed = loss if loss == 1 else "text"
+            run(worker, job_id, loss=loss, verdicts={"verified": 3}, mixed=mixed)
+        client.wait_many(ids, timeout_s=300)
+        table = tables.jobs(client.jobs(label="team=a"))
+        assert table.column("result.loss").to_pylist() == [0.25, 0.5, 1.0]
+        assert table.column("result.verdicts.verified").to_pylist() == [3, 3, 3]
+        assert table.column("result.mixed").to_pylist() == ['"text"', '"text"', "1"]
+        assert set(table.column("labels.team").to_pylist()) == {"a"}
+        curve = tables.metrics(client.metrics(ids[0]))
+        assert (curve.column("metric").to_pylist(), curve.column("value").to_pylist()) == (["loss"], [0.5])
+    assert tables.bounds([{"instance": 0, "lower": [0.5]}, {"instance": 1, "lower": None}]).num_rows == 2
