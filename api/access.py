@@ -86,7 +86,9 @@ def host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
     """
     if caller.project is None:
         return host
-    visible = store.jobs.visible_among(caller.project, host.running)
+    allocation = host.allocation
+    named = host.running if allocation is None or allocation.job is None else (*host.running, allocation.job)
+    visible = store.jobs.visible_among(caller.project, named)
     return host.model_copy(
         update={
             "running": tuple(job_id for job_id in host.running if job_id in visible),
@@ -94,6 +96,8 @@ def host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
                 one if one.job in visible else Holding(job=None, attempt=0, pool=one.pool, devices=one.devices)
                 for one in host.held
             ),
+            "allocation": allocation
+            and allocation.model_copy(update={"job": allocation.job if allocation.job in visible else None}),
             "failing": host.failing and _without_reason(host.failing),
         }
     )

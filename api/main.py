@@ -17,6 +17,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from api import errors
 from api.checker import Checker, CheckerSettings
 from api.context import Context, attach, context_of
+from api.exports.sender import JobExports
 from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
 from api.openapi import document, operation_id
@@ -172,12 +173,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context.checker.start()
     housekeeping = [asyncio.create_task(_adopt(context.probe)), asyncio.create_task(_expire_uploads(context.store))]
     context.webhooks.start()
+    exports = JobExports(context.settings, context.probe)
+    exports.start()
     context.monitor.start()
     with _closing_streams_on_signals(context.hub.close_soon):
         yield
     for task in housekeeping:
         task.cancel()
     await context.webhooks.stop()
+    await exports.stop()
     await context.hub.stop()
     await context.checker.stop()
     await context.monitor.stop()

@@ -4,7 +4,8 @@
 
 Jobs are submitted, cancelled, retried and deleted while parts of the service and ranks are killed, stopped and
 terminated at random. When the faults are over, every job must end, and what the service promises is checked: see
-``chaos_checks.py``. Exit code 0 when every promise held, 1 otherwise. Needs Linux, one host and no GPU.
+``chaos_checks.py``. Exit code 0 when every promise held, 1 otherwise. Needs Linux, one host and no GPU. With
+``--launcher slurm`` jobs run on a Slurm cluster of two nodes that the run starts here, whose daemons fall too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import json
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -33,6 +35,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from trivet import Client, Refused, TrivetError
 
+_CLUSTER = Path(__file__).parents[1] / "tests" / "helpers" / "slurm_cluster.sh"
 _SAMPLE_S = 0.3
 _OVERLAP_S = 1.0
 """Ranks of two attempts of a job seen together for longer than this live together."""
@@ -66,6 +69,17 @@ def faults(lease_s: float) -> list[Fault]:
     ]
 
 
+def faults_of_slurm(lease_s: float) -> list[Fault]:
+    """Return the further faults of a run whose devices a Slurm cluster gives."""
+    kill, term, stop = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
+    longer = lease_s + 4
+    return [
+        *(Fault("slurmctld", *how) for how in ((kill, 3), (stop, 1, longer))),
+        *(Fault("slurmd", *how) for how in ((kill, 3), (stop, 1, longer))),
+        *(Fault("allocated host", *how) for how in ((kill, 3), (term, 3), (stop, 1, longer))),
+    ]
+
+
 @dataclass(frozen=True)
 class Options:
     """How long faults fall, in seconds, and of what kind; see ``--help``."""
@@ -78,6 +92,7 @@ class Options:
     backlog: int
     plant: bool
     only: tuple[str, ...] = ()
+    launcher: str = "local"
 
 
 @dataclass
@@ -126,7 +141,10 @@ class Chaos:
 
     def _let_faults_fall(self) -> None:
         draw = random.Random(self.options.seed + 1000)
-        menu = [fault for fault in faults(self.options.lease_s) if _wanted(fault, self.options.only)]
+        known = faults(self.options.lease_s)
+        if self.options.launcher == "slurm":
+            known += faults_of_slurm(self.options.lease_s)
+        menu = [fault for fault in known if _wanted(fault, self.options.only)]
         until = time.monotonic() + self.options.seconds
         time.sleep(min(5.0, self.options.seconds / 4))
         while time.monotonic() < until:
@@ -148,15 +166,19 @@ class Chaos:
         if not candidates:
             return
         target = draw.choice(sorted(candidates, key=lambda process: process.pid))
+        words = target.cmdline()
         target.send_signal(fault.signal)
         self._tell(fault, target, group)
         if fault.stopped_s:
             timer = threading.Timer(fault.stopped_s, _resume, (target,))
             timer.start()
             self._timers.append(timer)
-        if fault.role == "up" and fault.signal == signal.SIGKILL:
+        if fault.signal == signal.SIGKILL and fault.role in ("up", "slurmctld", "slurmd"):
             time.sleep(draw.uniform(0.0, self.options.lease_s / 2))
-            self.service.start()
+            if fault.role == "up":
+                self.service.start()
+            else:
+                subprocess.run(words, check=True)
 
     def _tell(self, fault: Fault, target: psutil.Process, group: Group | None) -> None:
         row = {"role": fault.role, "signal": fault.signal.name, "stopped_s": fault.stopped_s, "group": group}
@@ -326,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet-s", type=float, default=300.0, help="what all jobs get to end after the last fault")
     parser.add_argument("--backlog", type=int, default=8, help="unfinished jobs that are kept up")
     parser.add_argument("--only", default="", help="roles, or role:SIGNAL, separated by commas")
+    parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help="what gives devices to jobs")
     parser.add_argument("--plant", action="store_true", help="break a promise at the end, which the run must notice")
     parser.add_argument("--out", type=Path, help="file for the report")
     given = vars(parser.parse_args(arguments))
@@ -334,14 +357,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = Options(**given)
     with tempfile.TemporaryDirectory(prefix="trivet-chaos-") as folder:
         settings = {"TRIVET_LEASE_S": str(options.lease_s), "TRIVET_CPU_SLOTS": "4", "TRIVET_API_PROCESSES": "2"}
+        cluster = Path(folder).resolve() / "cluster"
+        if options.launcher == "slurm":
+            settings |= {"TRIVET_LAUNCHER": "slurm", "TRIVET_LAUNCHERS": "slurm", "SLURM_CONF": f"{cluster}/slurm.conf"}
         service = Service(Path(folder).resolve() / "data", settings)
         try:
+            if options.launcher == "slurm":
+                subprocess.run([_CLUSTER, "start", cluster], check=True)
             service.start()
             client = service.client()
             chaos = Chaos(options, service, client, Load(client, options.seed, options.backlog))
             found = report(chaos, chaos.run())
         finally:
             service.stop()
+            if options.launcher == "slurm":
+                subprocess.run([_CLUSTER, "stop", cluster], check=True)
     text = json.dumps(found, indent=1, default=str)
     if out is not None:
         out.write_text(text)

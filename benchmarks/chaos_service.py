@@ -12,14 +12,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import psutil
 
 from trivet import Client, Refused, Unreachable
+from workers.agent.launching import PROGRAM
 from workers.supervisor.program import FORK_SERVER
 
-Role = Literal["up", "api", "agent", "broker", "supervisor", "fork server", "keeper", "launcher", "rank"]
+Role = Literal[
+    "up", "api", "agent", "broker", "supervisor", "fork server", "keeper", "launcher", "rank",
+    "allocated host", "slurmctld", "slurmd",
+]  # fmt: skip
 Group = tuple[str, int]
 """Job id and attempt."""
 Answer = TypeVar("Answer")
@@ -107,10 +111,15 @@ class Service:
         role: Role | None = None
         if process.name() in ("valkey-server", "redis-server"):
             return "broker" if any(str(self.data) in word for word in words) else None
+        if process.name() in ("slurmctld", "slurmd"):
+            its = any(word.startswith(str(self.data.parent)) for word in words)
+            return cast(Role, process.name()) if its else None
         if words[1:3] == ["-m", "api"]:
             role = "api"
         elif words[1:] == ["-m", "workers"]:
             role = "agent"
+        elif PROGRAM in words and "srun" not in words:
+            role = "allocated host"
         elif "workers.rank" in words and "workers.launcher" not in words:
             role = "rank"
         return role if role is not None and process.environ().get("TRIVET_DATA") == str(self.data) else None

@@ -27,7 +27,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions, repeatedly
 from service.bounds.network import prepare
 from service.bounds.onnx import load
-from service.bounds.workspace import keep_workspaces_small
+from service.bounds.workspace import keep_freed_memory, keep_workspaces_small
 
 PEER_METHODS = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN", "alpha-crown": "CROWN-Optimized"}
 Bound = Callable[[], tuple[Tensor, Tensor]]
@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     keep_workspaces_small()
+    keep_freed_memory()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     print("| | network | batch | method | mean width | mean lower | seconds | peak MB |")

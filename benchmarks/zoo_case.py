@@ -33,7 +33,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.onnx import OnnxModel, load
-from service.bounds.workspace import keep_workspaces_small
+from service.bounds.workspace import keep_freed_memory, keep_workspaces_small
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 ROWS, POINTS, AT_ONCE = 16, 2000, 100
@@ -321,6 +321,7 @@ def into(path: Path, name: str, given: argparse.Namespace, cores: Sequence[int])
     if given.peer:
         sys.path.insert(0, str(given.peer))
     keep_workspaces_small()
+    keep_freed_memory()
     torch.backends.mha.set_fastpath_enabled(
         False
     )  # what is exported without gradients otherwise, and nobody else reads

@@ -13,8 +13,11 @@ trap 'rm -rf "$FOLDER"' EXIT
 has() { docker image inspect "$1" > /dev/null 2>&1; }
 
 if ! has "$PYTHON"; then
-  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$FOLDER/root" "$MIRROR" > "$FOLDER/log"
+  # With the headers, as the image has them that it stands for: what torch.compile builds includes them.
+  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,libpython3.11-dev \
+    bookworm "$FOLDER/root" "$MIRROR" > "$FOLDER/log"
   ln -s python3 "$FOLDER/root/usr/bin/python"
+  rm -f "$FOLDER"/root/usr/lib/*/libpython3.11*.a "$FOLDER"/root/usr/lib/python3.11/config-*/*.a
   rm -rf "$FOLDER"/root/{var/cache/apt,var/lib/apt/lists,usr/share/doc,usr/share/man,usr/share/locale}/*
   cp /etc/ssl/certs/ca-certificates.crt "$FOLDER/root/etc/ssl/certs/ca-certificates.crt"
   tar -C "$FOLDER/root" -c . | docker import \

@@ -10,7 +10,7 @@ A=10.77.0.1 B=10.77.0.2
 FAILED=0
 
 finish() {
-  [ "$FAILED" = 0 ] || tail -n 15 "$FOLDER"/*.log
+  [ "$1$FAILED" = 00 ] || tail -n 15 "$FOLDER"/*.log
   for name in trivet-a trivet-b; do
     ip netns pids $name 2> /dev/null | xargs -r kill 2> /dev/null || true
   done
@@ -21,7 +21,7 @@ finish() {
   done
   rm -rf "$FOLDER"
 }
-trap finish EXIT
+trap 'finish $?' EXIT
 
 on() { # host, command: with settings of that host alone
   local host=$1
@@ -65,7 +65,7 @@ URL=rediss://$A:6379/0
 sleep 2
 on a env TRIVET_REDIS_URL=$URL TRIVET_BROKER_CA_CERT="$FOLDER/tls/broker.pem" TRIVET_BROKER_USER=api \
   TRIVET_BROKER_PASSWORD_FILE="$FOLDER/passwords/api" trivet api > "$FOLDER/api.log" 2>&1 &
-for _ in $(seq 60); do [ -e "$FOLDER/data/admin.key" ] && break; sleep 1; done
+for _ in $(seq 300); do [ -e "$FOLDER/data/admin.key" ] && break; sleep 1; done
 KEY=$(cat "$FOLDER/data/admin.key")
 for host in a b; do
   on a trivet broker invite "$FOLDER/passwords" host-$host $URL --ca-cert "$FOLDER/tls/broker.pem" > "$FOLDER/$host.invitation"

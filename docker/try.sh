@@ -17,11 +17,11 @@ URL=http://127.0.0.1:$TRIVET_PORT
 FAILED=0
 
 finish() {
-  [ "$FAILED" = 0 ] || docker compose logs --tail 30 || true
+  [ "$1$FAILED" = 00 ] || docker compose logs --tail 30 || true
   docker compose down --volumes --timeout 5 > /dev/null 2>&1 || true
   rm -rf "$FOLDER"
 }
-trap finish EXIT
+trap 'finish $?' EXIT
 
 say() { printf '%s\n' "$*"; }
 shown() { printf '  %-66s %s\n' "$1" "$2"; }
@@ -29,7 +29,7 @@ check() { # what, expected, found
   if [ "$2" = "$3" ]; then shown "$1" "$3"; else shown "$1" "$3, NOT $2"; FAILED=1; fi
 }
 json() { python3 -c "import json,sys; value=json.load(sys.stdin); print($1)"; }
-call() { curl --silent --show-error --max-time 30 --retry 20 --retry-all-errors --retry-delay 1 -H "Authorization: Bearer $KEY" "$@"; }
+call() { curl --silent --max-time 30 --retry 120 --retry-all-errors --retry-delay 1 -H "Authorization: Bearer $KEY" "$@"; }
 submit() { call --fail-with-body --json "$1" "$URL/v1/jobs" | json "value['id']"; }
 state() { call "$URL/v1/jobs/$1" | json "value['state']"; }
 up() { docker compose up --detach --wait --quiet-pull "$@" > "$FOLDER/up.log" 2>&1 || { cat "$FOLDER/up.log"; exit 1; }; }
@@ -40,7 +40,7 @@ until_state() { # job, pattern
     [[ $STATE =~ ^(failed|cancelled)$ ]] && break
     sleep 1
   done
-  call "$URL/v1/jobs/$1"
+  call "$URL/v1/jobs/$1" | json "value['state'], value['error'], value['reason']"
   return 1
 }
 ends() { until_state "$1" succeeded || true; check "$2" succeeded "$STATE"; }
@@ -52,7 +52,7 @@ seconds() { local began=$SECONDS; "$@"; SPENT=$((SECONDS - began)); }
 
 MODEL='{"family": "mlp", "in_features": 64, "hidden": [64, 64], "out_features": 10}'
 train() { # name, steps, parallel, more
-  printf '{"kind": "train", "name": "%s", "model": %s, "data": {"source": "digits"}, "steps": %s, "batch": {"global": 64}, "parallel": %s, "checkpoint": {"every": 200}%s}' \
+  printf '{"kind": "train", "name": "%s", "model": %s, "data": {"source": "digits"}, "steps": %s, "batch": {"global": 64}, "parallel": %s, "checkpoint": {"every": 2000}%s}' \
     "$1" "$MODEL" "$2" "$3" "${4:-}"
 }
 

@@ -62,6 +62,11 @@ ALLOWED = {
         "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
         "self._heartbeat.touch",
     },
+    # The folder of a launcher, which ranks cannot open, and that of a host.
+    "workers/agent/allocated_host.py": {"Path(file).read_text", "self._folder.mkdir"},
+    "workers/agent/launching.py": {
+        "atomic_write", "folder.mkdir", "path.stat", "path.unlink", "self._folder.glob",
+    },
     "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
     "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/fork_server.py": {"os.open"},

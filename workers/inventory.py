@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 
 import pynvml
 
+from service.jobs.plugins.catalogue import house_version
+
 _SMALL_MESH = 4
 """Ranks that only take turns still show that a mesh works: two by two is the smallest with two dimensions."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what ranks of this host run."""
+    return {
+        "trivet": house_version(),
+        "torch": importlib.metadata.version("torch"),
+        "python": platform.python_version(),
+    }
 
 
 def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:

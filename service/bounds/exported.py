@@ -29,6 +29,7 @@ from service.bounds.graph import (
     UnsupportedModelError,
     refs,
 )
+from service.bounds.whole_functions import written_whole
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
 BATCHED, SELECTED = "aten.bmm.default", "aten.index_select.default"
@@ -81,7 +82,7 @@ class GraphBuilder:
                 output = self._read_output(fx)
         if output is None:
             raise UnsupportedModelError("the traced program has no output")
-        return Graph(_reaching(self.nodes, output.name))
+        return Graph(_reaching(written_whole(self.nodes, self.dtype), output.name))
 
     def _read_placeholders(self) -> None:
         lifted = self.program.constants

@@ -206,9 +206,13 @@ class SlopeOptimiser:
         """Keep replicas equal: those that drift apart would bound a sum of which every rank has another summand: no
         bound at all.
         """
-        replicated = not (self.backward.divided or self.network.is_own(name))
-        if self.network.tp_group.axis.size > 1 and replicated:
+        if self._is_replicated(name):
             parameter.copy_(self.network.tp_group.agree(parameter))
+
+    def _is_replicated(self, name: str) -> bool:
+        """Whether each of several ranks has the same entries of this node."""
+        divided = self.backward.divided or self.network.is_own(name)
+        return self.network.tp_group.axis.size > 1 and not divided
 
 
 class RowOptimiser(SlopeOptimiser):
@@ -242,7 +246,7 @@ class RowOptimiser(SlopeOptimiser):
                 self.settled.fill_(value=False)
             self.restart()
         with torch.enable_grad():
-            if isinstance(rows, IdentityRows) and rows.mirrored and self.anchor is None:
+            if isinstance(rows, IdentityRows) and rows.mirrored:
                 self._ascend_while_it_pays()
             else:
                 self.repeat.run(self._ascend, self.ascent.iterations)
@@ -252,19 +256,19 @@ class RowOptimiser(SlopeOptimiser):
     def _ascend_while_it_pays(self) -> None:
         """Run iterations until all entries are settled, each by itself: what goes with it changes no bound of a row.
 
-        Other ranks would have to stop at the same iteration, so that theirs are all run.
+        Tensor-parallel ranks stop together: each pass needs all of them.
         """
         most, done = self.ascent.iterations, min(1, self.ascent.iterations)
         self.repeat.run(self._ascend, done)
         first = before = self._widths()
-        is_free = any(each.numel() for each in self.parameters)
+        is_free = self._is_any_free()
         while done < most and is_free:
             count = min(STRIDE, most - done)
             self.repeat.run(self._ascend, count)
             done, now = done + count, self._widths()
             share = ((before - now) / before.clamp(min=torch.finfo(now.dtype).tiny)).nan_to_num(nan=1.0)
             self._settle(share <= self.ascent.least_gain)
-            if done < most and self.settled is not None and bool(self.settled.all()):
+            if done < most and self._are_all_settled():
                 break
             before = now
         self.brought.add(first, self._widths(), done, most)
@@ -275,12 +279,23 @@ class RowOptimiser(SlopeOptimiser):
         assert self.settled is not None
         self.settled.logical_or_(torch.cat([entries, entries], dim=1))
 
+    def _is_any_free(self) -> bool:
+        """Whether there is a parameter, on any rank or in a stage before, which alone knows of its own."""
+        own = any(each.numel() for each in self.parameters)
+        group = self.network.tp_group
+        return self.network.before is not None or bool(group.largest(int(own), self.backward.device))
+
+    def _are_all_settled(self) -> bool:
+        assert self.settled is not None
+        return bool(self.network.tp_group.least(int(self.settled.all()), self.backward.device))
+
     @torch.no_grad()
     def _widths(self) -> Tensor:
         """Return the widths ``(batch, entries)`` between the best bounds of mirrored rows."""
         assert self.best is not None
         lower, negated = self.best.chunk(2, dim=1)
-        return -negated - lower
+        widths: Tensor = -negated - lower
+        return self.network.tp_group.agree(widths) if self._is_replicated(self.start) else widths
 
     @torch.no_grad()
     def restart(self) -> None:

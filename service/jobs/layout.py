@@ -88,6 +88,11 @@ class DataLayout:
         return self.files / digest[:2] / digest
 
     @property
+    def tensorboard(self) -> Path:
+        """Return the folder of event files for TensorBoard, with a folder for each job that is exported there."""
+        return self.root / "tensorboard"
+
+    @property
     def audit(self) -> Path:
         """Return the folder of the older part of the audit log."""
         return self.root / "audit"
@@ -104,6 +109,10 @@ class DataLayout:
     def host(self, name: str) -> Path:
         """Return the folder of one host's worker: which attempts it supervises, the log of its supervisors."""
         return self.root / "hosts" / name
+
+    def launcher(self, name: str) -> Path:
+        """Return the folder of a launcher: what its hosts are told, which nobody else may read, and what they print."""
+        return self.root / "launchers" / name
 
     def job(self, job_id: str) -> JobPaths:
         """Return the folders of a job. Raises :class:`ValueError` for what could lead elsewhere: ids come out of the

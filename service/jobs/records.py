@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from service.jobs.launchers import LOCAL
 from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope
 from service.jobs.queue.forecast import Basis
 from service.jobs.spec.base import CommonSpec
@@ -20,6 +21,16 @@ from service.jobs.states import JobState
 
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Allocation(FrozenModel):
+    """Tells on what devices of a scheduler the newest attempt runs, or ran."""
+
+    launcher: str
+    id: str
+    """What the scheduler calls it."""
+    facts: dict[str, str] = {}
+    """What the scheduler says of it, for accounting: its partition, its account, its nodes."""
 
 
 class Progress(FrozenModel):
@@ -103,6 +114,10 @@ class ListedJob(FrozenModel):
     ended_at: datetime | None = None
     progress: Progress | None = None
     placement: tuple[HostShare, ...] = ()
+    launcher: str = LOCAL
+    """What gives devices to it: ``local``, the hosts of the service, or a scheduler's launcher."""
+    allocation: Allocation | None = None
+    """``None`` where that is ``local``, and before the first attempt."""
     reason: str | None = None
     """Why the job is where it is, for people: what it waits for, why it was requeued."""
     parallel: dict[str, int] | None = None
@@ -231,6 +246,18 @@ class Holding(FrozenModel):
     lost: bool = False
 
 
+class AllocatedDevices(FrozenModel):
+    """Describes what one host has of an allocation: devices that a launcher got from its scheduler for one job."""
+
+    launcher: str
+    id: str
+    """What the scheduler calls the allocation."""
+    job: str | None
+    """``None`` to those who may not read that job."""
+    pool: Literal["cuda", "cpu"]
+    devices: int
+
+
 class FailingHost(FrozenModel):
     """Explains why a host gets no work for a while: parts that were placed there did not start."""
 
@@ -273,6 +300,15 @@ class Host(FrozenModel):
     versions: dict[str, str]
     isolation: tuple[str, ...] = ()
     """What keeps ranks from the host and from other jobs: some of ``limits``, ``files``, ``network``, ``broker``."""
+    launchers: dict[str, str] = {}
+    """Launchers that its worker serves besides its own devices, and what each says of what it has."""
+    allocation: AllocatedDevices | None = None
+    """Set while the host is here for one job alone, on devices that a launcher got for it."""
+
+    @property
+    def takes_work(self) -> bool:
+        """Return whether placement gives it jobs."""
+        return self.alive and not self.draining and self.failing is None and self.allocation is None
 
 
 class Artifact(FrozenModel):

@@ -20,6 +20,9 @@ WORKING, ENDING = "working", "ending"
 RESULT = "result.json"
 """The file in an attempt's work folder in which rank 0 leaves what its kind returned."""
 
+HOST_CACHE = "TRIVET_HOST_CACHE"
+"""The variable in which ranks find :attr:`RunContext.host_cache`."""
+
 LARGEST_RESULT = 1 << 20
 """Bytes of a result as JSON: it goes into the job's record, and with it into every list of jobs."""
 
@@ -109,6 +112,8 @@ class RunContext:
     gate_artifacts: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; of those that
     are absent nobody vouches that they are that job's, or that it is of this job's owner."""
+    host_cache: Path | None = None
+    """A folder of this host in which the jobs of this job's owner keep what the next ones need not make again."""
 
     @property
     def paths(self) -> JobPaths:

@@ -23,10 +23,12 @@ from pydantic_settings import (
 )
 
 from service.jobs.broker_url import BrokerIdentity, broker_url
+from service.jobs.launchers import LAUNCHER_NAME, LOCAL
 from service.jobs.layout import DataLayout
 from service.jobs.logs import LogFormat
 from service.jobs.settings_file import ENV_PREFIX, config_file, in_file
 from service.jobs.sign_in import parse_rules
+from service.jobs.spec.exports import leads_to_a_server
 from service.jobs.store_limits import StoreLimits
 
 _DAY_S = 86_400.0
@@ -136,6 +138,24 @@ class Settings(BaseSettings):
         5.0, gt=0, description="a webhook all of whose deliveries fail for so many days is disabled"
     )
 
+    export_mlflow: str | None = Field(
+        None, description="MLflow tracking server that is told of jobs whose specs name none"
+    )
+    export_tensorboard: bool | None = Field(
+        None, description="event files for TensorBoard are written of jobs whose specs do not say whether"
+    )
+    export_otlp: str | None = Field(
+        None, description="OpenTelemetry collector that is told of jobs whose specs name none"
+    )
+    export_tokens: SecretStr | None = Field(
+        None,
+        description="`host=token` or `host:port=token`, by comma: what servers that jobs are exported to get as bearer "
+        "token",
+    )
+    export_retry_hours: float = Field(
+        24.0, gt=0, le=24 * 30, description="for so long an export of an ended job is tried again, in hours"
+    )
+
     session_idle_s: float = Field(
         StoreLimits.session_idle_s,
         gt=0,
@@ -179,6 +199,20 @@ class Settings(BaseSettings):
         None,
         description="address at which other hosts of a gang reach this one; the one from which it reaches the broker "
         "when absent",
+    )
+    launcher: str = Field(
+        LOCAL,
+        pattern=LAUNCHER_NAME.pattern,
+        description="what gives devices to jobs that name no launcher: `local`, the hosts of the service, or a "
+        "scheduler's",
+    )
+    launchers: str = Field(
+        "",
+        pattern=r"^([a-z]{2,20}(,[a-z]{2,20})*)?$",
+        description="launchers that this worker asks for devices besides offering its own, by comma, such as `slurm`",
+    )
+    slurm_options: str = Field(
+        "", description="further options of sbatch for the launcher `slurm`, such as --partition=gpu --account=lab"
     )
     stop_jobs: bool = Field(
         False,
@@ -313,8 +347,8 @@ class Settings(BaseSettings):
     max_cache_bytes: int = Field(
         20 << 30,
         ge=0,
-        description="what jobs make of uploaded files, and on each host what they compile, is deleted beyond so many "
-        "bytes each, the longest unused first",
+        description="what jobs make of uploaded files, and on each host what they compile and trace, is deleted "
+        "beyond so many bytes each, the longest unused first",
     )
 
     url: str | None = Field(None, description="API that the command line talks to; that of the data folder when absent")
@@ -394,6 +428,26 @@ class Settings(BaseSettings):
         """Return the addresses and networks of ``webhook_allow``."""
         return _entries(self.webhook_allow)
 
+    @model_validator(mode="after")
+    def _exports_lead_to_servers(self) -> Settings:
+        for name in ("export_mlflow", "export_otlp"):
+            url = getattr(self, name)
+            if url is not None and not leads_to_a_server(url):
+                raise ValueError(f"{name} is no URL of a server, without user, password, query and fragment")
+        if any("=" not in entry for entry in _entries(self._tokens)):
+            raise ValueError("export_tokens has an entry without `=`; expected host=token, by comma")
+        return self
+
+    @property
+    def _tokens(self) -> str:
+        return "" if self.export_tokens is None else self.export_tokens.get_secret_value()
+
+    @property
+    def bearer_tokens(self) -> dict[str, str]:
+        """Return by host, or host and port, what servers that jobs are exported to get as bearer token."""
+        pairs = (entry.partition("=") for entry in _entries(self._tokens))
+        return {host.strip().lower(): token.strip() for host, _, token in pairs}
+
     @property
     def allowed_host_names(self) -> list[str]:
         """Return the names of ``allowed_hosts``, in lower case."""
@@ -407,6 +461,7 @@ class Settings(BaseSettings):
     def store_limits(self) -> StoreLimits:
         """Return the limits of the store that the operator chose; the others are not an operator's to choose."""
         return StoreLimits(
+            launcher=self.launcher,
             lease_s=self.lease_s,
             starting_lease_s=self.starting_lease_s,
             heartbeat_s=self.heartbeat_s,
@@ -424,6 +479,9 @@ class Settings(BaseSettings):
             session_idle_s=self.session_idle_s,
             session_s=self.session_s,
             max_audit_bytes=self.max_audit_bytes,
+            export_mlflow=self.export_mlflow,
+            export_tensorboard=self.export_tensorboard,
+            export_otlp=self.export_otlp,
         )
 
     @property

@@ -10,6 +10,9 @@ from functools import cached_property
 
 import orjson
 
+from service.jobs.launchers import LOCAL
+from service.jobs.spec.exports import ExportTargets
+
 
 @dataclass(frozen=True)
 class StoreLimits:
@@ -64,10 +67,22 @@ class StoreLimits:
     session_s: float = 43_200.0
     """A session is over after this long, however much it is used."""
 
+    launcher: str = LOCAL
+    """What gives devices to jobs that name no launcher."""
     max_key_s: float | None = None
     """No API key but the first admin key is made to last longer."""
     max_audit_bytes: int = 1 << 30
     """Bytes of files of the audit log; beyond them the oldest are deleted."""
+
+    export_mlflow: str | None = None
+    export_tensorboard: bool | None = None
+    export_otlp: str | None = None
+    """Where jobs are told of whose specs do not say so, see :attr:`exports`."""
+
+    @property
+    def exports(self) -> ExportTargets:
+        """Return what holds for jobs whose specs do not say where they are told of."""
+        return ExportTargets(mlflow=self.export_mlflow, tensorboard=self.export_tensorboard, otlp=self.export_otlp)
 
     @property
     def longest_overtaken_s(self) -> float:

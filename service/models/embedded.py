@@ -33,8 +33,9 @@ class AfterEmbedding(nn.Module):
             x = block(x, self.stream)
         if self.norm is None or self.head is None:
             return x
-        logits = self.head(self.stream.enter(self.norm(x, self.stream)))[:, -1]
-        return gather_from_group(logits, -1, self.axis.group, self.axis.size)
+        logits = self.head.with_padding(self.stream.enter(self.norm(x, self.stream)))[:, -1]
+        whole = gather_from_group(logits, -1, self.axis.group, self.axis.size)
+        return whole[:, : self.vocabulary] if self.axis.is_padded else whole
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig
-from service.models.tied import global_parameters
+from service.models.tied import global_parameters, global_rows
 from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
@@ -51,10 +51,12 @@ def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Ten
     """
     own = [stages] if isinstance(stages, nn.Module) else list(stages)
     parameters = {name: tensor for stage in own for name, tensor in global_parameters(stage)}
+    rows = {name: count for stage in own for name, count in global_rows(stage).items()}
+    shapes = {name: _shape(tensor, rows.get(name)) for name, tensor in parameters.items()}
     found: dict[str, Tensor] = {}
-    for owner, entries in enumerate(_catalogue(parameters, mesh)):
+    for owner, entries in enumerate(_catalogue(parameters, shapes, mesh)):
         for name, shape, dtype in entries:
-            whole = _full(parameters[name]) if mesh.pp.rank == owner else None
+            whole = _full(parameters[name])[: shape[0]] if mesh.pp.rank == owner else None
             if owner > 0 and mesh.dp.rank == mesh.tp.rank == 0:
                 whole = _from_stage(owner, whole, (shape, dtype), mesh)
             if mesh.rank == 0 and whole is not None:
@@ -69,16 +71,17 @@ def load_into(module: nn.Module, state: Weights) -> None:
     one at a time. Raises :class:`WeightsError` before anything
     is changed when a name is missing or a shape differs.
     """
+    rows = global_rows(module)
     for name, parameter in global_parameters(module):
         if name not in state:
             raise WeightsError(f"no weights for {name!r}: they belong to another model")
-        if state[name].shape != parameter.shape:
-            held, wanted = tuple(state[name].shape), tuple(parameter.shape)
+        if state[name].shape != (shape := _shape(parameter, rows.get(name))):
+            held, wanted = tuple(state[name].shape), tuple(shape)
             raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
     with torch.no_grad():
         for name, parameter in global_parameters(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            target.copy_(state[name][_own_part(parameter)])
+            _fill(target, state[name], _own_part(parameter), rows.get(name))
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
@@ -100,6 +103,21 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
 
 
+def _shape(parameter: Tensor, rows: int | None) -> torch.Size:
+    """Return the shape of the whole parameter, of which ``rows`` come before the padding."""
+    return parameter.shape if rows is None else torch.Size((rows, *parameter.shape[1:]))
+
+
+def _fill(target: Tensor, whole: Weight, own: tuple[slice, ...], rows: int | None) -> None:
+    """Copy a rank's own part; what of it lies behind ``rows`` is padding, and zero."""
+    if rows is not None and own[0].stop > rows:
+        target[(count := max(rows - own[0].start, 0)) :] = 0
+        target, own = target[:count], (slice(own[0].start, own[0].start + count), *own[1:])
+        if not count:
+            return
+    target.copy_(whole[own])
+
+
 def _full(parameter: Tensor) -> Tensor:
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
@@ -118,9 +136,9 @@ def _own_part(parameter: Tensor) -> tuple[slice, ...]:
 Entry = tuple[str, torch.Size, torch.dtype]
 
 
-def _catalogue(parameters: Mapping[str, Tensor], mesh: Mesh) -> list[list[Entry]]:
+def _catalogue(parameters: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], mesh: Mesh) -> list[list[Entry]]:
     """Return the names, shapes and types of every pipeline rank's parameters, in an order that all ranks share."""
-    own: list[Entry] = [(name, tensor.shape, tensor.dtype) for name, tensor in parameters.items()]
+    own: list[Entry] = [(name, shapes[name], tensor.dtype) for name, tensor in parameters.items()]
     if not mesh.pp.group:
         return [own]
     gathered: list[Any] = [None] * mesh.pp.size

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from service.models.tied import tie, tied_names
-from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions
+from service.parallel.mesh import SINGLE, Axis, padded
+from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions, unpadded_rows
 
 AT_ONCE = 2**22
 """Elements drawn together: bounds the temporaries, which take some 50 bytes each."""
@@ -133,8 +133,9 @@ def materialize(
     """Give a model planned on the meta device its weights: this rank's part of each, on ``device``.
 
     What is tied is drawn once, under the name of its first place, also for a stage that has only the second.
+    Padding is zero.
     """
-    all_planned, tied = list(sharded_dimensions(model)), tied_names(model)
+    all_planned, tied, rows = list(sharded_dimensions(model)), tied_names(model), unpadded_rows(model)
     present = {name for name, _, _ in all_planned}
     for name, planned, dimension in all_planned:
         known = tied.get(name, name)
@@ -142,6 +143,8 @@ def materialize(
             continue
         shape = global_shape(planned.shape, dimension, axis)
         part = draw(distribution(known), key_of(seed, known), shape, dimension, axis, dtype=dtype, device=device)
+        if name in rows:
+            part[padded(axis, rows[name]).own :] = 0
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, nn.Parameter(part, requires_grad=planned.requires_grad))
     tie(model)

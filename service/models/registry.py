@@ -23,7 +23,8 @@ FamilyConfig = ModelConfig
 class Model(Protocol):
     """Holds what every family's module offers beside ``nn.Module``.
 
-    ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided). A family
+    ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided), a
+    :class:`~service.parallel.mesh.PaddedAxis` where its length need not be a multiple of the ranks. A family
     whose model uses a parameter in two places also has ``tied``, see :mod:`service.models.tied`.
     """
 

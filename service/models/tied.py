@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from service.parallel.tensor.placement import unpadded_rows
+
 
 def tied_names(module: nn.Module) -> Mapping[str, str]:
     """Return for each second place of a tied parameter the name of the first, by which it is known."""
@@ -23,6 +25,12 @@ def global_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     names = tied_names(module)
     for name, parameter in module.named_parameters():
         yield names.get(name, name), parameter
+
+
+def global_rows(module: nn.Module) -> dict[str, int]:
+    """Return by the same names the rows of each parameter that has padding behind them."""
+    names = tied_names(module)
+    return {names.get(name, name): rows for name, rows in unpadded_rows(module).items()}
 
 
 def tie(module: nn.Module) -> None:

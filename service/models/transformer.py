@@ -2,7 +2,7 @@
 
 RMSNorm: Zhang & Sennrich, 2019. Rotary positions: Su et al., 2021. Grouped queries: Ainslie et al., 2023.
 SwiGLU: Shazeer, 2020. Heads, feed-forward width and vocabulary are divided over tensor-parallel ranks, and the residual
-stream by tokens (sequence parallelism).
+stream by tokens (sequence parallelism). A vocabulary that does not divide is padded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from service.jobs.spec.model import TransformerConfig
 from service.models.initialize import Constant, Distribution, Normal
 from service.models.rotary import Rotary
-from service.parallel.mesh import SINGLE, Axis
+from service.parallel.mesh import SINGLE, Axis, padded
 from service.parallel.tensor import (
     ColumnParallelLinear,
     Replicated,
@@ -26,6 +26,7 @@ from service.parallel.tensor import (
     RowParallelLinear,
     SequenceSharded,
     VocabularyParallelEmbedding,
+    VocabularyParallelHead,
     WholeLinear,
     joint,
     local,
@@ -161,7 +162,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """``(batch, seq)`` int64 tokens → ``(batch, seq, vocab_size / tp)`` logits, divided along ``output_axis``.
+    """``(batch, seq)`` int64 tokens → ``(batch, seq, vocab_size / tp)`` logits, divided along ``output_axis``: where
+    they do not divide, the last ranks have fewer.
 
     Between blocks, and between the stages of a pipeline, each tensor-parallel rank has a part of the tokens. A
     model in one piece also takes sequences that do not divide by tp; its ranks then have all tokens each.
@@ -173,7 +175,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig, axis: Axis = SINGLE) -> None:
         super().__init__()
-        self.config, self.output_axis = config, axis
+        self.config, self.output_axis = config, padded(axis, config.vocab_size)
         self.replicated, self.sharded = Replicated(axis), SequenceSharded(axis)
         rotary = Rotary(config.head_features, config.max_sequence, config.rope_theta, config.rope_scaling)
         self.embedding: nn.Module | None = VocabularyParallelEmbedding(
@@ -181,9 +183,7 @@ class Transformer(nn.Module):
         )
         self.blocks = nn.ModuleDict({str(index): Block(config, rotary, axis) for index in range(config.layers)})
         self.norm: nn.Module | None = RMSNorm(config.dim, config.norm_eps)
-        self.head: nn.Module | None = ColumnParallelLinear(
-            config.dim, config.vocab_size, axis, bias=False, copied_input=True
-        )
+        self.head: VocabularyParallelHead | None = VocabularyParallelHead(config.dim, config.vocab_size, axis)
 
     @property
     def tied(self) -> Mapping[str, str]:

@@ -35,6 +35,34 @@ SINGLE = Axis()
 
 
 @dataclass(frozen=True)
+class PaddedAxis(Axis):
+    """An axis over which a dimension of ``length`` is divided that need not be a multiple of its size.
+
+    Every rank has room for ``share`` places; those behind the end of the dimension, on the last ranks, are padding.
+    """
+
+    length: int = 0
+
+    @property
+    def share(self) -> int:
+        return -(-self.length // self.size)
+
+    @property
+    def own(self) -> int:
+        """Return how many of this rank's places are no padding."""
+        return max(min(self.length - self.rank * self.share, self.share), 0)
+
+    @property
+    def is_padded(self) -> bool:
+        return self.length % self.size > 0
+
+
+def padded(axis: Axis, length: int) -> PaddedAxis:
+    """Return ``axis`` as it divides a dimension of ``length``."""
+    return PaddedAxis(axis.size, axis.rank, axis.group, length)
+
+
+@dataclass(frozen=True)
 class Mesh:
     """This rank's place among the ranks of a job.
 

@@ -24,7 +24,7 @@ from service.training.history import History
 from service.training.metrics import Timing, peak_memory_gib, step_metrics
 from service.training.schedule import learning_rate
 from service.training.setup import Training
-from service.training.state import prime, training_tensors
+from service.training.state import prime, training_rows, training_tensors
 from service.training.step_totals import RankShare, StepReduction, StepTotals
 from service.training.timeline import NO_LOAD
 
@@ -64,7 +64,7 @@ class Loop:
         if newest is None:
             return
         _check_same_data(newest, self.training.dataset.sha256)
-        saved = checkpoint.load(newest.path, self._state())
+        saved = checkpoint.load(newest.path, self._state(), rows=self._rows())
         self.training.tied.take_up(self.training.optimizer)
         self.step, self.saved_step = saved.step, own.step if own else None
         self.loss = saved.meta.get("loss", self.loss)
@@ -214,11 +214,14 @@ class Loop:
     def _state(self) -> dict[str, torch.Tensor]:
         return training_tensors(self.training.stages.values(), self.training.optimizer)
 
+    def _rows(self) -> dict[str, int]:
+        return training_rows(self.training.stages.values())
+
     def _build_saver(self) -> Saver:
         folder, choice = self.context.paths.checkpoints, self.spec.checkpoint
         if choice.async_:
-            return BackgroundSaver(folder, choice.keep)
-        return DirectSaver(folder, choice.keep)
+            return BackgroundSaver(folder, choice.keep, self._rows())
+        return DirectSaver(folder, choice.keep, self._rows())
 
     def _open_history(self) -> History:
         """Return the metrics so far; only the first rank keeps them."""

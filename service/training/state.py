@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from service.models.tied import global_parameters
+from service.models.tied import global_parameters, global_rows
 
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
@@ -47,6 +47,13 @@ def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str
         for moment in _MOMENTS
     }
     return model_tensors(modules) | moments
+
+
+def training_rows(modules: Iterable[nn.Module]) -> dict[str, int]:
+    """Return by the same names the rows of each tensor that has padding behind them."""
+    known = {name: rows for module in modules for name, rows in global_rows(module).items()}
+    moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in _MOMENTS}
+    return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | moments
 
 
 def prime(optimizer: AdamW, step: int) -> None:

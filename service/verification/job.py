@@ -18,7 +18,7 @@ from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods import IBP, Bounder, BoundOptions, ProgressMeter
 from service.bounds.methods.repeated import Repeating
 from service.bounds.progress import OutOfTimeError
-from service.bounds.workspace import keep_workspaces_small
+from service.bounds.workspace import keep_freed_memory, keep_workspaces_small
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
@@ -49,6 +49,7 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
     torch.set_float32_matmul_precision("highest")
     keep_workspaces_small()
+    keep_freed_memory()
     device = distributed.start(context.device_type)
     memory = memory_of(spec)
     try:

@@ -91,6 +91,9 @@ CHANGES: dict[tuple[str, str], tuple[str, Callable[[World], Answer]]] = {
         "webhook.create",
         lambda world: world.client.post("/v1/webhooks", json={"url": "https://example.org/"}),
     ),
+    ("POST", "/v1/webhooks/secret/renew"): (
+        "webhook.renew", lambda world: world.client.post("/v1/webhooks/secret/renew"),
+    ),
     ("DELETE", "/v1/webhooks/{webhook_id}"): (
         "webhook.delete",
         lambda world: world.client.delete(

@@ -30,6 +30,8 @@ ARGUMENTS = [
     "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a site whose name leads here
 ]
 expect.set_options(timeout=300_000)
+OPENED = pytest.StashKey[contextlib.ExitStack]()
+BROWSER = pytest.StashKey[Browser]()
 PATIENT = StoreLimits(lease_s=3600, heartbeat_s=3600)
 """Nobody renews or beats here; time must not end what a test runs."""
 
@@ -67,15 +69,26 @@ def fleet(key: str, service: Service) -> Fleet:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One per module: while Playwright is open, its event loop keeps every other test from running its own."""
+def browser(request: pytest.FixtureRequest) -> Browser:
+    """One for all tests here that follow each other; see :func:`pytest_runtest_teardown`."""
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium is installed; tests/ensure_chromium.py can install one")
-    with sync_playwright() as playwright:
+    opened = request.config.stash.setdefault(OPENED, contextlib.ExitStack())
+    if BROWSER not in request.config.stash:
+        playwright = opened.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield browser
-        browser.close()
+        request.config.stash[BROWSER] = opened.enter_context(contextlib.closing(browser))
+    return request.config.stash[BROWSER]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close the browser before any other test: while Playwright is open, its event loop lets no other one run."""
+    stash = item.config.stash
+    if BROWSER in stash and (nextitem is None or not nextitem.get_closest_marker("browser")):
+        stash[OPENED].close()
+        del stash[BROWSER]
 
 
 @pytest.fixture

@@ -143,6 +143,7 @@ def test_a_thousand_jobs_are_compared(page: Page, fleet: Fleet) -> None:
     assert page.evaluate("document.activeElement.textContent") == "seed=0"
 
 
+@pytest.mark.slow
 def test_a_comparison_of_nothing_says_how_to_begin(page: Page, fleet: Fleet) -> None:
     page.goto("/compare")
     expect(page.get_by_text("Nothing to compare")).to_be_visible()

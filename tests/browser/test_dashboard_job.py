@@ -73,6 +73,7 @@ def test_what_a_job_has_told_is_on_its_page(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#told")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_a_running_job_lists_its_checkpoints(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     folder = fleet.data.job(attempt.job_id).checkpoints / "step_50"
@@ -98,6 +99,7 @@ def test_a_counterexample_of_an_image_is_drawn_with_what_it_is_taken_for(page: P
     expect(figure).to_contain_text("Class 3 has 7.4990, class 5 7.4460.")
 
 
+@pytest.mark.slow
 def test_an_address_without_a_page_leads_back(page: Page, complaints: Complaints) -> None:
     complaints.expected = ("404",)
     answer = page.goto("/nope")

@@ -193,6 +193,7 @@ def test_the_best_of_a_sweep_is_found_by_a_column_and_the_view_is_kept(page: Pag
     expect(names).to_have_text(["waiting", "worst", "best", "middling"])
 
 
+@pytest.mark.slow
 def test_a_click_that_has_begun_on_a_heading_is_not_lost_when_columns_change(page: Page, fleet: Fleet) -> None:
     fleet.submit(train_spec("some job", device="cuda"))
     page.goto("/")
@@ -221,6 +222,7 @@ def test_a_running_job_has_its_curve_and_a_waiting_one_its_place(page: Page, fle
     assert max(heights) <= 36
 
 
+@pytest.mark.slow
 def test_a_key_that_only_reads_is_offered_nothing_that_would_be_refused(
     page: Page, context: BrowserContext, service: Service, fleet: Fleet
 ) -> None:

@@ -16,7 +16,8 @@ from playwright.sync_api import Page, expect
 from redis import Redis
 
 from api.middleware import SECURITY_HEADERS
-from service.jobs.records import JobError
+from service.jobs.records import AllocatedDevices, JobError
+from service.jobs.store import HostReport
 from service.jobs.store.keyspace import LEASES
 
 pytestmark = pytest.mark.browser
@@ -102,6 +103,7 @@ def test_signing_in_and_out(visitor: Page, key: str, complaints: Complaints) -> 
     expect(visitor).to_have_url(re.compile(r"/login$"))
 
 
+@pytest.mark.slow
 def test_what_is_refused_while_signing_out_does_not_ask_to_come_back(page: Page, complaints: Complaints) -> None:
     """The page asks on while the service answers: its next question may be refused before that."""
     complaints.expected = ("401",)
@@ -150,6 +152,7 @@ def test_pages_say_when_there_is_nothing(page: Page, complaints: Complaints) -> 
     expect(page.get_by_text("No such job")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_headers_and_unknown_paths(page: Page, service: Service) -> None:
     for path in ("/login", "/", "/hosts", "/jobs/x"):
         response = page.request.get(path)
@@ -212,6 +215,20 @@ def test_hosts_show_who_holds_what_and_can_be_drained(page: Page, fleet: Fleet) 
     expect(card.locator(".state")).to_have_text("draining")
     card.get_by_role("button", name="Resume").click()
     expect(card.locator(".state")).to_have_text("alive")
+
+
+@pytest.mark.slow
+def test_hosts_show_what_launchers_have_and_what_was_given_for_one_job(page: Page, fleet: Fleet) -> None:
+    has = AllocatedDevices(launcher="slurm", id="12.0", job=None, pool="cpu", devices=2)
+    fleet.store.hosts.beat(HostReport("login", "10.0.0.7", launchers={"slurm": "main: 1 of 2 nodes idle"}))
+    fleet.store.hosts.beat(HostReport("slurm-12.0-0", "10.0.0.8", allocation=has))
+    shown(page, "/hosts")
+    login, node = (page.locator(f".host[data-host='{name}']") for name in ("login", "slurm-12.0-0"))
+    expect(login.locator(".launchers")).to_have_text("Launcher slurm: main: 1 of 2 nodes idle")
+    expect(login.get_by_role("button", name="Drain")).to_be_visible()
+    expect(node.locator(".launchers")).to_have_text("2 cpu devices of slurm 12.0, for one job")
+    expect(node.get_by_role("button", name="Drain")).to_be_hidden()
+    expect(page.locator(".host[data-host='cpu-a'] .launchers")).to_be_hidden()
 
 
 @pytest.mark.slow

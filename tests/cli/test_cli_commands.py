@@ -16,7 +16,7 @@ import pytest
 from cli_world import TRAIN, Cli, Worker
 from waiting import eventually
 
-from service.jobs.records import Artifact, AttemptRef
+from service.jobs.records import AllocatedDevices, Artifact, AttemptRef
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOST
 from trivet.client import Client
@@ -466,6 +466,17 @@ def test_alerts_say_what_is_wrong_and_what_to_do(trivet: Cli, worker: Worker) ->
     assert "TrivetDiskFull" in told.out, "an alert that is as it should be"
     fired = [alert for alert in trivet("alerts", "--json").json["items"] if alert["state"] == "firing"]
     assert [(alert["name"], alert["labels"]) for alert in fired] == [("TrivetHostFailing", {"host": "fake"})]
+
+
+def test_hosts_shows_what_launchers_have_and_their_allocations(trivet: Cli, worker: Worker) -> None:
+    has = AllocatedDevices(launcher="slurm", id="12.0", job=None, pool="cpu", devices=2)
+    worker.store.hosts.beat(HostReport("login", "127.0.0.1", launchers={"slurm": "main: 1 of 2 nodes idle"}))
+    worker.store.hosts.beat(HostReport("slurm-12.0-0", "127.0.0.1", allocation=has))
+    text = " ".join(trivet.ok("hosts").out.split())
+    assert "slurm, asked by login: main: 1 of 2 nodes idle" in text
+    assert "slurm-12.0-0 alive slurm 12.0" in text
+    (login, node) = trivet.ok("hosts", "--json").json["items"]
+    assert (login["allocation"], node["allocation"]["devices"]) == (None, 2)
 
 
 @pytest.mark.slow

@@ -169,6 +169,25 @@ def test_compiled_losses_are_eagers_at_every_rung_under_fsdp(
     assert (artifacts_of(tmp_path / "0") / "compile_cache" / "train-inductor-1.bin").exists()
 
 
+def climb_padded(folder: str) -> Any:
+    from service.parallel import distributed
+
+    changes = {"data": TOKENS, "shapes": [8], "modes": ["eager", "aot_eager", "inductor"]}
+    changes |= {"phases": ["inference", "train"]}
+    result = climb_in_group({"tp": 2}, {**TRANSFORMER, "vocab_size": 257}, folder, **changes)
+    distributed.stop()
+    return result
+
+
+@pytest.mark.slow
+def test_a_vocabulary_that_does_not_divide_is_checked(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
+    """Its ranks have logits of different numbers of tokens."""
+    first, _ = torchrun(climb_padded, 2, folder=str(tmp_path))
+    report = json.loads((artifacts_of(tmp_path) / "report.json").read_text())
+    assert first["verdicts"] == {"pass": 6}, report["rungs"]
+    assert first["gate"]["train"] == first["gate"]["inference"] == "inductor"
+
+
 def climb_and_train(folder: str) -> Any:
     """The check's result, the graphs that a training job then compiles by its gate, its losses and an eager job's, and
     how a job that accumulates is refused.

@@ -1,9 +1,10 @@
 """A plugin of pytest: tests are collected once, then run by several processes that are forked from the one that did.
 
 Each takes a file of tests after the other, so a fixture of a module is made once; those of the session are made by each
-process. Files that took long in an earlier run come first, so that all processes end together. What a process says
-about its tests is reported by the first one, as if it had run them. A test that ends its process has failed, and
-another process takes up the rest of the file.
+process. All tests that need a browser are taken as one file, since a browser takes seconds to start. Files that took
+long in an earlier run come first, so that all processes end together. What a process says about its tests is reported
+by the first one, as if it had run them. A test that ends its process has failed, and another process takes up the rest
+of the file.
 """
 
 from __future__ import annotations
@@ -52,6 +53,15 @@ def _file(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
+def _files(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """Tests that one process runs after each other: those of a file, and all that need a browser."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        name = "browser" if item.get_closest_marker("browser") else _file(item.nodeid)
+        files.setdefault(name, []).append(item)
+    return list(files.values())
+
+
 class Quiet:
     """What is left of the terminal's reporter in a process whose reports are sent to another."""
 
@@ -87,11 +97,7 @@ class ForkedTests:
             return None  # pytest's own loop says what there is to say
         self._session = session
         self._index = {item: index for index, item in enumerate(session.items)}
-        files: dict[str, list[pytest.Item]] = {}
-        for item in session.items:
-            files.setdefault(_file(item.nodeid), []).append(item)
-        seconds = self._remembered()
-        self._files = [files[name] for name in sorted(files, key=lambda name: -seconds.get(name, 0.0))]
+        self._files = self._longest_first(_files(session.items))
         self._to_do, write = os.pipe()
         os.write(write, b"".join(index.to_bytes(INDEX_BYTES) for index in range(len(self._files))))
         os.close(write)
@@ -108,6 +114,13 @@ class ForkedTests:
         finally:
             self._end()
         return True
+
+    def _longest_first(self, files: list[list[pytest.Item]]) -> list[list[pytest.Item]]:
+        """Files in the order of the seconds that they took when they were run last."""
+        seconds = self._remembered()
+        return sorted(
+            files, key=lambda tests: -sum(seconds.get(name, 0.0) for name in {_file(test.nodeid) for test in tests})
+        )
 
     def _remembered(self) -> dict[str, float]:
         """How long each file took when it was run last, where that is known."""

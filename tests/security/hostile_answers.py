@@ -16,6 +16,7 @@ def body(path: str, text: str) -> Any:
     answers = {
         "/v1/jobs": {**_job(text), "items": [_job(text)], "next_cursor": None},
         "/v1/jobs:batch": {"items": [{"id": text}, {"id": text}]},
+        "/v1/jobs:check": {"errors": [{"path": text, "message": text, "got": text, "expected": text}]},
         "/v1/jobs/sweep": _sweep(text),
         "/v1/jobs/*/metrics": {"series": {text: {"step": [1, 2], "time": [1.0, 2.0], "value": [0.5, 0.25]}}},
         "/v1/jobs/*/bounds": {"items": [_row(text)], "next_cursor": None},
@@ -24,6 +25,7 @@ def body(path: str, text: str) -> Any:
             "items": [{"name": text, "bytes": 1, "sha256": text, "media_type": text, "created_at": TIME}],
         },
         "/v1/jobs/*/schedule": _plan(text),
+        "/v1/jobs/*/notices": {"items": [_delivery(text)]},
         "/v1/jobs/*": _job(text),
         "/v1/queue": {"items": [_waiting(text)], "pending": 2, "dependent": 1, "next_cursor": text},
         "/v1/shares": {"items": [_share(text)]},
@@ -42,6 +44,7 @@ def body(path: str, text: str) -> Any:
         "/v1/accounts/*": _account(text),
         "/v1/audit": {"items": [_entry(text)], "next_cursor": text, "head": {"number": 1, "hash": text}},
         "/v1/webhooks": {**_webhook(text), "items": [_webhook(text)]},
+        "/v1/webhooks/secret*": {"project": text, "secret": text},
         "/v1/webhooks/*/deliveries": {"items": [_delivery(text)]},
     }
     return next(answer for pattern, answer in answers.items() if fnmatchcase(path, pattern))
@@ -54,7 +57,8 @@ def _job(text: str, state: str = "failed") -> dict[str, Any]:
         "created_at": TIME, "started_at": TIME, "ended_at": TIME, "reason": text,
         "progress": {"done": 1, "total": 2, "unit": text, "share": 0.5, "phase": text},
         "placement": [{"host": text, "devices": [0], "pool": "cpu"}],
-        "spec": {text: [text]}, "result": {text: {"deep": text}}, "sweep": text, "parameters": {text: text},
+        "spec": {text: [text], "notify": {"webhook": text}}, "result": {text: {"deep": text}}, "sweep": text,
+        "parameters": {text: text},
         "error": {"type": text, "message": f"{text}\n{text}", "rank": 0, "traceback_artifact": text},
     }  # fmt: skip
 

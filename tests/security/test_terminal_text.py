@@ -48,6 +48,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["submit", "SPEC"], ["submit", "SPEC", "--watch"], ["submit", "SPEC", "--watch", "--json"],
         ["submit", "SPEC", "SPEC"], ["submit", "SPEC", "SPEC", "--json"], ["submit", "SPEC", "SPEC", "--watch"],
     ],
+    "validate": [["validate", "SPEC"], ["validate", "SPEC", "--json"]],
     "watch": [["watch", "J"], ["watch", "J", "--json"]],
     "jobs": [["jobs"], ["jobs", "--json"]],
     "show": [["show", "J"], ["show", "J", "--json"], ["show", "sweep"], ["show", "sweep", "--json"]],
@@ -91,7 +92,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "webhooks": [
         ["webhooks", "create", "https://h"], ["webhooks", "create", "https://h", "--json"], ["webhooks", "list"],
         ["webhooks", "list", "--json"], ["webhooks", "deliveries", "w"], ["webhooks", "deliveries", "w", "--json"],
-        ["webhooks", "delete", "w"],
+        ["webhooks", "delete", "w"], ["webhooks", "secret"], ["webhooks", "secret", "--json"],
     ],
 }  # fmt: skip
 LOCAL = {"up", "demo", "api", "worker", "settings", "doctor", "init", "broker", "backup", "restore"}

@@ -20,6 +20,7 @@ from service.models.transformer import Transformer
 CASES = {
     "grouped queries, tokens divided": (4, {"heads": 4, "kv_heads": 2}),
     "grouped queries, tokens replicated": (3, {"heads": 4, "kv_heads": 2}),
+    "a vocabulary that does not divide": (4, {"heads": 4, "kv_heads": 2, "vocab_size": 17}),
 }
 """Tokens, and fields of the configuration."""
 
@@ -151,16 +152,21 @@ def test_next_tokens_are_certified_by_a_job(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_next_tokens_are_certified_on_a_mesh(tmp_path: Path, torchrun: Any) -> None:
-    (alone,) = certify_tokens(str(tmp_path), [{}])
-    for divided in torchrun(certify_tokens, 2, folder=str(tmp_path), meshes=[{"tp": 2}, {"pp": 2}])[0]:
+@pytest.mark.parametrize("vocabulary", [256, 257])
+def test_next_tokens_are_certified_on_a_mesh(tmp_path: Path, torchrun: Any, vocabulary: int) -> None:
+    (alone,) = certify_tokens(str(tmp_path), [{}], vocabulary=vocabulary)
+    meshes = [{"tp": 2}, {"pp": 2}]
+    for divided in torchrun(certify_tokens, 2, folder=str(tmp_path), meshes=meshes, vocabulary=vocabulary)[0]:
         assert alone["layers"] == divided["layers"] > 0
         for row, expected in zip(divided["rows"], alone["rows"], strict=True):
+            assert len(row["lower"]) == vocabulary
             assert row["lower"] == pytest.approx(expected["lower"], abs=2e-5 * max(map(abs, expected["lower"])))
             assert row["verdict"] == expected["verdict"]
 
 
-def certify_tokens(folder: str, meshes: list[dict[str, int]], layers: int = 2) -> list[dict[str, Any]]:
+def certify_tokens(
+    folder: str, meshes: list[dict[str, int]], layers: int = 2, vocabulary: int = 256
+) -> list[dict[str, Any]]:
     import os
 
     from verify_jobs import context
@@ -171,6 +177,7 @@ def certify_tokens(folder: str, meshes: list[dict[str, int]], layers: int = 2) -
     from service.verification import job
 
     model = {"family": "transformer", "dim": 8, "layers": layers, "heads": 2, "ffn_dim": 8, "max_sequence": 16}
+    model |= {"vocab_size": vocabulary}
     asked = {"data": {"source": "tokens", "sequence": 4}, "count": 3, "eps": 1e-4}
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     found = []

@@ -8,6 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
+from service.jobs.launchers import LOCAL
 from service.jobs.monitoring.shown import ShownAlert
 from service.jobs.projects import ROLES, SCOPES, Scope
 from service.jobs.records import ApiKey, Host
@@ -46,12 +47,13 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"items": [host.model_dump(mode="json") for host in found]})
         return
-    rows = table("host", "state", "cuda free", "cpu free", "running", "isolation", "seen")
+    rows = table("host", "state", "launcher", "cuda free", "cpu free", "running", "isolation", "seen")
     for host in found:
         free = {pool: len(host.free.get(pool, ())) for pool in ("cuda", "cpu")}
         rows.add_row(
             host.name,
             _state(host),
+            LOCAL if host.allocation is None else f"{host.allocation.launcher} {host.allocation.id}",
             f"{free['cuda']}/{len(host.cuda)}",
             f"{free['cpu']}/{host.cpu_slots}",
             " ".join(host.running),
@@ -60,6 +62,8 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
         )
     out.print(rows if found else "no hosts; start a worker with: trivet worker")
     for host in found:
+        for launcher, has in host.launchers.items():
+            out.print(f"{launcher}, asked by {host.name}: {has}", markup=False)
         if (failing := host.failing) is not None:
             again = f"tried again in {failing.retry_in_s:.0f} s, or at once after: trivet hosts resume {host.name}"
             out.print(f"{host.name} gets no work since {age(failing.since)}: {failing.reason}; {again}", markup=False)

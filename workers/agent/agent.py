@@ -5,10 +5,8 @@ here.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import os
-import platform
 import random
 import signal
 import sys
@@ -21,12 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kombu.exceptions import OperationalError
-from pydantic import ValidationError
 
 from service.jobs.cache import trim
 from service.jobs.logs import log_fields, log_to_stderr
 from service.jobs.monitoring.meter import Meter
-from service.jobs.plugins.catalogue import house_version
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
@@ -36,17 +32,16 @@ from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
 from workers.agent.admission import CannotWork, address_of, check_admitted
 from workers.agent.celery_app import Dispatcher, create_app, serve
+from workers.agent.launching import open_desks
 from workers.agent.outage import Outage
-from workers.agent.supervisors import Supervisors
-from workers.inventory import cpu_slots, cuda_devices
+from workers.agent.supervisors import SUPERVISOR, Supervisors, supervisor_command
+from workers.inventory import cpu_slots, cuda_devices, versions
 from workers.launcher.confinement import available
 from workers.supervisor.compiled_code import compiled_caches
 from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.program import HOST_NAMESPACES
 
-SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _DAY_S = 86_400.0
 
 logger = logging.getLogger(__name__)
@@ -62,6 +57,8 @@ class AgentSettings:
     """Seconds between two looks for leases that ended, n times."""
     expire_s: float = 600.0
     """Seconds between two looks for what may be deleted, n times."""
+    launch_s: float = 1.0
+    """Seconds between two looks at what each launcher that is served has, and at what jobs want of it."""
     outage_s: float = 0.5
     """Seconds after a chore that failed, as while the broker is away."""
     report_within_s: float = 10.0
@@ -86,10 +83,8 @@ class Agent:
         folder = settings.layout.host(self._host)
         self._registry = SupervisorRegistry(folder)
         self._policy = JobPolicy.of(settings)
-        if self._policy.isolation == "none":
-            supervisor = (*supervisor, HOST_NAMESPACES)
         self._supervisors = Supervisors(
-            supervisor,
+            supervisor_command(self._policy, supervisor),
             folder / "supervisors.log",
             forks=settings.warm_supervisors > 0,
             restart_after_s=chores.restart_after_s,
@@ -99,9 +94,10 @@ class Agent:
             address=self._address,
             cuda=cuda_devices(os.environ),
             cpu_slots=cpu_slots(settings.cpu_slots),
-            versions=_versions(),
+            versions=versions(),
             isolation=("limits",) if self._policy.isolation == "none" else available(),
         )
+        self._desks = open_desks(settings, self._store)
         self._stop = threading.Event()
         self._meter, self._tracing = Meter(), tracing_for("agent", os.environ)
         self._outage = Outage()
@@ -121,6 +117,7 @@ class Agent:
                 ("preemption", self._make_room, lambda: every.reap_s * self._fleet),
                 ("reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
                 ("expiry", self._expire, lambda: every.expire_s * self._fleet),
+                *((desk.name, desk.tend, lambda: every.launch_s) for desk in self._desks),
             )
         ]
         logger.info("%s", self._described())
@@ -147,6 +144,7 @@ class Agent:
         report, settings = self._report, self._settings
         devices = [f"{count} x {name}" for name, count in Counter(report.cuda).items()]
         devices.append(f"{report.cpu_slots} CPU slots")
+        devices += [f"the launcher {desk.name}" for desk in self._desks]
         broker = urlsplit(settings.broker_url)
         at = f"{broker.scheme}://{broker.netloc.rpartition('@')[2]}{broker.path}"
         user = f" as user {settings.broker_user}" if settings.broker_user else ""
@@ -179,7 +177,8 @@ class Agent:
         )
 
     def _beat(self) -> None:
-        reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
+        offers = {desk.name: desk.description for desk in self._desks}
+        reply = self._store.hosts.beat(replace(self._report, live=self._registry.live(), launchers=offers))
         self._registry.note_heartbeat()
         for ref in reply.kill:
             with log_fields(job=ref.job_id, attempt=ref.attempt):
@@ -219,6 +218,8 @@ class Agent:
             logger.info("deleted %s, which a killed supervisor left behind", folder)
         for path in self._store.files.delete_abandoned():
             logger.info("deleted %s, an upload that was never finished", path)
+        for desk in self._desks:
+            desk.delete_old_logs()
         most = self._settings.max_cache_bytes
         for path in (*trim(self._settings.layout.cache, most), *trim(compiled_caches(), most, of_owners=True)):
             logger.info("deleted %s, the entry that was not used for longest", path)
@@ -265,16 +266,8 @@ def main() -> int:
             address = address_of(settings, settings.broker_url)
             check_admitted(store, settings, address, settings.heartbeat_s / chores.beats_per_life)
         agent = Agent(settings, chores)
-    except (NotPrivateError, ValidationError, OSError, BrokerRefused, CannotWork) as error:
+    except (NotPrivateError, ValueError, OSError, BrokerRefused, CannotWork) as error:
         logger.error("%s", error)  # noqa: TRY400 - the reason is the whole message
         return 2
     agent.run()
     return 0
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "trivet": house_version(),
-        "torch": importlib.metadata.version("torch"),
-        "python": platform.python_version(),
-    }

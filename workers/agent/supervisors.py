@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,15 +20,22 @@ from service.jobs.processes import Process
 from workers.linux import ROOM
 from workers.supervisor.command import allowed
 from workers.supervisor.fork_server import READY
+from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.program import FORK_SERVER
+from workers.supervisor.program import FORK_SERVER, HOST_NAMESPACES
 
+SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _ANSWER_S = 30.0
 """Time for a fork to be there; then the server hangs, or has been stopped."""
 _LONGEST_PAUSE_S = 300.0
 _PID_BYTES = 32
 
 logger = logging.getLogger(__name__)
+
+
+def supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) -> tuple[str, ...]:
+    """Return what starts a supervisor under this policy."""
+    return (*command, HOST_NAMESPACES) if policy.isolation == "none" else tuple(command)
 
 
 class Supervisors:

@@ -24,7 +24,16 @@ from service.jobs.atomic import atomic_write
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
-from service.jobs.runtime import ENDING, GATE_ARTIFACTS, LARGEST_RESULT, RESULT, RefusedError, RunContext, Runner
+from service.jobs.runtime import (
+    ENDING,
+    GATE_ARTIFACTS,
+    HOST_CACHE,
+    LARGEST_RESULT,
+    RESULT,
+    RefusedError,
+    RunContext,
+    Runner,
+)
 from workers.linux import die_with_parent
 from workers.rank.control import Control
 from workers.rank.stacks import write_on_request
@@ -93,6 +102,7 @@ def _context(layout: DataLayout, report: RankReporter, should_stop: Callable[[],
         report=report,
         should_stop=should_stop,
         gate_artifacts=_gate_artifacts(layout),
+        host_cache=Path(kept) if (kept := os.environ.get(HOST_CACHE)) else None,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from service.jobs.records import Claim
 from service.jobs.rendezvous_folder import VARIABLE as RENDEZVOUS
+from service.jobs.runtime import HOST_CACHE
 from workers.supervisor.gang_rendezvous import Rendezvous
 
 _ALLOWED = re.compile(
@@ -47,7 +48,7 @@ def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program:
         f"--rdzv-endpoint={meeting.folder}",
         f"--rdzv-conf=host={host},address={meeting.address}",
         "--max-restarts=0",
-        "--monitor-interval=0.05",
+        "--monitor-interval=0.02",
         f"--log-dir={folder}",
         *program,
     ]
@@ -65,7 +66,7 @@ class GroupPaths:
     scratch: Path
     """Removed when the attempt ends: temporary files, and what libraries keep in a home folder."""
     compiled: Path
-    """Caches of compiled code."""
+    """Caches of compiled code and of traces."""
 
 
 def rank_environment(
@@ -95,6 +96,7 @@ def rank_environment(
         "PYTHONSAFEPATH": "1",
         "HOME": str(places.scratch),
         "TMPDIR": str(places.scratch),
+        HOST_CACHE: str(places.compiled),
         "TORCHINDUCTOR_CACHE_DIR": str(places.compiled / "inductor"),
         "TRITON_CACHE_DIR": str(places.compiled / "triton"),
         **_network(claim, meeting, environment),

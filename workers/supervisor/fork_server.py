@@ -102,8 +102,9 @@ def _import(*, preload: bool) -> dict[str, str]:
 
     environment = import_torchrun()
     from workers.launcher import forked_ranks, preloading  # noqa: F401, PLC0415
-    from workers.supervisor import attempt, claim  # noqa: F401, PLC0415
+    from workers.supervisor import attempt, claim, job_policy  # noqa: F401, PLC0415
 
+    job_policy.plugins()
     if preload:
         from workers.rank import program  # noqa: F401, PLC0415
 

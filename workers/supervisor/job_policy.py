@@ -6,6 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,7 +86,7 @@ class JobPolicy:
         the group's own.
         """
         spec = claim.spec
-        read = [*map(Path, self.read), *_plugins(), *read]
+        read = [*map(Path, self.read), *plugins(), *read]
         read += [layout.file(name) for name in FILE_ID.findall(spec.model_dump_json(by_alias=True))]
         for needed in spec.dependencies():
             if needed.kind is not None:
@@ -113,13 +114,20 @@ class JobPolicy:
         )
 
 
-def _plugins() -> Iterator[Path]:
-    """Yield where the packages that extend Trivet are; one that is being developed is outside the installation."""
+@cache
+def plugins() -> tuple[Path, ...]:
+    """Return where the packages that extend Trivet are; one that is being developed is outside the installation.
+
+    All that is installed has to be looked through, which takes as long as a fork: a process does it once, and that from
+    which supervisors are forked ends when a package changes.
+    """
+    places: list[Path] = []
     for group in GROUPS:
         for point in entry_points(group=group):
             found = find_spec(point.module.partition(".")[0])
             if found is not None:
-                yield from map(Path, found.submodule_search_locations or filter(None, [found.origin]))
+                places += map(Path, found.submodule_search_locations or filter(None, [found.origin]))
+    return tuple(places)
 
 
 def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:

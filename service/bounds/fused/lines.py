@@ -84,16 +84,16 @@ def propagate_lines_in_steps(
 ) -> tuple[Tensor, Optional]:
     """Compute the same by torch's operators."""
     negative = coefficients.clamp(max=0)
-    if not torch.is_grad_enabled() and below is None:
-        through = torch.where(coefficients < 0, upper, lower).mul_(coefficients)
-        return through, None if above is None else _along(negative, above)
     positive = coefficients - negative
     pieces = [] if above is None else [_along(negative, above)]
     if below is not None:
         pieces.append(_along(positive, below))
+    bias = sum(pieces[1:], start=pieces[0]) if pieces else None
     # Each slope by itself: a difference of slopes would lose the digits of the smaller one.
-    through = torch.addcmul(positive * lower, negative, upper)
-    return through, sum(pieces[1:], start=pieces[0]) if pieces else None
+    if torch.is_grad_enabled() or torch.broadcast_shapes(positive.shape, lower.shape) != positive.shape:  # type: ignore[no-untyped-call]
+        return torch.addcmul(positive * lower, negative, upper), bias
+    # In place: on a CPU memory that is new to the process takes longer than what is computed.
+    return positive.mul_(lower).addcmul_(negative, upper), bias
 
 
 def propagate_free_slopes(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.leaps import Leap
 from service.bounds.linear.propagation import InitialRows, Propagated
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import StructuredRows
@@ -37,8 +38,9 @@ class Pass:
     ``relaxations`` one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows
     outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows. ``before``
     answers instead of the network's own stages before. ``settled`` has entries, bool ``(batch or 1, n)``, of values by
-    name, that no row of theirs could bound better. A pass that ``ascends`` is differentiated only to choose
-    relaxations, so that gradients need not be exact; those of parameters that are trained must be.
+    name, that no row of theirs could bound better. ``leaps`` has steps over several nodes at once, by the last of them.
+    A pass that ``ascends`` is differentiated only to choose relaxations, so that gradients need not be exact; those of
+    parameters that are trained must be.
     """
 
     network: Network
@@ -49,6 +51,7 @@ class Pass:
     before: OptimisedBefore | None = None
     ascends: bool = False
     settled: Mapping[str, Tensor] = field(default_factory=dict)
+    leaps: Mapping[str, Leap] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -117,6 +120,11 @@ class _Traversal:
             return ()
         if node.name == network.entrance and self._ends_in_patches(node, arrived):
             return ()
+        leap = self.backward.leaps.get(node.name)
+        if leap is not None and leap.is_of(self.backward.relaxations):
+            through, bias = leap.backward(self._dense(node, arrived))
+            self._account(node, arrived.own, bias)
+            return [(leap.source.name, Pending(through, arrived.own, fresh=True))]
         linear = LINEAR.get(node.operator)
         accumulating = ACCUMULATING.get(node.operator)
         if accumulating is not None and isinstance(arrived.rows, Tensor):

@@ -18,6 +18,7 @@ from torch import Tensor
 from service.bounds.forward import ForwardTraversal
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.leaps import Leap, Tree, leap_over, trees_of
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import elements_of_row, parts_of_rows, passing_at_once
@@ -91,7 +92,8 @@ def bound_layers(
     With ``decides``, signs that a pass back through a few layers tells have no rows through all of them.
     """
     intervals, relaxations, settled = {network.graph.input.name: box}, dict[str, Relaxed](), dict[str, Tensor]()
-    backward = Pass(network, intervals, relaxations, divided=True, settled=settled)
+    leaps = dict[str, Leap]()
+    backward = Pass(network, intervals, relaxations, divided=True, settled=settled, leaps=leaps)
     depth = _depths(network)
     exact = {name for name, mixing in depth.items() if mixing <= box.exact_layers}
     is_free = options.intersect and network.is_alone and box.lower.device.type == "cpu" and not torch.is_grad_enabled()
@@ -108,6 +110,8 @@ def bound_layers(
         choose,
         exact,
         depth if decides and is_free else {},
+        trees_of(network) if is_free else {},
+        leaps,
     ).run()
     return backward
 
@@ -124,6 +128,8 @@ class _LayerBounds(ForwardTraversal):
     choose: Choose
     exact: set[str]
     depth: Mapping[str, int]
+    trees: Mapping[str, Tree]
+    leaps: dict[str, Leap]
 
     def refine(self, node: Node, index: int) -> None:
         name = node.inputs[index]
@@ -160,6 +166,9 @@ class _LayerBounds(ForwardTraversal):
     def relax(self, node: Node) -> None:
         bounds = self.bounds_of_inputs(node)
         self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)
+        tree = self.trees.get(node.name)
+        if tree is not None and (leap := leap_over(self.network, tree, self.relaxations)) is not None:
+            self.leaps[node.name] = leap
 
     def _decide(self, node: Node, index: int) -> None:
         """Tighten bounds by passes that end a few layers before, as long as that settles the signs of many entries.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
@@ -64,6 +63,8 @@ class Runtime:
     """The model in onnxruntime, one instance at a time."""
 
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str]) -> None:
+        import onnxruntime  # noqa: PLC0415 - it starts a thread, which a process to be forked must not have
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
@@ -145,6 +146,8 @@ def describe(model: onnx.ModelProto) -> Description:
 
 def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:
     """Return the first output of a node for these inputs, by onnxruntime."""
+    import onnxruntime  # noqa: PLC0415 - as above
+
     names = [f"input_{index}" if each is not None else "" for index, each in enumerate(inputs)]
     node = helper.make_node(call.operator, names, ["output"], **call.attributes)
     given = {name: each for name, each in zip(names, inputs, strict=True) if each is not None}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn import functional
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Pair, Patches
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
@@ -54,20 +57,23 @@ class Convolution(LinearOperator):
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         batch, rows = coefficients.shape[:2]
         shape = node.input_shapes[0]
+        if (matrix := _matrix_of(node)) is not None:
+            through = (coefficients.flatten(2) @ matrix).reshape(batch, rows, *shape)
+            return Propagated((through,), _constant(node, coefficients))
         flat, weight = coefficients.reshape(batch * rows, *node.shape), node.constant("weight")
         if weight.requires_grad:
             through = _adjoint(flat, weight, shape, _geometry(node))
         else:
             through = _Adjoint.apply(flat, weight, shape, _geometry(node))  # type: ignore[no-untyped-call]
-        bias = None
-        if node.arguments["bias"] is not None:
-            bias = coefficients.flatten(3).sum(dim=3) @ node.constant("bias")
-        return Propagated((through.reshape(batch, rows, *shape),), bias)
+        return Propagated((through.reshape(batch, rows, *shape),), _constant(node, coefficients))
 
     @backward_rule(IdentityRows)
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
-        """The rows are the kernels, wherever they stand."""
+        """The rows are the kernels, wherever they stand, or those of a matrix."""
         weight, bias = node.constant("weight"), node.arguments["bias"]
+        if tp_group.axis.size == 1 and (matrix := _matrix_of(node)) is not None:
+            each = None if bias is None else units.select(bias.repeat_interleave(node.size // len(bias)))
+            return Propagated((GatheredRows(matrix, units.index, units.mirrored),), each)
         if not _moves(node) or node.arguments["groups"] != 1 or tp_group.axis.size > 1:
             return None
         grid = (node.shape[1], node.shape[2])
@@ -133,6 +139,35 @@ def _moves(node: Node) -> bool:
 def _pairs(node: Node, *names: str) -> list[tuple[int, int]]:
     given = [tuple(node.arguments[name]) for name in names]
     return [(each[0], each[-1]) for each in given]
+
+
+def _constant(node: Node, coefficients: Tensor) -> Tensor | None:
+    if node.arguments["bias"] is None:
+        return None
+    return coefficients.flatten(3).sum(dim=3) @ node.constant("bias")
+
+
+PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
+"""Products of a matrix that take as long as one of a convolution, on a CPU, and entries of the largest matrix."""
+_matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
+
+
+def _matrix_of(node: Node) -> Tensor | None:
+    """Return a convolution as a matrix ``(outputs, inputs)`` where that takes less time on a CPU; else ``None``.
+
+    On an image that is hardly larger than the kernel most of a convolution's products are of zeros around the image.
+    """
+    weight, inputs = node.constant("weight"), prod(node.input_shapes[0])
+    # Of either kind of kernel the second dimension is what each group has of one side.
+    products = weight.numel() * prod(node.input_shapes[0][1:] if node.arguments["transposed"] else node.shape[1:])
+    entries = node.size * inputs
+    if weight.device.type != "cpu" or entries > min(MATRIX, PRODUCTS_FOR_ONE * products) or weight.requires_grad:
+        return None
+    if node not in _matrices:
+        identity = torch.eye(node.size, dtype=weight.dtype).reshape(node.size, *node.shape)
+        with torch.no_grad():
+            _matrices[node] = _adjoint(identity, weight, node.input_shapes[0], _geometry(node)).reshape(-1, inputs)
+    return _matrices[node]
 
 
 def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from service.jobs.launchers import LOCAL, launchers, unknown_launcher
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem
 from service.jobs.spec.train import TrainSpec
@@ -27,6 +28,10 @@ def check_fleet(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
     may come to stand for CUDA.
     """
     fleet_capacity = context.fleet_capacity
+    if spec.launcher is not None and spec.launcher != LOCAL:
+        if spec.launcher not in (known := launchers()):
+            yield Problem("launcher", unknown_launcher(spec.launcher), spec.launcher, ", ".join([LOCAL, *known]))
+        return
     if fleet_capacity is None:
         return
     pool = pool_of(spec, context)

@@ -63,7 +63,7 @@ class ModelConfig(Strict):
     @property
     @abstractmethod
     def divided(self) -> Mapping[str, int]:
-        """Sizes that are divided over tensor-parallel ranks, by the field that holds each (``hidden.0``)."""
+        """Sizes that must divide over tensor-parallel ranks, by the field that holds each (``hidden.0``)."""
 
     @property
     @abstractmethod

@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.jobs.launchers import LAUNCHER_NAME
+from service.jobs.spec.exports import ExportTargets
 from service.jobs.spec.notify import NotifySpec
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
@@ -156,8 +158,24 @@ class CommonSpec(Strict):
     device: _DeviceChoice = Field(
         "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
     )
+    launcher: str | None = Field(
+        None,
+        pattern=LAUNCHER_NAME.pattern,
+        exclude_if=lambda name: name is None,  # a worker of an older version does not know the field
+        description="what gives it devices: `local`, the hosts of the service, or a scheduler's launcher, such as "
+        "`slurm`; the operator's choice when absent",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
-    notify: NotifySpec | None = Field(None, description="a URL that is told how the job goes, by signed requests")
+    notify: NotifySpec | None = Field(
+        None,
+        exclude_if=lambda notify: notify is None,  # a worker of an older version does not know the field
+        description="a URL that is told how the job goes, by signed requests",
+    )
+    export: ExportTargets = Field(
+        ExportTargets(),
+        exclude_if=lambda export: export == ExportTargets(),  # as above
+        description="services that are told of the job when it ends",
+    )
     sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
 
     @model_validator(mode="wrap")

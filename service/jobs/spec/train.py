@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import CommonSpec, Dependency, JobId
 from service.jobs.spec.data import DataSpec
+from service.jobs.spec.exports import ExportTargets
 from service.jobs.spec.model import ModelRef, Step, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.jobs.spec.strict import Strict, disagreement
@@ -126,8 +127,8 @@ class EvaluateSpec(Strict):
     samples: int | None = Field(None, ge=1, description="the first ones of the test split; all when absent")
 
 
-class ExportSpec(Strict):
-    """Chooses what a finished job publishes beside ``model.safetensors``."""
+class ExportSpec(ExportTargets):
+    """Chooses what a finished job publishes beside ``model.safetensors``, and which services are told of it."""
 
     huggingface: Literal["fp32", "bf16"] | None = Field(
         None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"
@@ -165,7 +166,9 @@ class TrainSpec(CommonSpec):
     compile: CompileChoice = CompileChoice()
     checkpoint: CheckpointSpec = CheckpointSpec.model_validate({})
     evaluate: EvaluateSpec = EvaluateSpec()
-    export: ExportSpec = ExportSpec()
+    export: ExportSpec = Field(
+        ExportSpec(), description="forms of the finished model, and services that are told of the job when it ends"
+    )
 
     @property
     def stages(self) -> int:

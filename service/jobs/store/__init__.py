@@ -23,11 +23,13 @@ from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
 from service.jobs.store.counts import Counts
 from service.jobs.store.events import EventPage, Events, StoredEvent
+from service.jobs.store.exports import Exports
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
 from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import Jobs, Submission
 from service.jobs.store.keys import ApiKeys, Credential
+from service.jobs.store.launching import KnownJob, Launching, PendingLaunch
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.preemption import Preemptions
 from service.jobs.store.projects import Projects
@@ -53,6 +55,7 @@ class Store:
     queue: Queue
     shares: Shares
     preemptions: Preemptions
+    launching: Launching
     attempts: Attempts
     hosts: HostStore
     events: Events
@@ -67,6 +70,7 @@ class Store:
     counts: Counts
     gauges: Gauges
     webhooks: Webhooks
+    exports: Exports
     audit: AuditLog
     samples: SampleStore
 
@@ -94,6 +98,7 @@ class Store:
             queue=Queue(client, limits, hosts, shares),
             shares=shares,
             preemptions=Preemptions(client, limits, hosts),
+            launching=Launching(client, limits),
             attempts=Attempts(client, limits),
             hosts=hosts,
             events=Events(client),
@@ -108,6 +113,7 @@ class Store:
             counts=counts,
             gauges=Gauges(client, limits, hosts, counts, keys),
             webhooks=Webhooks(client),
+            exports=Exports(client, limits),
             audit=AuditLog(client, AuditFiles(data.audit, limits.max_audit_bytes)),
             samples=SampleStore(client),
         )
@@ -160,7 +166,10 @@ __all__ = [
     "HostStore",
     "JobFilter",
     "Jobs",
+    "KnownJob",
+    "Launching",
     "Listing",
+    "PendingLaunch",
     "Preemptions",
     "Projects",
     "Queue",

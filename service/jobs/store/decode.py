@@ -8,10 +8,22 @@ from typing import Any
 
 import orjson
 
+from service.jobs.launchers import LOCAL
 from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.records import HostShare, Job, JobPhase, ListedJob
 
-_JSON_FIELDS = ("labels", "parallel", "spec", "placement", "progress", "result", "error", "parameters", "children")
+_JSON_FIELDS = (
+    "labels",
+    "parallel",
+    "spec",
+    "placement",
+    "progress",
+    "result",
+    "error",
+    "parameters",
+    "children",
+    "allocation",
+)
 _TIME_FIELDS = ("created_at", "started_at", "ended_at")
 
 
@@ -43,6 +55,7 @@ def _values(flat: list[str]) -> dict[str, Any]:
     values |= {name: moment(fields[name]) for name in _TIME_FIELDS if name in fields}
     values |= {name: int(fields[name]) for name in ("attempt", "priority")}
     values["sweep"] = fields.get("sweep")
+    values["launcher"] = fields.get("launcher", LOCAL)
     values["project"] = fields.get("project", DEFAULT_PROJECT)
     values["shared_with"] = orjson.loads(fields.get("shared", "[]"))
     return {**values, "reason": reason_of(fields)}

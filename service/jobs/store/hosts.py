@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from service.jobs.records import AttemptRef, FailingHost, FleetCapacity, Holding, Host, NotFound
+from service.jobs.records import (
+    AllocatedDevices,
+    AttemptRef,
+    FailingHost,
+    FleetCapacity,
+    Holding,
+    Host,
+    NotFound,
+)
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store_limits import StoreLimits
@@ -31,6 +39,10 @@ class HostReport:
     live: tuple[str, ...] = ()
     isolation: tuple[str, ...] = ()
     """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.records.ISOLATION_PARTS`."""
+    launchers: dict[str, str] = field(default_factory=dict)
+    """The launchers that this worker serves, and what each says of its devices."""
+    allocation: AllocatedDevices | None = None
+    """Devices that a launcher got for one job. Placement has none of them: the host declares none of its own."""
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -66,6 +78,8 @@ class HostStore:
             cpu_slots=report.cpu_slots,
             versions=orjson.dumps(report.versions).decode(),
             isolation=orjson.dumps(report.isolation).decode(),
+            launchers=orjson.dumps(report.launchers).decode(),
+            allocation="null" if report.allocation is None else report.allocation.model_dump_json(),
             clock_ms=round(time.time() * 1000),
             live=orjson.dumps(report.live).decode(),
         )
@@ -116,6 +130,9 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
     holdings = sorted(
         (_holding(*part) for part in decode.fields_of(held).items()), key=lambda one: (one.job or "", one.attempt)
     )
+    allocation = orjson.loads(fields.get("allocation", "null"))
+    if allocation is not None:
+        return _allocated(fields, AllocatedDevices.model_validate(allocation), holdings, alive=alive == "1")
     return Host(
         name=fields["name"],
         alive=alive == "1",
@@ -124,14 +141,41 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         cuda=orjson.loads(fields["cuda"]),
         cpu_slots=int(fields["devices:cpu"]),
         free={"cuda": tuple(sorted(map(int, cuda))), "cpu": tuple(sorted(map(int, cpu)))},
-        running=tuple(dict.fromkeys(holding.job for holding in holdings if holding.job)),
+        running=_running(holdings),
         held=tuple(holdings),
         failing=_failing(fields),
         clock_skew_s=int(fields.get("clock_skew_ms", "0")) / 1000,
         seen_at=decode.moment(fields["seen_at"]),
         versions=orjson.loads(fields["versions"]),
         isolation=orjson.loads(fields.get("isolation", "[]")),
+        launchers=orjson.loads(fields.get("launchers", "{}")),
     )
+
+
+def _allocated(fields: dict[str, str], has: AllocatedDevices, holdings: list[Holding], *, alive: bool) -> Host:
+    """Return a host of an allocation, which has the devices of that and declares none to placement."""
+    held = {device for holding in holdings for device in holding.devices}
+    free = tuple(device for device in range(has.devices) if device not in held)
+    return Host(
+        name=fields["name"],
+        alive=alive,
+        draining=False,
+        address=fields["address"],
+        cuda=("CUDA device",) * has.devices if has.pool == "cuda" else (),
+        cpu_slots=has.devices if has.pool == "cpu" else 0,
+        free={"cuda": (), "cpu": (), has.pool: free},
+        running=_running(holdings),
+        held=tuple(holdings),
+        clock_skew_s=int(fields.get("clock_skew_ms", "0")) / 1000,
+        seen_at=decode.moment(fields["seen_at"]),
+        versions=orjson.loads(fields["versions"]),
+        isolation=orjson.loads(fields["isolation"]),
+        allocation=has,
+    )
+
+
+def _running(holdings: list[Holding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(holding.job for holding in holdings if holding.job))
 
 
 def _failing(fields: dict[str, str]) -> FailingHost | None:

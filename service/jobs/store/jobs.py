@@ -12,6 +12,7 @@ import orjson
 
 from service.jobs.checkpoints import steps_of_weights
 from service.jobs.checks.files import files_of
+from service.jobs.launchers import LOCAL
 from service.jobs.layout import DataLayout
 from service.jobs.projects import DEFAULT_PROJECT, Project
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
@@ -50,6 +51,7 @@ class Submission:
     text: str
     idem: str
     body_hash: str
+    launcher: str = LOCAL
 
     def entry(self) -> dict[str, object]:
         """Return what the script of submission reads of it."""
@@ -68,6 +70,7 @@ class Submission:
         """Return the fields of the job's hash that submission knows, all of them strings."""
         spec = self.spec
         ranks = spec.parallel.world_size
+        is_local = self.launcher == LOCAL
         return {
             "kind": spec.kind,
             "name": spec.name or spec.kind,
@@ -80,11 +83,14 @@ class Submission:
             "preemptible": "1" if spec.preemptible else "",
             "timeout_s": "" if spec.timeout_s is None else str(spec.timeout_s),
             "parallel": spec.parallel.model_dump_json(),
-            "shape": f"{spec.device}:{ranks}:{min(spec.max_hosts, ranks)}",
+            # Of a launcher's jobs it names no device: placement, of whatever version, has none for them.
+            "shape": f"{spec.device if is_local else self.launcher}:{ranks}:{min(spec.max_hosts, ranks)}",
+            **({} if is_local else {"launcher": self.launcher, "device": spec.device}),
             "after": _json(_needed(spec)),
             "weights": _json(_only_for_weights(spec)),
             "indexes": _json(_indexes(self)),
             "spec": self.text,
+            "exports": " ".join(spec.export.chosen()),
             "traceparent": current_traceparent() or "",
             **notice_fields(spec),
         }
@@ -134,8 +140,9 @@ class Jobs:
         """
         body_hash = body_hash or _hashed(_text(spec))
         idem = "" if idempotency_key is None else _digest(project, owner, idempotency_key)
-        limited = _with_time_limit(spec, self._default_time_s(project))
-        return Submission("", limited, owner, project, _text(limited), idem, body_hash)
+        limited = self._with_defaults(spec, self._default_time_s(project))
+        launcher = spec.launcher or self.limits.launcher
+        return Submission("", limited, owner, project, _text(limited), idem, body_hash, launcher)
 
     def batch(
         self, specs: Sequence[CommonSpec], owner: str, idempotency_key: str | None = None, *, project: str
@@ -143,7 +150,7 @@ class Jobs:
         """Return what is to be accepted together; the key of each item follows from that of the batch."""
         body_hash = _hashed(*map(_text, specs))
         default_time_s = self._default_time_s(project)
-        limited = [_with_time_limit(spec, default_time_s) for spec in specs]
+        limited = [self._with_defaults(spec, default_time_s) for spec in specs]
         return tuple(
             Submission(
                 path=f"jobs.{index}",
@@ -153,6 +160,7 @@ class Jobs:
                 text=_text(spec),
                 idem="" if idempotency_key is None else _hashed(_json([project, owner, [idempotency_key, index]])),
                 body_hash=body_hash,
+                launcher=spec.launcher or self.limits.launcher,
             )
             for index, spec in enumerate(limited)
         )
@@ -160,6 +168,13 @@ class Jobs:
     def _default_time_s(self, project: str) -> float | None:
         text = self.client.call("HGET", PROJECTS(), project)
         return None if text is None else Project.model_validate_json(text).quotas.default_time_s
+
+    def _with_defaults(self, spec: CommonSpec, default_time_s: float | None) -> CommonSpec:
+        """Return the spec with what project and operator say of fields that it leaves open."""
+        changes: dict[str, object] = {"export": spec.export.with_defaults(self.limits.exports)}
+        if spec.timeout_s is None:
+            changes["timeout_s"] = default_time_s
+        return spec.model_copy(update=changes)
 
     def known(self, submission: Submission) -> Job | None:
         """Return the job that the idempotency key led to before; answered ahead of all checks, whose outcome may have
@@ -202,6 +217,9 @@ class Jobs:
             job = self._lookup(job_id)
             return job if job is not None and all(map(job.is_visible_to, projects)) else None
 
+        if self.limits.launcher != LOCAL:
+            given = {"launcher": self.limits.launcher}
+            specs = {path: spec if spec.launcher else spec.model_copy(update=given) for path, spec in specs.items()}
         return CheckRequest.of(
             specs, self.hosts.capacity(), visible, self._lookup, self.data, uploads=self._uploads(specs, projects)
         )
@@ -301,6 +319,7 @@ class Jobs:
         for gone in stubs.delete(self.client, job_id):
             if JOB_ID.fullmatch(gone):  # a host can add anything to the jobs of a sweep
                 remove_tree(self.data.job(gone).root)
+                remove_tree(self.data.tensorboard / gone)
 
     def adopt(self) -> None:
         """Let jobs that were accepted before there were projects belong to the default one. Doing it again changes
@@ -348,10 +367,6 @@ class Jobs:
 
 def _text(spec: CommonSpec) -> str:
     return spec.model_dump_json(by_alias=True)
-
-
-def _with_time_limit(spec: CommonSpec, default_s: float | None) -> CommonSpec:
-    return spec if spec.timeout_s is not None else spec.model_copy(update={"timeout_s": default_s})
 
 
 def _json(value: object) -> str:

@@ -70,6 +70,10 @@ PENDING_NODE = Key(
     "pending_node", "pending:node:{}:{}:{}:{}", "ZSET: first jobs of the slices in a square of the index"
 )
 PENDING_GROUPS = Key("pending_groups", "pending:groups", "HASH: group of shapes → how many pending jobs are in it")
+LAUNCHING = Key("launching", "launching:{}", "ZSET: pending jobs that a launcher gets devices for, as in pending")
+LAUNCHER_HOLDER = Key(
+    "launcher_holder", "launcher:{}:holder", "STRING: the worker that asks a launcher for devices", "expires"
+)
 USES = Key("uses", "uses", "HASH: project → decayed device-ms, devices held, when that was so in ms")
 WEIGHTS = Key("weights", "weights", "HASH: project → its weight, where that is not 1")
 DEVICE_HOURS = Key("device_hours", "device_hours:{}", "HASH: hour of the store's clock → device-ms of a project in it")
@@ -132,6 +136,7 @@ WEBHOOK_SECRETS = Key(
 WEBHOOKS_FAILING = Key(
     "webhooks_failing", "webhook:failing", "HASH: webhook → since when all its deliveries fail, in ms"
 )
+EXPORTS_DUE = Key("exports_due", "exports:due", "ZSET: job:target → when to export an ended job there (again) in ms")
 READY = Key("ready", "ready:{}", "STRING: a readiness probe's value", "expires")
 FILES = Key("files", "files", "HASH: id → JSON of an uploaded file, as before there were projects")
 UPLOADS = Key("uploads", "project:{}:uploads", "HASH: file → JSON of what the project uploaded")

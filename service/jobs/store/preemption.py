@@ -36,7 +36,7 @@ class Preemptions:
         if not seen:
             return None
         pending, running = seen
-        hosts = [host for host in self.hosts.list() if host.alive and not host.draining and host.failing is None]
+        hosts = [host for host in self.hosts.list() if host.takes_work]
         auto = "cuda" if any(host.cuda for host in hosts) else "cpu"
         found = plan(
             [_pending_job(view, auto) for view in map(decode.fields_of, stubs.waiting(self.client, *pending))],

@@ -244,7 +244,7 @@ def _running_job(row: list[str], typical_s: dict[str, float]) -> RunningJob:
 
 
 def _fleet(hosts: list[Host]) -> Fleet:
-    able = [host for host in hosts if host.alive and not host.draining and (host.failing is None)]
+    able = [host for host in hosts if host.takes_work]
     return Fleet(
         free={pool: {host.name: len(host.free.get(pool, ())) for host in able} for pool in ("cuda", "cpu")},
         total={

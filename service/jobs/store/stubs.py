@@ -59,6 +59,22 @@ def adopt(cursor: str, most: int) -> str: ...
 def place(limits: str) -> list[str]: ...
 
 
+@script("hold_launcher")
+def hold_launcher(launcher: str, worker: str, hold_ms: int) -> int: ...
+
+
+@script("read_launching")
+def read_launching(limits: str, launcher: str, most: int, *ids: str) -> tuple[list[list[str]], list[list[str]]]: ...
+
+
+@script("tell_allocating")
+def tell_allocating(launcher: str, reasons: str) -> int: ...
+
+
+@script("place_allocated")
+def place_allocated(limits: str, job_id: str, allocation: str, *hosts: str) -> tuple[str, str]: ...
+
+
 @script("oldest_wait")
 def oldest_wait() -> int: ...
 
@@ -160,6 +176,8 @@ def beat(
     cpu_slots: int,
     versions: str,
     isolation: str,
+    launchers: str,
+    allocation: str,
     clock_ms: int,
     live: str,
 ) -> list[str]: ...
@@ -275,6 +293,14 @@ def make_deliveries(change: str, keep_ms: int, most: int, *pieces: str) -> int: 
 
 @script("due_deliveries")
 def due_deliveries(most: int, hold_ms: int) -> list[str]: ...
+
+
+@script("due_exports")
+def due_exports(most: int, hold_ms: int) -> list[str]: ...
+
+
+@script("note_export")
+def note_export(*, limits: str, job_id: str, target: str, state: str, again_ms: int, event: str) -> int: ...
 
 
 @script("note_delivery")

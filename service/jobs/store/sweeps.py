@@ -50,15 +50,19 @@ class Sweeps:
 
 
 def _without_devices(parent: Submission) -> dict[str, object]:
-    """Return the entry of a parent: it needs no devices, and its jobs wait in its stead for those that it names."""
+    """Return the entry of a parent: it needs no devices, is told of nowhere, and its jobs wait in its stead for those
+    that it names.
+    """
     entry = parent.entry()
-    record = {name: value for name, value in parent.record().items() if name != "shape"}
+    record = {name: value for name, value in parent.record().items() if name not in ("shape", "exports")}
     return {**entry, "record": {**record, "after": "[]"}, "after": []}
 
 
 def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict[str, object]:
     text = spec.model_dump_json(by_alias=True)
-    submission = Submission("", spec, parent.owner, parent.project, text, idem="", body_hash="")
+    submission = Submission(
+        "", spec, parent.owner, parent.project, text, idem="", body_hash="", launcher=spec.launcher or parent.launcher
+    )
     record = {**submission.record(), "parameters": _json(parameters)}
     if spec.notify is not None:
         record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'

@@ -23,7 +23,10 @@ class CheckpointError(RuntimeError):
 
 
 class Saver(Protocol):
-    """Publishes checkpoints of one job; every rank makes the same calls. Leave the context before the group ends."""
+    """Publishes checkpoints of one job; every rank makes the same calls. Leave the context before the group ends.
+
+    Savers are made with ``rows``, see :func:`service.parallel.checkpoint.save`.
+    """
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
         """Get ready for a state like this; training need not wait."""
@@ -48,14 +51,14 @@ class Saver(Protocol):
 class DirectSaver:
     """Writes before it returns: no copy is kept."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, keep: int, rows: Mapping[str, int] | None = None) -> None:
+        self._folder, self._keep, self._rows = folder, keep, rows
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
         """Do nothing: no copy is kept."""
 
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        save(self._folder, step, state, meta, self._keep)
+        save(self._folder, step, state, meta, self._keep, rows=self._rows)
 
     @property
     def has_failed(self) -> bool:
@@ -78,8 +81,8 @@ class BackgroundSaver:
     on another rank.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, keep: int, rows: Mapping[str, int] | None = None) -> None:
+        self._folder, self._keep, self._rows = folder, keep, rows
         self._staging = Staging()
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._writing: threading.Thread | None = None
@@ -124,6 +127,6 @@ class BackgroundSaver:
 
     def _write(self, step: int, staged: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         try:
-            save(self._folder, step, staged, meta, self._keep, group=self._group)
+            save(self._folder, step, staged, meta, self._keep, rows=self._rows, group=self._group)
         except BaseException as error:
             self._failed = error

@@ -26,6 +26,7 @@ from service.jobs.checkpoints import Checkpoint, require
 from service.parallel.checkpoint import folder as folders
 from service.parallel.checkpoint.shards import ShardWriter
 from service.parallel.checkpoint.stored import stored
+from service.parallel.checkpoint.unpadded import UnpaddedLoadPlanner, UnpaddedSavePlanner
 
 
 class PublishError(RuntimeError):
@@ -39,33 +40,44 @@ def save(
     meta: Mapping[str, Any],
     keep: int = 2,
     *,
+    rows: Mapping[str, int] | None = None,
     group: ProcessGroup | None = None,
 ) -> Checkpoint:
     """Publish ``state`` as ``folder/step_<step>``; all ranks call this with the tensors they hold.
 
     A DTensor is written as its global tensor; a plain tensor under one name must be equal on every rank that has
-    it. Afterwards only the ``keep`` newest checkpoints remain. A step that is already published is left as it is.
+    it. ``rows`` says of tensors with padding how many rows come before it: those are written. Afterwards only the
+    ``keep`` newest checkpoints remain. A step that is already published is left as it is.
     ``group`` spans all ranks (the default group when absent). A write that fails anywhere raises on every rank.
     """
     working = folders.working_folder(folder, step)
     on_first_rank(lambda: _make_anew(working), f"make {working}", group)
     with _no_group_meant(not _distributed()):
-        dcp_save(dict(state), storage_writer=ShardWriter(working), process_group=group, no_dist=not _distributed())
+        dcp_save(
+            dict(state),
+            storage_writer=ShardWriter(working),
+            planner=UnpaddedSavePlanner(rows or {}),
+            process_group=group,
+            no_dist=not _distributed(),
+        )
     target = folder / f"step_{step}"
     on_first_rank(lambda: folders.publish(folder, step, meta, keep), f"publish {target}", group)
     return require(target)
 
 
-def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
-    """Fill the tensors of ``state`` in place, whatever layout saved them; all ranks call this.
+def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | None = None) -> Checkpoint:
+    """Fill the tensors of ``state`` in place, whatever layout saved them; all ranks call this. ``rows`` are those of
+    :func:`save`; padding stays as it is.
 
     Raises ``ValueError`` when ``path`` isn't a complete checkpoint, lacks a name or holds it in another shape.
     """
     checkpoint = require(path)
     reader = HuggingFaceStorageReader(str(path))
-    _check_fits(path, reader, state)
+    rows = rows or {}
+    _check_fits(path, reader, state, rows)
     with _no_group_meant(not _distributed()):
-        dcp_load(dict(state), storage_reader=reader, no_dist=not _distributed())
+        planner = UnpaddedLoadPlanner(rows)
+        dcp_load(dict(state), storage_reader=reader, planner=planner, no_dist=not _distributed())
     return checkpoint
 
 
@@ -103,15 +115,19 @@ def _make_anew(working: Path) -> None:
     working.mkdir(parents=True)
 
 
-def _check_fits(path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor]) -> None:
+def _check_fits(
+    path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor], rows: Mapping[str, int]
+) -> None:
     """Refuse before DCP's planner does, with a message that names the first tensor that doesn't fit."""
     held = _contents(reader)
     for name, tensor in state.items():
         if name not in held:
             raise ValueError(f"{path} holds no tensor {name!r}: it was saved from another model")
-        shape = tuple(held[name].size)
-        if shape != tuple(tensor.shape):
-            raise ValueError(f"{path} holds {name!r} in shape {shape}; this model has it in {tuple(tensor.shape)}")
+        shape, wanted = tuple(held[name].size), tuple(tensor.shape)
+        if name in rows:
+            wanted = (rows[name], *wanted[1:])
+        if shape != wanted:
+            raise ValueError(f"{path} holds {name!r} in shape {shape}; this model has it in {wanted}")
 
 
 def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:

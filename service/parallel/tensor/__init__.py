@@ -4,7 +4,11 @@ from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLine
 from service.parallel.tensor.placement import distribute, local, local_copy
 from service.parallel.tensor.plain import OnEveryRank
 from service.parallel.tensor.residual_stream import Replicated, ResidualStream, SequenceSharded
-from service.parallel.tensor.vocabulary import VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
+from service.parallel.tensor.vocabulary import (
+    VocabularyParallelEmbedding,
+    VocabularyParallelHead,
+    vocabulary_parallel_cross_entropy,
+)
 
 __all__ = [
     "ColumnParallelLinear",
@@ -14,6 +18,7 @@ __all__ = [
     "RowParallelLinear",
     "SequenceSharded",
     "VocabularyParallelEmbedding",
+    "VocabularyParallelHead",
     "WholeLinear",
     "distribute",
     "joint",

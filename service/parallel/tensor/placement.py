@@ -1,8 +1,10 @@
 """Says where the parameters of a model lie: which dimension is divided, global shapes, local and global forms.
 
-A layer declares ``sharded: dict[parameter name, dimension]``; what it does not name is replicated. With tp > 1
-*every* parameter becomes a DTensor over the ``tp`` mesh, the replicated ones too, so that FSDP2, optimisers,
-gradient clipping and checkpoints see one kind of tensor.
+A layer declares ``sharded: dict[parameter name, dimension]``; what it does not name is replicated. Where the first
+dimension of a parameter has padding at its end, it declares ``unpadded: dict[parameter name, rows before that]``.
+
+With tp > 1 *every* parameter becomes a DTensor over the ``tp`` mesh, the replicated ones too, so that FSDP2,
+optimisers, gradient clipping and checkpoints see one kind of tensor.
 """
 
 from __future__ import annotations
@@ -38,13 +40,22 @@ def sharded_dimensions(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, in
             yield f"{prefix}.{name}" if prefix else name, parameter, declared.get(name)
 
 
+def unpadded_rows(model: nn.Module) -> dict[str, int]:
+    """Return by qualified name the rows of each parameter that has padding behind them."""
+    return {
+        f"{prefix}.{name}" if prefix else name: rows
+        for prefix, module in model.named_modules()
+        for name, rows in getattr(module, "unpadded", {}).items()
+    }
+
+
 def global_shape(shape: torch.Size, dimension: int | None, axis: Axis) -> tuple[int, ...]:
     """Return the shape of the whole parameter of which ``shape`` is a rank's part."""
     return tuple(length * axis.size if index == dimension else length for index, length in enumerate(shape))
 
 
 def own_part(whole: Tensor, dimension: int | None, axis: Axis) -> Tensor:
-    """Return this rank's part of a whole parameter (a view)."""
+    """Return this rank's part of a whole parameter (a view), which has no padding."""
     if dimension is None or axis.size == 1:
         return whole
     length = divided(whole.shape[dimension], axis, f"dimension {dimension}")

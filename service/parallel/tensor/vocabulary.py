@@ -2,6 +2,9 @@
 
 The full logits ``(…, vocabulary)`` never exist on any rank: the loss needs three numbers per position from each
 (maximum, sum of exponentials, the target's logit).
+
+Where the vocabulary does not divide over the ranks, tables have rows of padding behind its end, so that every rank has
+as many. They are zero, nothing reads them, and no logits of theirs leave the head: their gradients are zero too.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from service.parallel.collectives import max_over_group, reduce_from_group
-from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor.placement import divided, local
+from service.parallel.mesh import SINGLE, Axis, PaddedAxis, padded
+from service.parallel.tensor.linear import ColumnParallelLinear
+from service.parallel.tensor.placement import local
 
 AT_ONCE = 2**25
 """Logits that the loss widens to float32 together."""
@@ -32,13 +36,15 @@ class VocabularyParallelEmbedding(nn.Module):
     def __init__(self, vocabulary: int, dim: int, axis: Axis = SINGLE, *, partial_output: bool = False) -> None:
         super().__init__()
         self.vocabulary, self.dim, self.axis, self.partial_output = vocabulary, dim, axis, partial_output
-        self.weight = nn.Parameter(torch.empty(divided(vocabulary, axis, "vocabulary"), dim))
+        rows = padded(axis, vocabulary)
+        self.unpadded = {"weight": vocabulary} if rows.is_padded else {}
+        self.weight = nn.Parameter(torch.empty(rows.share, dim))
 
     def forward(self, ids: Tensor) -> Tensor:
         weight = local(self.weight)
         if self.axis.size == 1:
             return functional.embedding(ids, weight)
-        own_ids, is_own = _own_ids(ids, weight.shape[0], self.axis)
+        own_ids, is_own = _own_ids(ids, self.axis.rank * weight.shape[0], weight.shape[0])
         rows = functional.embedding(own_ids, weight).masked_fill(~is_own.unsqueeze(-1), 0)
         return rows if self.partial_output else reduce_from_group(rows, self.axis.group)
 
@@ -46,16 +52,36 @@ class VocabularyParallelEmbedding(nn.Module):
         return f"{self.vocabulary} × {self.dim}, tp={self.axis.size}"
 
 
+class VocabularyParallelHead(ColumnParallelLinear):
+    """Computes ``(…, dim)``, replicated, → ``(…, own)`` logits of this rank's tokens: of those of ``tokens``, an axis
+    as long as the vocabulary. The caller sums the gradient of the input over the ranks.
+    """
+
+    def __init__(self, dim: int, vocabulary: int, axis: Axis = SINGLE) -> None:
+        self.tokens = padded(axis, vocabulary)
+        super().__init__(dim, self.tokens.share * axis.size, axis, bias=False, copied_input=True)
+        self.unpadded = {"weight": vocabulary} if self.tokens.is_padded else {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.with_padding(x)
+        return logits[..., : self.tokens.own] if self.tokens.is_padded else logits
+
+    def with_padding(self, x: Tensor) -> Tensor:
+        """Return as many logits on each rank, ``(…, share)``; those behind the vocabulary's end mean nothing."""
+        return super().forward(x)
+
+
 def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor, axis: Axis = SINGLE) -> Tensor:
     """Return the mean negative log-likelihood of ``targets (…)`` int64 under ``logits (…, vocabulary / tp)``.
 
     A scalar, replicated, computed in float32 at least; targets must be in range. It has no second derivative, except
-    in a traced graph of one rank, which gets plain operators.
+    in a traced graph of one rank, which gets plain operators. With a :class:`PaddedAxis`, logits are ``(…, own)``.
     """
     rows, wanted = logits.flatten(0, -2), targets.flatten()
     if axis.size == 1 and torch.compiler.is_compiling():
         return functional.cross_entropy(rows.to(_wide(rows.dtype)), wanted)
-    return _VocabularyCrossEntropy.apply(rows, wanted, axis.group, axis.rank)  # type: ignore[no-any-return,no-untyped-call]
+    share = axis.share if isinstance(axis, PaddedAxis) else rows.shape[-1]
+    return _VocabularyCrossEntropy.apply(rows, wanted, axis.group, (axis.rank, share))  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
@@ -64,14 +90,15 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: str, rank: int) -> Tensor:
-        rows, vocabulary = logits.shape
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: str, part: tuple[int, int]) -> Tensor:
+        rows, (rank, share) = len(logits), part
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=_wide(logits.dtype), device=logits.device)
-        part = _dense_part if not group else partial(_divided_part, group=group, rank=rank)
-        for start in range(0, rows, step := max(AT_ONCE // vocabulary, 1)):
+        compute = _dense_part if not group else partial(_divided_part, group=group, first=rank * share)
+        # By the share, which all ranks have in common: for each step they meet in collectives.
+        for start in range(0, rows, step := max(AT_ONCE // share, 1)):
             own = slice(start, start + step)
-            total += part(logits[own], targets[own], None if gradient is None else gradient[own])
+            total += compute(logits[own], targets[own], None if gradient is None else gradient[own])
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return total / rows
@@ -98,10 +125,12 @@ def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Ten
     return loss
 
 
-def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, group: str, rank: int) -> Tensor:
-    """Return the same where the ranks of ``group`` have a part of the vocabulary each."""
+def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, group: str, first: int) -> Tensor:
+    """Return the same where the ranks of ``group`` have a part of the vocabulary each, this one from ``first`` on."""
     wide = logits.to(_wide(logits.dtype))
-    own_ids, is_own = _own_ids(targets, logits.shape[-1], Axis(rank=rank))
+    own_ids, is_own = _own_ids(targets, first, logits.shape[-1])
+    if not logits.shape[-1]:  # the ranks before this one have all of the vocabulary
+        wide, gradient = wide.new_full((len(wide), 1), -torch.inf), None
     where = own_ids.unsqueeze(-1)
     peak = max_over_group(wide.amax(-1), group)
     target = wide.gather(-1, where).squeeze(-1).masked_fill(~is_own, 0)
@@ -114,8 +143,8 @@ def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, grou
     return losses.sum()
 
 
-def _own_ids(ids: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
+def _own_ids(ids: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
     """Return the ids relative to this rank's first row (0 where another rank has the row), and which are its own."""
-    relative = ids - axis.rank * rows
+    relative = ids - first
     is_own = (relative >= 0) & (relative < rows)
     return relative.masked_fill(~is_own, 0), is_own

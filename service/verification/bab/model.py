@@ -58,7 +58,7 @@ class ModelUnderVerification:
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> ModelUnderVerification:
         """Read a model from an ONNX file's content. Raises ``UnsupportedModelError``."""
-        from service.bounds.onnx.model import load_both  # noqa: PLC0415 - brings onnxruntime, which only these models need
+        from service.bounds.onnx.model import load_both  # noqa: PLC0415 - brings onnx, which only these models need
 
         module, runtime = load_both(data)
         float64_module = load_both(data)[0].to(device, torch.float64)

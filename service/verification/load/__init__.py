@@ -15,6 +15,7 @@ from service.parallel.mesh import build as build_mesh
 from service.verification.load.instances import load_instances
 from service.verification.load.onnx import chosen_source, load_onnx, with_labels_if_asked
 from service.verification.load.task_loader import LoadedTasks, TaskLoader
+from service.verification.load.trace_cache import TraceCache
 from service.verification.load.trained import load_trained
 from service.verification.properties import Property, read
 
@@ -26,7 +27,9 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     :class:`~service.bounds.graph.UnsupportedModelError` or ``PropertyError`` when no model or the property can be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
-    loader = TaskLoader(spec, mesh, device, StageLink(mesh, device), report=context.report)
+    loader = TaskLoader(
+        spec, mesh, device, StageLink(mesh, device), report=context.report, traces=TraceCache(context.host_cache)
+    )
     if isinstance(spec.property, InstancesProperty):
         return loader.collected(list(load_instances(spec.property.instances, context.data, loader)))
     if isinstance(spec.model, FromOnnx):

@@ -49,7 +49,7 @@ class OnnxSource:
 
     def folder(self, dtype: torch.dtype | None) -> Path:
         """Return the folder of weights that ranks map, to bound the model in ``dtype``; without, of its own type."""
-        from service.bounds.onnx.stored import VERSION  # noqa: PLC0415 - brings onnxruntime
+        from service.bounds.onnx.stored import VERSION  # noqa: PLC0415 - brings onnx
 
         name = hashlib.sha256(f"{self.name} {dtype}".encode()).hexdigest()
         return self.cache / f"onnx-{VERSION}" / name
@@ -77,7 +77,7 @@ def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> On
 
     Labels beside scores are else left out. All ranks find the same.
     """
-    from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415 - brings onnxruntime
+    from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415 - brings onnx
     from service.formats.onnx import LARGEST_READ, OnnxError, outline_of, unpacked  # noqa: PLC0415 - brings onnx
     from service.formats.onnx_chosen import with_labels  # noqa: PLC0415
 
@@ -103,7 +103,7 @@ def load_onnx(
 
     ``part`` has the instances that are about it, where some of the property's are about others.
     """
-    from service.bounds.onnx.model import check_at, load_both  # noqa: PLC0415 - brings onnxruntime
+    from service.bounds.onnx.model import check_at, load_both  # noqa: PLC0415 - brings onnx
     from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415
 
     if not loader.is_alone:
@@ -115,7 +115,8 @@ def load_onnx(
         typed = replace(loader, dtype=module.get_buffer("type_of_all").dtype)
         asked = property_of((module.features, module.outputs))
         module = module.to(loader.device)
-        engine = typed.engine_of_module(typed.arithmetic.module_to_bound(module), (module.features,))
+        bounded = typed.arithmetic.module_to_bound(module)
+        engine = typed.engine_of_content(bounded, (module.features,), source.name)
         task = typed.task(module, engine, asked, runtime)
         inputs = _points(asked, part, runtime, loader, engine.network.graph)
         return replace(task, precision=_told(runtime, check_at(module, inputs, runtime), len(inputs)))

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from service.bounds.capture import capture, local_state
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.network import from_graph, prepare
@@ -19,6 +20,7 @@ from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 from service.verification.engine import Arithmetic, BoundingEngine, NetworkEngine, StagesEngine
+from service.verification.load.trace_cache import TraceCache
 from service.verification.properties import Property
 from service.verification.results import NonlinearLayer, layers_of
 from service.verification.task import Assignment, RefusedModel, Task, arithmetic_of, memory_of
@@ -39,7 +41,8 @@ class LoadedTasks:
 @dataclass(frozen=True, eq=False)
 class TaskLoader:
     """Makes tasks on this rank of the job's mesh; ``line`` connects the stages that each model is divided into. Models
-    compute in ``dtype``. The reporter is told when models are read, and what follows is their preparation.
+    compute in ``dtype``. The reporter is told when models are read, and what follows is their preparation. ``traces``
+    has those that earlier jobs have made.
     """
 
     spec: VerifySpec
@@ -48,6 +51,7 @@ class TaskLoader:
     line: StageLink
     dtype: torch.dtype = torch.float32
     report: Reporter = field(default_factory=NullReporter)
+    traces: TraceCache = field(default_factory=TraceCache)
 
     @property
     def is_alone(self) -> bool:
@@ -65,6 +69,15 @@ class TaskLoader:
         if self.line.size > 1:
             return StagesEngine.of(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
+
+    def engine_of_content(self, module: nn.Module, input_shape: Sequence[int], content: str) -> BoundingEngine:
+        """Return what bounds a module that this rank has whole and whose file ``content`` names: traced now, or by an
+        earlier job.
+        """
+        self.report.phase("preparing")
+        like = next(iter(local_state(module).values()))
+        graph = self.traces.graph(content, like.dtype, like.device, lambda: capture(module, input_shape))
+        return NetworkEngine(from_graph(graph, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_graph(self, graph: Graph) -> BoundingEngine:
         """Return what bounds the model of a traced graph, which has all stages; all ranks of the model call it."""

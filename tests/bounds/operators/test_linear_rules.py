@@ -18,6 +18,7 @@ from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.ibp import propagate
 from service.bounds.network import Network
+from service.bounds.operators import convolution
 from service.bounds.operators.convolution import Convolution
 from service.bounds.rank_group import RankGroup
 
@@ -148,6 +149,29 @@ def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
         network.graph.output.name, IdentityRows(torch.arange(8)[None])
     )
     assert found.shape == (1, 16)
+
+
+def test_a_convolution_of_a_small_image_is_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network = prepared(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Flatten()).double(), 2, 2, 2)
+    box = box_around(torch.randn(2, 2, 2, 2, dtype=torch.float64), 0.2)
+    backward, made = Pass(network, {network.graph.input.name: box}, {}), list[int]()
+    node = network.graph.nodes[1]
+    units = IdentityRows(torch.arange(node.size)[None])
+    dense = units.dense(node.shape, box.lower)
+    adjoint = convolution._adjoint
+
+    def counted(flat: Tensor, *arguments: object) -> Tensor:
+        made.append(len(flat))
+        return adjoint(flat, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(convolution, "_adjoint", counted)
+    found = [backward.lower_bounds(node.name, rows) for rows in (units, dense, dense)]
+    assert made == [node.size]
+    monkeypatch.setattr(convolution, "MATRIX", 0)
+    for each in found:
+        torch.testing.assert_close(each, backward.lower_bounds(node.name, dense))
+    assert made == [node.size, 2 * node.size, 2 * node.size, 2 * node.size]
 
 
 @given(

@@ -21,7 +21,7 @@
 
 /** Fields of every kind: how a job runs rather than what it does. */
 export const COMMON = new Set(["labels", "priority", "preemptible", "retries", "timeout_s", "stall_s", "after", "parallel", "max_hosts", "device",
-  "seed", "notify", "sweep"]);
+  "launcher", "seed", "notify", "sweep"]);
 
 /** Deeper groups are edited as text. */
 const DEEPEST = 4;

@@ -23,6 +23,7 @@
  * @property {Progress | null} progress
  * @property {Phase[]} [phases] what the newest attempt did one after the other; not in lists
  * @property {HostShare[]} placement
+ * @property {string} launcher
  * @property {string | null} reason
  * @property {Record<string, number> | null} parallel
  * @property {Record<string, any>} spec null in lists
@@ -51,6 +52,8 @@
  * @property {string} seen_at
  * @property {Record<string, string>} versions
  * @property {string[]} isolation
+ * @property {Record<string, string>} launchers what each scheduler that its worker asks says of itself
+ * @property {{launcher: string, id: string, job: string | null, pool: string, devices: number} | null} allocation
  *
  * @typedef {{name: string, bytes: number, sha256: string, media_type: string, created_at: string}} Artifact
  *

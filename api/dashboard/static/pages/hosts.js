@@ -44,6 +44,13 @@ function failure(host) {
   return `No work since ${ago(unix(since) ?? 0, now())}: ${reason}. ${again}`;
 }
 
+/** What a scheduler gave the host for one job, or what schedulers its worker asks. @param {Host} host */
+function launchers(host) {
+  const given = host.allocation;
+  if (given) return `${given.devices} ${given.pool} devices of ${given.launcher} ${given.id}, for one job`;
+  return Object.entries(host.launchers).map(([name, has]) => `Launcher ${name}: ${has}`).join(" · ");
+}
+
 class HostCard {
   constructor() {
     this.name = h("h2", {});
@@ -54,13 +61,14 @@ class HostCard {
     this.grid = h("div", {});
     this.versions = h("p", { class: "versions muted" });
     this.failing = h("p", { class: "failing" });
+    this.launchers = h("p", { class: "launchers note" });
     /** @type {Host | null} */
     this.host = null;
     this.shown = "";
     this.action.addEventListener("click", () => void this.toggle());
     this.element = h("section", { class: "panel host" },
       h("header", {}, this.name, this.address, h("span", { class: "aside" }, this.state, this.seen, this.action)),
-      this.failing, this.grid, this.versions);
+      this.failing, this.launchers, this.grid, this.versions);
   }
 
   /** @param {Host} host */
@@ -73,12 +81,15 @@ class HostCard {
     updateStateMark(this.state, host.alive ? state : "lost");
     setText(this.failing, failure(host));
     setAttribute(this.failing, "hidden", host.failing === null);
+    setText(this.launchers, launchers(host));
+    setAttribute(this.launchers, "hidden", launchers(host) === "");
     keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);
     setText(this.action, host.draining || host.failing ? "Resume" : "Drain");
-    setAttribute(this.action, "hidden", !operator);
+    setAttribute(this.action, "hidden", !operator || host.allocation !== null);
     this.showDevices(devices(host));
     const versions = Object.entries(host.versions).map(([name, version]) => `${name} ${version}`);
-    setText(this.versions, [...versions, `ranks isolated by ${host.isolation.join(", ")}`].join("  ·  "));
+    const isolation = host.isolation.length > 0 ? [`ranks isolated by ${host.isolation.join(", ")}`] : [];
+    setText(this.versions, [...versions, ...isolation].join("  ·  "));
   }
 
   /** Drawn again only when something changed, so that the keyboard's focus stays. @param {Device[]} all */

@@ -32,7 +32,9 @@ class TransformerConfig(ModelConfig):
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     family: Literal["transformer"] = Field("transformer", description="a decoder as in Llama")
-    vocab_size: int = Field(256, ge=2, le=2**24, description="tokens that there are")
+    vocab_size: int = Field(
+        256, ge=2, le=2**24, description="tokens that there are; any number of them divides over tp"
+    )
     dim: int = Field(64, ge=2, le=2**20, description="features of a token")
     layers: int = Field(2, ge=1, le=4096, description="blocks of attention and feed-forward")
     heads: int = Field(4, ge=1, le=4096, description="of the attention")
@@ -69,7 +71,6 @@ class TransformerConfig(ModelConfig):
         return {
             "heads": self.heads,
             "ffn_dim": self.feed_forward_dim,
-            "vocab_size": self.vocab_size,
         }
 
     @property

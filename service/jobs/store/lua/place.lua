@@ -9,7 +9,7 @@
 -- the hours of the window for each project with a quota of device-hours, and by MOST_TOLD dependents that are told. The
 -- cost does not grow with the number of pending jobs, nor with that of their shapes. What was left is found by the next call, in the same order. A call that leaves nothing to do says so, and until
 -- a job, a device or a host is added or freed (or a second has passed) the next ones return at once.
--- USES: core jobs queue pending_search device_hours fair_share placement_quotas devices fleet counts sweeps ending
+-- USES: core jobs queue pending_search device_hours fair_share placement_quotas devices fleet counts sweeps ending starting
 -- ARGV: limits: json
 -- RETURNS: ids placed
 
@@ -223,33 +223,17 @@ local function allocate(host, pool, count)
   return allocated
 end
 
--- No number is given twice, also where a lost attempt was taken up again and the one in its stead withdrawn.
-local function next_attempt(id)
-  local job = redis.call("HMGET", KEY.job(id), "attempt", "last_attempt")
-  local attempt = math.max(tonumber(job[1]), tonumber(job[2] or 0)) + 1
-  redis.call("HSET", KEY.job(id), "attempt", attempt, "last_attempt", attempt)
-  return attempt
-end
-
 local function place(job, pool)
   local id, project = job.id, job.project
-  dequeue(id)
   local _, ranks, most_hosts = parse_shape(field(id, "shape"))
-  local attempt, placement = next_attempt(id), {}
-  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
-  for i, share in ipairs(choose_hosts(pool, ranks, most_hosts, field(id, "avoid"))) do
-    local name = share.host.name
-    local devices = allocate(share.host, pool, share.count)
-    placement[i] = { host = name, devices = devices, pool = pool }
-    take(name, id, attempt, { pool = pool, devices = devices, placed_at = now, project = project })
-    redis.call("HSET", KEY.job_parts(id), name, "starting")
-    redis.call("ZADD", KEY.leases(), whole(now + limits.starting_lease_ms), part_name(id, attempt, name))
-    redis.call("ZADD", KEY.outbox(), whole(now), part_name(id, attempt, name))
+  local chosen, parts = choose_hosts(pool, ranks, most_hosts, field(id, "avoid")), {}
+  for i, share in ipairs(chosen) do
+    parts[i] = { host = share.host.name, devices = allocate(share.host, pool, share.count), pool = pool }
   end
-  redis.call("HSET", KEY.job(id), "placement", cjson.encode(placement))
-  add_count(1, "trivet_attempts_placed_total")
-  observe("trivet_queue_time_seconds", (now - tonumber(field(id, "queued_at"))) / 1000)
-  set_state(id, limits.stream_cap, "starting")
+  local attempt = begin_attempt(id, parts, now)
+  for _, part in ipairs(parts) do
+    redis.call("ZADD", KEY.outbox(), whole(now), part_name(id, attempt, part.host))
+  end
   shares[project] = share_of(project, now)
   if bounds[project] then
     bounds[project].held = bounds[project].held + ranks

@@ -17,7 +17,11 @@ end
 
 local now, capacity = now_ms(), cjson.decode(redis.call("GET", KEY.capacity()) or "{}")
 
+-- Whether no room can be made for a job, or it gets none before others do.
 local function is_held_back(id)
+  if field(id, "launcher") then
+    return true
+  end
   local device, ranks = string.match(field(id, "shape"), "^(%a+):(%d+)")
   local seen = capacity[device == "auto" and capacity.auto or device]
   if quota_reason(id, tonumber(ranks), capacity) then

@@ -49,9 +49,17 @@ for _, host in ipairs(redis.call("ZRANGE", KEY.hosts(), "-inf", whole(now), "BYS
   end
 end
 
-local forgotten = whole(now - limits.forget_host_ms)
-for _, host in ipairs(redis.call("ZRANGE", KEY.hosts(), "-inf", forgotten, "BYSCORE")) do
-  local kept = redis.call("HEXISTS", KEY.host(host), "draining") == 1
+-- A host of an allocation does not come back, and what it held ended with its lease.
+local function is_forgotten(host, silent_since)
+  local allocation = redis.call("HGET", KEY.host(host), "allocation")
+  local after_ms = allocation and allocation ~= "null" and limits.lease_ms or limits.forget_host_ms
+  return tonumber(silent_since) <= now - after_ms
+end
+
+local silent = redis.call("ZRANGE", KEY.hosts(), "-inf", whole(now), "BYSCORE", "WITHSCORES")
+for i = 1, #silent, 2 do
+  local host = silent[i]
+  local kept = not is_forgotten(host, silent[i + 1]) or redis.call("HEXISTS", KEY.host(host), "draining") == 1
   for _, held in ipairs(redis.call("HKEYS", KEY.host_parts(host))) do
     kept = kept or redis.call("ZSCORE", KEY.leases(), held .. ":" .. host)
   end

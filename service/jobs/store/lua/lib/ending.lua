@@ -22,6 +22,14 @@ local function forget_dependencies(id)
   redis.call("DEL", KEY.job_waits(id))
 end
 
+-- An ended job is to be told of where its spec says: the record has the targets, separated by spaces.
+local function note_for_exports(id)
+  for target in string.gmatch(field(id, "exports") or "", "%S+") do
+    redis.call("HDEL", KEY.job(id), "export:" .. target)
+    redis.call("ZADD", KEY.exports_due(), whole(now_ms()), id .. ":" .. target)
+  end
+end
+
 local close
 function close(id, cap, state, reason, error_text)
   dequeue(id)
@@ -36,6 +44,7 @@ function close(id, cap, state, reason, error_text)
     redis.call("HDEL", KEY.job(id), "result")
   end
   forget_dependencies(id)
+  note_for_exports(id)
   if redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0 then
     redis.call("RPUSH", KEY.ended(), id .. ":" .. state)
   end

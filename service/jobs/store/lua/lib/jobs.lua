@@ -77,6 +77,10 @@ local function waiting_reason(id, shape)
   capacity_seen = capacity
   local device, ranks, hosts = string.match(shape, "^(%a+):(%d+):(%d+)$")
   ranks, hosts = tonumber(ranks), tonumber(hosts)
+  local launcher = field(id, "launcher")
+  if launcher then
+    return field(id, "allocating") or "waits for a worker that serves the launcher " .. launcher
+  end
   local pool = device == "auto" and capacity.auto or device
   local seen = capacity[pool]
   if not seen then
@@ -239,8 +243,9 @@ local function set_state(id, cap, state, reason)
     redis.call("HINCRBY", KEY.sweep(sweep), old, -1)
     redis.call("HINCRBY", KEY.sweep(sweep), state, 1)
   end
-  -- A sweep has no shape, and holds no devices.
-  if state == "running" and field(id, "preemptible") == "1" and field(id, "shape") then
+  -- A sweep has no shape, and holds no devices; those of a launcher's jobs are no use to others.
+  if state == "running" and field(id, "preemptible") == "1" and field(id, "shape")
+    and not field(id, "launcher") then
     redis.call("ZADD", KEY.preemptible(), field(id, "priority"), id)
   else
     redis.call("ZREM", KEY.preemptible(), id)

@@ -67,16 +67,23 @@ local function parse_group(group)
 end
 
 local function queue_fields(id)
-  local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape", "avoid", "project")
+  local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape", "avoid", "project", "launcher")
   local device, rest = string.match(job[3], "^(%a+)(:.+)$")
   local group = group_name(device, job[4], job[5] or DEFAULT_PROJECT)
-  return { priority = job[1], queued_at = job[2], group = group, shape = group .. rest }
+  return {
+    priority = job[1], queued_at = job[2], group = group, shape = group .. rest, launcher = job[6] or nil,
+  }
 end
 
+-- A job that a launcher gets devices for is pending, but not in the index: placement has none for it.
 local function enqueue(id)
   local job = queue_fields(id)
   local score = -tonumber(job.priority) * CLASS + tonumber(job.queued_at)
   redis.call("ZADD", KEY.pending(), whole(score), id)
+  if job.launcher then
+    redis.call("ZADD", KEY.launching(job.launcher), whole(score), id)
+    return
+  end
   redis.call("HINCRBY", KEY.pending_groups(), job.group, 1)
   change_slice(id, job.shape, job.priority, score)
   wake_placement()
@@ -85,6 +92,11 @@ end
 local function dequeue(id)
   if redis.call("ZREM", KEY.pending(), id) == 1 then
     local job = queue_fields(id)
+    if job.launcher then
+      redis.call("ZREM", KEY.launching(job.launcher), id)
+      redis.call("HDEL", KEY.job(id), "allocating")
+      return
+    end
     if redis.call("HINCRBY", KEY.pending_groups(), job.group, -1) <= 0 then
       redis.call("HDEL", KEY.pending_groups(), job.group)
     end

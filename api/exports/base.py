@@ -1,0 +1,100 @@
+"""Defines what every exporter offers, and what it is given of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+from api import history
+from api.exports.server import ExportServer
+from api.routes.metrics import Points, collect
+from service.jobs.layout import DataLayout
+from service.jobs.records import Artifact, Job, NotFound
+from service.jobs.safe_files import Folder
+from service.jobs.store import Store
+
+_NOT_PARAMETERS = ("kind", "name", "labels", "export")
+
+
+@dataclass(frozen=True)
+class ExportedJob:
+    """An ended job, and what it left."""
+
+    job: Job
+    store: Store
+    data: DataLayout
+
+    def parameters(self) -> dict[str, str]:
+        """Return the fields of the spec by dotted path, as text; those that are null are left out."""
+        spec = {name: value for name, value in self.job.spec.items() if name not in _NOT_PARAMETERS}
+        return {path: value if isinstance(value, str) else json.dumps(value) for path, value in _leaves(spec, "")}
+
+    def results(self) -> dict[str, float]:
+        """Return the numbers of the result by dotted path, verdicts by how many instances or rungs have each."""
+        return {
+            path: float(value)
+            for path, value in _leaves(self.job.result or {}, "")
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+
+    def findings(self) -> dict[str, str]:
+        """Return the words of the result by dotted path, such as what a gate allows."""
+        return {path: value for path, value in _leaves(self.job.result or {}, "") if isinstance(value, str)}
+
+    def facts(self) -> dict[str, str]:
+        """Return what else there is to know, by name."""
+        job = self.job
+        facts = {"job": job.id, "kind": job.kind, "name": job.name, "owner": job.owner, "project": job.project}
+        facts |= {"state": job.state, "attempt": str(job.attempt)}
+        if job.error is not None:
+            facts["error"] = f"{job.error.type}: {job.error.message}"
+        return facts | {f"label.{name}": value for name, value in job.labels.items()}
+
+    def metrics(self) -> dict[str, Points]:
+        """Return every metric: name → step → (Unix seconds, value)."""
+        events = history.events(self.store, self.data, self.job.id, frozenset({"metric"}))
+        return {name: points for name, points in sorted(collect(events, None).items()) if points}
+
+    def files(self, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:
+        """Yield name, size and content of each published file, those of folders too, but none that is larger than
+        ``most_bytes``. What was deleted meanwhile is left out.
+        """
+        for artifact in self.store.artifacts.list(self.job.id):
+            try:
+                _, opened = self.store.artifacts.open(self.job.id, artifact.name)
+            except NotFound:
+                continue
+            with opened:
+                yield from _files(artifact, opened, most_bytes)
+
+
+class Exporter(Protocol):
+    """Tells one kind of service of a job. Doing it again replaces what was told before.
+
+    Runs in a thread. Raises :class:`ExportFailed`, ``OSError`` or an error of HTTP for what may go better later.
+    """
+
+    def export(self, told: ExportedJob, server: ExportServer | None) -> str:
+        """Return where it can be seen; ``server`` is that of the target's URL, ``None`` where it has none."""
+        ...
+
+
+def _files(artifact: Artifact, opened: BinaryIO | Folder, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:
+    if not isinstance(opened, Folder):
+        if artifact.bytes <= most_bytes:
+            yield artifact.name, artifact.bytes, opened
+        return
+    for entry in opened.files():
+        if entry.status.st_size <= most_bytes:
+            with opened.reader(entry.name) as file:
+                yield f"{artifact.name}/{entry.name}", entry.status.st_size, file
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(each, f"{path}.{name}" if path else str(name))
+    elif value is not None:
+        yield path, value

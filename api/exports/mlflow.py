@@ -1,0 +1,163 @@
+"""Makes a run of a job on an MLflow tracking server, by its REST interface (https://mlflow.org/docs/latest/api_reference/rest-api.html).
+
+The interface, not its client library: that would look the server's name up again, and lead where nothing may be sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+from api.exports.base import ExportedJob
+from api.exports.server import Answer, ExportFailed, ExportServer
+from service.jobs.records import Job
+
+_API = "/api/2.0/mlflow"
+_MOST_METRICS, _MOST_OTHERS = 1000, 100
+"""Metrics, and parameters or tags, of one request, by MLflow's own limits."""
+_LONGEST_VALUE, _LONGEST_KEY = 500, 250
+_LARGEST_FILE = 1 << 30
+_CHUNK = 1 << 20
+_STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+_JOB_TAG = "trivet.job"
+_PROXIED = "mlflow-artifacts:"
+
+
+class MlflowExporter:
+    """Makes one run for each job, in the experiment ``trivet/PROJECT``: spec fields are parameters, results metrics."""
+
+    def export(self, told: ExportedJob, server: ExportServer | None) -> str:
+        if server is None:
+            raise ExportFailed("no server is named")
+        tracking = _Tracking(server)
+        experiment = tracking.experiment(f"trivet/{told.job.project}")
+        tracking.delete_runs_of(told.job.id, experiment)
+        run = tracking.create_run(told, experiment)
+        tracking.log(run["info"]["run_id"], told)
+        tracking.upload(run["info"]["artifact_uri"], told)
+        tracking.end(run["info"]["run_id"], told.job)
+        return f"{server.url.rstrip('/')}/#/experiments/{experiment}/runs/{run['info']['run_id']}"
+
+
+class _Tracking:
+    def __init__(self, server: ExportServer) -> None:
+        self.server = server
+
+    def experiment(self, name: str) -> str:
+        """Return the id of an experiment, which is made where it is missing."""
+        found = self.server.send("GET", f"{_API}/experiments/get-by-name", query={"experiment_name": name})
+        if found.status == 404:
+            return str(self._post("experiments/create", {"name": name}, "experiment_id"))
+        return str(_read(found, "experiment")["experiment_id"])
+
+    def delete_runs_of(self, job_id: str, experiment: str) -> None:
+        """Delete what was exported of the job before, whole or in part."""
+        asked = {"experiment_ids": [experiment], "filter": f"tags.`{_JOB_TAG}` = '{job_id}'", "max_results": 100}
+        for run in self._post("runs/search", asked, "runs", default=[]):
+            self._post("runs/delete", {"run_id": run["info"]["run_id"]})
+
+    def create_run(self, told: ExportedJob, experiment: str) -> dict[str, Any]:
+        facts = {f"trivet.{name}": value for name, value in told.facts().items()}
+        facts |= {f"trivet.result.{name}": value for name, value in told.findings().items()}
+        begun = told.job.started_at or told.job.created_at
+        asked = {
+            "experiment_id": experiment,
+            "run_name": told.job.name,
+            "start_time": _milliseconds(begun),
+            "tags": _pairs(facts),
+        }
+        created: dict[str, Any] = self._post("runs/create", asked, "run")
+        return created
+
+    def log(self, run_id: str, told: ExportedJob) -> None:
+        """Log parameters, then every metric, then the results at the last step."""
+        for params in _parts(iter(_pairs(told.parameters())), _MOST_OTHERS):
+            self._post("runs/log-batch", {"run_id": run_id, "params": params})
+        for metrics in _parts(_metrics(told), _MOST_METRICS):
+            self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics})
+
+    def upload(self, place: str, told: ExportedJob) -> None:
+        """Upload artifacts, where the server takes them itself; others are reached with credentials of their own."""
+        if not place.startswith(_PROXIED):
+            return
+        folder = place.removeprefix(_PROXIED).lstrip("/")
+        for name, size, content in told.files(_LARGEST_FILE):
+            path = "/".join(quote(part, safe="") for part in f"{folder}/{name}".split("/"))
+            answer = self.server.send(
+                "PUT",
+                f"/api/2.0/mlflow-artifacts/artifacts/{path}",
+                content=_chunks(content),
+                headers={"content-length": str(size), "content-type": "application/octet-stream"},
+            )
+            _check(answer)
+
+    def end(self, run_id: str, job: Job) -> None:
+        ended = job.ended_at or job.created_at
+        self._post("runs/update", {"run_id": run_id, "status": _STATUS[job.state], "end_time": _milliseconds(ended)})
+
+    def _post(self, call: str, body: Mapping[str, Any], wanted: str | None = None, default: Any = None) -> Any:
+        answer = self.server.send("POST", f"{_API}/{call}", json=body)
+        if wanted is None:
+            return _check(answer)
+        return _read(answer, wanted, default)
+
+
+def _metrics(told: ExportedJob) -> Iterator[dict[str, Any]]:
+    last, at = 0, _milliseconds(told.job.ended_at or told.job.created_at)
+    for name, points in told.metrics().items():
+        for step, (when, value) in points.items():
+            last = max(last, step)
+            yield _metric(name, value, round(when * 1000), step)
+    for name, value in told.results().items():
+        yield _metric(f"result.{name}", value, at, last)
+
+
+def _metric(name: str, value: float | None, at: int, step: int) -> dict[str, Any]:
+    """Return one point; what is no number is written as JSON of protobuf has it."""
+    finite = value is not None and math.isfinite(value)
+    number = value if finite else "NaN" if value is None or math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return {"key": _key(name), "value": number, "timestamp": at, "step": step}
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": _key(name), "value": value[:_LONGEST_VALUE]} for name, value in values.items()]
+
+
+def _key(name: str) -> str:
+    """Return a name as MLflow takes it: letters, digits and some signs."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "_-. /") else "_" for each in name)[
+        :_LONGEST_KEY
+    ]
+
+
+def _parts(values: Iterator[dict[str, Any]], most: int) -> Iterator[Sequence[dict[str, Any]]]:
+    while part := list(islice(values, most)):
+        yield part
+
+
+def _chunks(content: BinaryIO) -> Iterator[bytes]:
+    while chunk := content.read(_CHUNK):
+        yield chunk
+
+
+def _check(answer: Answer) -> None:
+    if not answer.is_success:
+        raise ExportFailed(f"the server answered {answer.shown}")
+
+
+def _read(answer: Answer, wanted: str, default: Any = None) -> Any:
+    """Return a field of an answer. Raises :class:`ExportFailed` for what is no answer of MLflow."""
+    _check(answer)
+    try:
+        return json.loads(answer.body).get(wanted, default) if default is not None else json.loads(answer.body)[wanted]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExportFailed(f"not an answer of MLflow: {answer.shown}") from error
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -1,0 +1,123 @@
+"""Exports ended jobs from an API process. Every process may: the broker gives each export to one of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import httpx2
+
+from api.exports import EXPORTERS
+from api.exports.base import ExportedJob
+from api.exports.server import EVERYWHERE, ExportFailed, Limit, connect
+from api.webhook_address import ForbiddenTarget
+from service.jobs.records import Job, NotFound
+from service.jobs.settings import Settings
+from service.jobs.states import TERMINAL
+from service.jobs.store import Store, StoreUnavailable
+from service.jobs.store.exports import DueExport
+from service.jobs.webhooks import RetrySchedule
+
+_AT_ONCE = 4
+_SHOWN = 300
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExportTimes:
+    """Says how long an exporter waits, in seconds."""
+
+    look_s: float = 1.0
+    """Pause between two looks for what is to be exported."""
+    hold_s: float = 1800.0
+    """One that is not noted by then is made again, since its process may have ended."""
+    longest_s: float = 1500.0
+    """One that takes longer has failed."""
+    outage_s: float = 5.0
+    """Pause after the broker was found away."""
+
+
+class JobExports:
+    """A task of the process's event loop, which works in threads."""
+
+    def __init__(self, settings: Settings, store: Store, times: ExportTimes = ExportTimes()) -> None:
+        self._settings, self._store, self._times = settings, store, times
+        self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
+        self._schedule = RetrySchedule(settings.export_retry_hours * 3600)
+        self._under_way: set[Limit] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End; what is being exported fails, and is due again for another process or for the next one."""
+        for limit in tuple(self._under_way):
+            limit.is_stopping.set()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                pause = 0.0 if await self._round() else self._times.look_s
+            except StoreUnavailable:
+                pause = self._times.outage_s
+            except Exception:
+                log.exception("exports: a round failed")
+                pause = self._times.outage_s
+            await asyncio.sleep(pause)
+
+    async def _round(self) -> bool:
+        """Export what is due; return whether there may be more."""
+        if not await asyncio.to_thread(self._store.exports.exist):
+            return False
+        due = await asyncio.to_thread(self._store.exports.due, _AT_ONCE, self._times.hold_s)
+        await asyncio.gather(*(asyncio.to_thread(self._export, each) for each in due))
+        return len(due) > 0
+
+    def _export(self, due: DueExport) -> None:
+        try:
+            job = self._store.jobs.get(due.job_id)
+        except NotFound:
+            return self._store.exports.over(due, None)
+        if job.state not in TERMINAL or due.target not in EXPORTERS:
+            return self._store.exports.over(due, None)  # it was retried, and is noted again when it ends
+        limit = Limit(self._times.longest_s)
+        self._under_way.add(limit)
+        try:
+            where = self._tell(job, due.target, limit)
+        except (ExportFailed, ForbiddenTarget, OSError, ValueError, httpx2.HTTPError) as error:
+            return self._failed(due, f"{type(error).__name__}: {error}"[:_SHOWN])
+        finally:
+            self._under_way.discard(limit)
+        return self._store.exports.over(due, f"exported to {due.target}: {where}")
+
+    def _tell(self, job: Job, target: str, limit: Limit) -> str:
+        url = job.spec.get("export", {}).get(target)
+        told = ExportedJob(job, self._store, self._settings.layout)
+        if not isinstance(url, str):
+            return EXPORTERS[target].export(told, None)
+        own = getattr(self._settings.store_limits.exports, target)
+        allowed = EVERYWHERE if url == own else self._allowed
+        with connect(url, allowed, self._settings.bearer_tokens, limit) as server:
+            return EXPORTERS[target].export(told, server)
+
+    def _failed(self, due: DueExport, why: str) -> None:
+        """Note a failure, which leaves the job as it is."""
+        first = due.first_at or time.time()
+        passed, chance = time.time() - first, random.random()  # noqa: S311 - jitter
+        pause = self._schedule.pause(due.attempts + 1, passed, chance)
+        what = f"export to {due.target} failed: {why}"
+        if pause is None:
+            log.warning("%s: %s", due.job_id, what)
+            self._store.exports.over(due, f"{what}; given up after {due.attempts + 1} attempts")
+        else:
+            self._store.exports.again(due, first, pause, f"{what}; tried again in {pause:.0f} s")

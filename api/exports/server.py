@@ -1,0 +1,123 @@
+"""Reaches a server that a job is exported to, at an address that was looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from api.webhook_address import WebhookAddress, vetted
+
+_ANSWER_S = 30.0
+_MOST_ANSWER = 1 << 20
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+EVERYWHERE: Sequence[_Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+"""What the operator's own URLs may lead to."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def shown(self) -> str:
+        """Return the status and the beginning of what the server said."""
+        return f"{self.status} {self.body[:200].decode(errors='replace')}".strip()
+
+
+class ExportFailed(Exception):  # noqa: N818
+    """An export cannot be made now; says why."""
+
+
+class Limit:
+    """Ends exports that take too long, or whose process is to end. Threads may share it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline, self._seconds = time.monotonic() + seconds, seconds
+        self.is_stopping = threading.Event()
+
+    def check(self) -> None:
+        """Raise :class:`ExportFailed` when the export is to end."""
+        if self.is_stopping.is_set():
+            raise ExportFailed("the service is being restarted")
+        if time.monotonic() > self._deadline:
+            raise ExportFailed(f"it took longer than {self._seconds:.0f} s")
+
+
+@dataclass(frozen=True)
+class ExportServer:
+    """One server; use it as a context manager. No redirect is followed, and no proxy is used."""
+
+    url: str
+    address: WebhookAddress
+    client: httpx2.Client
+    limit: Limit
+    token: str | None = None
+
+    def __enter__(self) -> ExportServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: Iterable[bytes] | None = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send one request to ``path`` below the server's URL. Raises :class:`ExportFailed` when there is no time."""
+        self.limit.check()
+        own = {"host": self.address.authority, "user-agent": "Trivet", **(headers or {})}
+        if self.token is not None:
+            own["authorization"] = f"Bearer {self.token}"
+        base = self.address.url + urlsplit(self.url).path.rstrip("/")
+        request = self.client.build_request(
+            method, base + path, json=json, content=self._limited(content), params=query, headers=own
+        )
+        request.extensions["sni_hostname"] = self.address.host
+        answer = self.client.send(request, stream=True)
+        try:
+            body = b""
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if len(body) > _MOST_ANSWER:
+                    raise httpx2.DecodingError(f"an answer of more than {_MOST_ANSWER} bytes")
+            return Answer(answer.status_code, body)
+        finally:
+            answer.close()
+
+    def _limited(self, content: Iterable[bytes] | None) -> Iterator[bytes] | None:
+        return None if content is None else self._checked(content)
+
+    def _checked(self, content: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in content:
+            self.limit.check()
+            yield chunk
+
+
+def connect(url: str, allowed: Sequence[_Network], tokens: Mapping[str, str], limit: Limit) -> ExportServer:
+    """Return the server of a URL, whose name is looked up once. Not for a thread that runs an event loop.
+
+    Raises :class:`~api.webhook_address.ForbiddenTarget` where it leads where webhooks may not go either.
+    """
+    address = asyncio.run(vetted(url, allowed))
+    token = tokens.get(f"{address.host}:{address.port}") or tokens.get(address.host)
+    client = httpx2.Client(trust_env=False, follow_redirects=False, timeout=_ANSWER_S)
+    return ExportServer(url, address, client, limit, token)

@@ -1,0 +1,37 @@
+"""Names the launchers: what gives devices to an attempt and starts its supervisors.
+
+``local`` is the placement of the service on the hosts that report themselves. Any other asks a scheduler that a cluster
+has, through a class of :mod:`workers.launchers`, which only workers import. A package brings one as an entry point::
+
+    [project.entry-points."trivet.launchers"]
+    flux = "example.flux:Flux"          # a workers.launchers.Launcher
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points
+
+LOCAL = "local"
+LAUNCHER_NAME = re.compile(r"^[a-z]{2,20}$")
+GROUP = "trivet.launchers"
+_BUILT_IN = {"slurm": "workers.launchers.slurm:Slurm"}
+_DEVICES = frozenset({"auto", "cuda", "cpu"})
+
+
+def launchers() -> dict[str, str]:
+    """Return where the class of each scheduler's launcher is, ``package.module:class``, by name. Names that cannot be
+    used, or are taken, are left out.
+    """
+    installed = {point.name: point.value for point in entry_points(group=GROUP)}
+    usable = {
+        name: value
+        for name, value in sorted(installed.items())
+        if LAUNCHER_NAME.fullmatch(name) and name != LOCAL and name not in _DEVICES
+    }
+    return usable | _BUILT_IN
+
+
+def unknown_launcher(name: str) -> str:
+    """Return why a launcher of this name cannot be had, in words."""
+    return f"there is no launcher {name}; there are {', '.join([LOCAL, *launchers()])}"

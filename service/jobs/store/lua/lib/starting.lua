@@ -1,0 +1,27 @@
+-- How an attempt begins: its job leaves the queue, and holds devices. Needs core, jobs, queue, device_hours, fair_share,
+-- devices, counts, and `limits` among the script's arguments.
+
+-- No number is given twice, also where a lost attempt was taken up again and the one in its stead withdrawn.
+local function next_attempt(id)
+  local job = redis.call("HMGET", KEY.job(id), "attempt", "last_attempt")
+  local attempt = math.max(tonumber(job[1]), tonumber(job[2] or 0)) + 1
+  redis.call("HSET", KEY.job(id), "attempt", attempt, "last_attempt", attempt)
+  return attempt
+end
+
+-- Begin an attempt of a pending job on these parts, {host, devices, pool}: the first host leads. Returns its number.
+local function begin_attempt(id, parts, now)
+  dequeue(id)
+  local attempt, project = next_attempt(id), project_of(id)
+  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
+  for _, part in ipairs(parts) do
+    take(part.host, id, attempt, { pool = part.pool, devices = part.devices, placed_at = now, project = project })
+    redis.call("HSET", KEY.job_parts(id), part.host, "starting")
+    redis.call("ZADD", KEY.leases(), whole(now + limits.starting_lease_ms), part_name(id, attempt, part.host))
+  end
+  redis.call("HSET", KEY.job(id), "placement", cjson.encode(parts))
+  add_count(1, "trivet_attempts_placed_total")
+  observe("trivet_queue_time_seconds", (now - tonumber(field(id, "queued_at"))) / 1000)
+  set_state(id, limits.stream_cap, "starting")
+  return attempt
+end

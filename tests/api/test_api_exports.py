@@ -1,0 +1,302 @@
+"""Ended jobs are told of where their specs say: read back by the packages that people read them with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis as redis_py
+from api_world import TRAIN, VERIFY, Keys, Worker, bearer, serving
+from export_receiver import ExportReceiver, export_receiver
+from google.protobuf.json_format import Parse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from pydantic import SecretStr, ValidationError
+from waiting import eventually
+
+from service.jobs.records import Artifact, AttemptRef
+from service.jobs.settings import Settings
+from service.jobs.store import Store
+from service.jobs.store.keyspace import EXPORTS_DUE
+
+LOSSES = [2.5, math.nan, 1.25]
+RESULT = {"loss": 1.25, "verdicts": {"verified": 3, "unknown": 1}, "gate": {"train": "inductor"}}
+TOKEN = "a-secret-of-the-operator"
+REPORT = b'{"of": "a job"}'
+
+
+@pytest.fixture
+def receiver() -> Iterator[ExportReceiver]:
+    with export_receiver() as receiving:
+        yield receiving
+
+
+class World:
+    """A service with settings of its own, a key, and a worker that says what a job has come to."""
+
+    def __init__(self, url: str, settings: Settings, store: Store) -> None:
+        self.settings, self.store, self.worker = settings, store, Worker(store)
+        self.client = httpx2.Client(base_url=url, headers=bearer(Keys(store)["submit"]), timeout=60.0)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def submit(self, spec: dict[str, Any], **export: Any) -> str:
+        answer = self.client.post("/v1/jobs", json={**spec, "export": export} if export else spec)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def run(self, spec: dict[str, Any], *, fails: bool = False, **export: Any) -> str:
+        job = self.submit(spec, **export)
+        ref = self.worker.start(job)
+        self.worker.metrics(ref, LOSSES)
+        self.publish(ref)
+        if fails:
+            self.worker.fail(ref)
+        else:
+            self.worker.succeed(ref, RESULT)
+        return job
+
+    def publish(self, ref: AttemptRef) -> None:
+        folder = self.settings.layout.job(ref.job_id).artifacts
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_bytes(REPORT)
+        entry = Artifact(
+            name="report.json",
+            bytes=len(REPORT),
+            sha256=hashlib.sha256(REPORT).hexdigest(),
+            media_type="application/json",
+            created_at=datetime.now(UTC),
+        )
+        self.store.attempts.record_artifact(ref, entry)
+
+    def lines(self, job: str) -> list[str]:
+        """What the job's log says of exports."""
+        logged = self.client.get(f"/v1/jobs/{job}/logs", params={"format": "jsonl", "stream": "service"})
+        return [line for each in logged.text.splitlines() if "export" in (line := json.loads(each)["line"])]
+
+    def exported(self, job: str, target: str) -> str:
+        return str(eventually(lambda: next((x for x in self.lines(job) if x.startswith(f"exported to {target}")), "")))
+
+
+@pytest.fixture(scope="module")
+def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    data = tmp_path_factory.mktemp("exports")
+    tokens = SecretStr(f"127.0.0.1={TOKEN}, example.org=other")
+    allowed = {"webhook_allow": "127.0.0.0/8", "export_tokens": tokens}
+    settings = Settings(data=data, redis_url=SecretStr(broker), **allowed)
+    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
+    with serving(settings, store) as server:
+        yield server.url, settings, store
+    store.close()
+
+
+@pytest.fixture
+def world(service: Service, redis: redis_py.Redis) -> Iterator[World]:
+    with World(*service) as found:
+        yield found
+
+
+Service = tuple[str, Settings, Store]
+
+
+def test_mlflow_gets_a_run_with_all_of_a_job(world: World, receiver: ExportReceiver) -> None:
+    job = world.run({**TRAIN, "name": "mine", "labels": {"team": "a"}}, mlflow=f"{receiver.url}/")
+    assert receiver.url in world.exported(job, "mlflow")
+    ((run, told),) = receiver.runs.items()
+    assert told["status"] == "FINISHED"
+    tags = {each["key"]: each["value"] for each in told["tags"]}
+    assert tags["trivet.result.gate.train"] == "inductor"
+    assert (tags["trivet.job"], tags["trivet.state"], tags["trivet.label.team"]) == (job, "succeeded", "a")
+    parameters = {each["key"]: each["value"] for each in told["params"]}
+    assert (parameters["model.family"], parameters["steps"], parameters["optimizer.lr"]) == ("mlp", "10", "0.001")
+    assert not any("export" in name for name in parameters)
+    metrics = [(each["key"], each["step"], each["value"]) for each in told["metrics"]]
+    assert metrics[:3] == [("loss", 1, 2.5), ("loss", 2, "NaN"), ("loss", 3, 1.25)]
+    assert ("result.verdicts.verified", 3, 3.0) in metrics
+    assert receiver.files == {f"/api/2.0/mlflow-artifacts/artifacts/7/{run}/artifacts/report.json": REPORT}
+
+
+def test_what_fails_is_tried_again_and_the_job_stays_as_it_is(
+    world: World, receiver: ExportReceiver, redis: redis_py.Redis
+) -> None:
+    """The second attempt begins anew: what the first one left is deleted."""
+    receiver.refusals += [200, 503]
+    job = world.run(TRAIN, mlflow=receiver.url)
+    (line,) = eventually(lambda: world.lines(job))
+    assert re.fullmatch(r"export to mlflow failed: ExportFailed: .*; tried again in \d+ s", line)
+    assert world.client.get(f"/v1/jobs/{job}").json()["state"] == "succeeded"
+    receiver.runs["left"] = {"metrics": [1]}
+    redis.zadd(EXPORTS_DUE(), {f"{job}:mlflow": 1}, xx=True)
+    world.exported(job, "mlflow")
+    assert len(receiver.runs) == 1
+    assert "left" not in receiver.runs
+    assert eventually(lambda: not redis.exists(EXPORTS_DUE()))
+    assert world.store.jobs.get(job).result == RESULT
+
+
+@pytest.mark.slow
+def test_a_failed_job_is_told_of_with_its_error_and_again_after_a_retry(world: World, receiver: ExportReceiver) -> None:
+    job = world.run(TRAIN, mlflow=receiver.url, fails=True)
+    world.exported(job, "mlflow")
+    ((_, told),) = receiver.runs.items()
+    assert told["status"] == "FAILED"
+    assert {"key": "trivet.error", "value": "RuntimeError: it broke"} in told["tags"]
+    assert world.client.post(f"/v1/jobs/{job}/retry").status_code == 202
+    world.worker.succeed(world.worker.start(job), RESULT)
+    eventually(lambda: [each["status"] for each in receiver.runs.values()] == ["FINISHED"])
+
+
+def test_a_collector_gets_metrics_and_a_record(world: World, receiver: ExportReceiver) -> None:
+    job = world.run(VERIFY, otlp=receiver.url)
+    world.exported(job, "otlp")
+    assert TOKEN not in world.client.get(f"/v1/jobs/{job}").text
+    assert {each.headers["authorization"] for each in receiver.taken} == {f"Bearer {TOKEN}"}
+    points = {}
+    for request in (each for each in receiver.taken if each.path == "/v1/metrics"):
+        (resource,) = Parse(request.body, ExportMetricsServiceRequest()).resource_metrics
+        assert {each.key: each.value.string_value for each in resource.resource.attributes}["trivet.job"] == job
+        (metric,) = resource.scope_metrics[0].metrics
+        points[metric.name] = list(metric.gauge.data_points)
+    losses = points["trivet.job.loss"]
+    assert [each.attributes[0].value.int_value for each in losses] == [1, 2, 3]
+    assert [each.as_double for each in losses] == pytest.approx(LOSSES, nan_ok=True)
+    assert [each.as_double for each in points["trivet.job.result.verdicts.verified"]] == [3.0]
+    (sent,) = (each for each in receiver.taken if each.path == "/v1/logs")
+    (record,) = Parse(sent.body, ExportLogsServiceRequest()).resource_logs[0].scope_logs[0].log_records
+    said = {each.key: each.value.string_value for each in record.attributes}
+    assert (record.severity_text, said["spec.property.robustness.eps"]) == ("INFO", "0.01")
+    assert said["result.gate.train"] == "inductor"
+    assert said["artifact.report.json"] == hashlib.sha256(REPORT).hexdigest()
+
+
+def test_tensorboard_reads_the_event_files(world: World) -> None:
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="event files are read by TensorBoard's reader"
+    )
+    job = world.run(TRAIN, tensorboard=True)
+    folder = Path(world.exported(job, "tensorboard").removeprefix("exported to tensorboard: "))
+    assert folder == world.settings.layout.root / "tensorboard" / job
+    read = accumulators.EventAccumulator(str(folder))
+    read.Reload()
+    assert sorted(read.Tags()["scalars"]) == [
+        "loss",
+        "result/loss",
+        "result/verdicts.unknown",
+        "result/verdicts.verified",
+    ]
+    losses = read.Scalars("loss")
+    assert [each.step for each in losses] == [1, 2, 3]
+    assert [each.value for each in losses] == pytest.approx(LOSSES, nan_ok=True)
+    assert abs(losses[0].wall_time - time.time()) < 3600
+    assert sorted(read.Tags()["tensors"]) == ["facts", "spec"]
+    (spec,) = read.Tensors("spec")
+    assert '"steps": 10' in spec.tensor_proto.string_val[0].decode()
+
+
+NOWHERE = [
+    "ftp://host/",
+    "https://",
+    "https://user:secret@host/",
+    "https://host/?token=1",
+    "https://host/#part",
+    "host:80",
+]
+
+
+def test_a_url_that_leads_to_no_server_is_refused(world: World) -> None:
+    for url in NOWHERE:
+        for target in ("mlflow", "otlp"):
+            answer = world.client.post("/v1/jobs", json={**TRAIN, "export": {target: url}})
+            assert answer.status_code == 422
+            (error,) = answer.json()["errors"]
+            assert (error["path"], error["got"]) == (f"export.{target}", url)
+            assert "https:// URL with a host" in error["expected"]
+
+
+@pytest.mark.parametrize("url", NOWHERE)
+def test_an_operator_cannot_name_it_either(url: str) -> None:
+    with pytest.raises(ValidationError, match="export_mlflow"):
+        Settings(data=Path("unused"), export_mlflow=url)
+    with pytest.raises(ValidationError, match="without `=`") as refused:
+        Settings(data=Path("unused"), export_tokens=SecretStr("a-token"))
+    assert "a-token" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_sweep_tells_of_its_jobs(world: World, receiver: ExportReceiver) -> None:
+    parent = world.submit({**TRAIN, "sweep": {"parameters": {"seed": [1, 2]}}}, otlp=receiver.url)
+    for _ in range(2):
+        waiting = world.client.get("/v1/jobs", params={"sweep": parent, "state": "queued"}).json()["items"]
+        world.worker.succeed(world.worker.start(waiting[-1]["id"]))
+    told = eventually(lambda: len(found := [each for each in receiver.taken if each.path == "/v1/logs"]) == 2 and found)
+    assert all(parent not in each.body.decode() or "trivet.job" in each.body.decode() for each in told)
+    assert world.lines(parent) == []
+
+
+MLFLOW = shutil.which("mlflow")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MLFLOW is None, reason="a run is read back from MLflow's own server, which is not installed")
+def test_mlflow_itself_has_the_run(world: World, tmp_path: Path) -> None:
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--artifacts-destination",
+        str(tmp_path / "mlruns"),
+    ]
+    with subprocess.Popen([str(MLFLOW), *words], cwd=tmp_path, start_new_session=True) as server:
+        try:
+            eventually(lambda: is_up(address))
+            for _ in range(2):  # exported twice, it is one run
+                job = world.run({**TRAIN, "name": "mine"}, mlflow=address)
+                run = world.exported(job, "mlflow").rpartition("/")[2]
+            told = mlflow(address, "runs", "describe", "--run-id", run)
+            listed = mlflow(address, "artifacts", "list", "--run-id", run)
+        finally:
+            os.killpg(server.pid, 15)
+    described = json.loads(told)
+    assert (described["info"]["run_name"], described["info"]["status"]) == ("mine", "FINISHED")
+    assert described["data"]["params"]["model.family"] == "mlp"
+    assert described["data"]["metrics"]["loss"] == 1.25
+    assert described["data"]["metrics"]["result.verdicts.verified"] == 3
+    assert described["data"]["tags"]["trivet.job"] == job
+    assert [each["path"] for each in json.loads(listed)] == ["report.json"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_up(address: str) -> bool:
+    try:
+        return httpx2.get(f"{address}/health", trust_env=False).is_success
+    except httpx2.HTTPError:
+        return False
+
+
+def mlflow(address: str, *words: str) -> str:
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": address}
+    return subprocess.run([str(MLFLOW), *words], env=environment, capture_output=True, text=True, check=True).stdout

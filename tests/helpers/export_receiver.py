@@ -1,0 +1,94 @@
+"""A server on loopback for exports: a collector, and as much of an MLflow server as an export asks for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class ExportReceiver:
+    """Keeps what it gets. Answers the next requests with ``refusals`` first."""
+
+    url: str = ""
+    refusals: list[int] = field(default_factory=list)
+    taken: list[Request] = field(default_factory=list)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def answer(self, request: Request) -> tuple[int, dict[str, Any]]:
+        self.taken.append(request)
+        if self.refusals:
+            return self.refusals.pop(0), {"error_code": "TEMPORARILY_UNAVAILABLE"}
+        call = urlsplit(request.path).path.removeprefix("/api/2.0/mlflow")
+        if call == "/experiments/get-by-name":
+            return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}
+        if call == "/experiments/create":
+            return 200, {"experiment_id": "7"}
+        if call == "/runs/search":
+            return 200, {"runs": [{"info": {"run_id": name}} for name in self.runs]} if self.runs else {}
+        if call == "/runs/delete":
+            del self.runs[request.json["run_id"]]
+        elif call == "/runs/create":
+            name = f"run{len(self.taken)}"
+            self.runs[name] = {"tags": request.json["tags"], "params": [], "metrics": [], "status": "RUNNING"}
+            return 200, {"run": {"info": {"run_id": name, "artifact_uri": f"mlflow-artifacts:/7/{name}/artifacts"}}}
+        elif call == "/runs/log-batch":
+            for kind in ("params", "metrics"):
+                self.runs[request.json["run_id"]][kind] += request.json.get(kind, [])
+        elif call == "/runs/update":
+            self.runs[request.json["run_id"]]["status"] = request.json["status"]
+        elif request.method == "PUT":
+            self.files[request.path] = request.body
+        return 200, {}
+
+
+@contextmanager
+def export_receiver() -> Iterator[ExportReceiver]:
+    """Listen until the end of the block."""
+    receiver = ExportReceiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            status, answer = receiver.answer(Request(self.command, self.path, headers, body))
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_PUT = do_POST  # noqa: N815 - the names of the base class
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,145 @@
+"""What is asked of a launcher follows from what jobs want and what its scheduler has, whatever was lost in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.jobs.store import KnownJob, PendingLaunch
+from workers.agent.launching import Planner
+from workers.launchers import Booking
+
+PATIENCE_S = 40.0
+
+
+def pending(job_id: str) -> PendingLaunch:
+    return PendingLaunch(job_id, "train", 1, 1, "cpu", 0, None)
+
+
+def planner() -> Planner:
+    return Planner("slurm", PATIENCE_S)
+
+
+def test_what_waits_for_a_job_that_is_over_is_taken_back_at_once_and_what_runs_for_it_later() -> None:
+    plans = planner()
+    allocations = [Booking("1.0", "a", True), Booking("2.0", "b", False), Booking("3.0", "gone", False)]
+    known = {"a": KnownJob("cancelled", ""), "b": KnownJob("succeeded", "2.0"), "gone": KnownJob("", "")}
+    assert [one.id for one in plans.plan([], known, allocations, 0.0).cancel] == ["1.0"]
+    assert plans.plan([], known, allocations[1:], PATIENCE_S - 1).cancel == []
+    assert {one.id for one in plans.plan([], known, allocations[1:], PATIENCE_S).cancel} == {"2.0", "3.0"}
+
+
+def test_a_job_that_runs_keeps_the_allocation_that_it_runs_on() -> None:
+    known = {"a": KnownJob("running", "1.0")}
+    plan = planner().plan([], known, [Booking("1.0", "a", False), Booking("2.0", "a", True)], 0.0)
+    assert [one.id for one in plan.cancel] == ["2.0"]
+
+
+def test_an_allocation_serves_one_attempt() -> None:
+    """While the hosts of the last one leave, nothing is asked for; they are not waited for without end."""
+    plans, allocation = planner(), Booking("1.0", "a", False)
+    known = {"a": KnownJob("queued", "1.0")}
+    for now, cancelled in ((0.0, []), (PATIENCE_S, [allocation])):
+        plan = plans.plan([pending("a")], known, [allocation], now)
+        assert (plan.request, plan.cancel) == ([], cancelled)
+    again = plans.plan([pending("a")], known, [Booking("1.1", "a", True, "Resources")], 50.0)
+    assert (again.request, again.cancel, again.reasons) == ([], [], {"a": "Resources"}), (
+        "started by the scheduler again"
+    )
+
+
+def test_of_two_allocations_of_a_job_the_first_with_devices_is_kept() -> None:
+    known = {"a": KnownJob("queued", "")}
+    allocations = [Booking("1.0", "a", True), Booking("2.0", "a", False)]
+    assert [one.id for one in planner().plan([pending("a")], known, allocations, 0.0).cancel] == ["1.0"]
+
+
+def test_what_comes_to_nothing_is_asked_for_again_ever_later_and_the_job_says_so() -> None:
+    plans, job, asked = planner(), pending("a"), []
+    for second in range(70):
+        plan = plans.plan([job], {}, [], float(second))
+        if plan.request:
+            asked.append(second)
+            plans.requested("a", float(second), "slurm refused it: invalid account")
+    assert asked == [0, 1, 3, 7, 15, 31, 63]
+    assert plans.plan([job], {}, [], 71.0).reasons == {"a": "slurm refused it: invalid account"}
+    plans.plan([], {"a": KnownJob("running", "9.0")}, [Booking("9.0", "a", False)], 80.0)
+    assert plans.plan([job], {}, [], 81.0).request == [job], "an attempt that ran is no try that came to nothing"
+
+
+@dataclass
+class World:
+    """Jobs, and a scheduler that has what it was asked for."""
+
+    states: dict[str, KnownJob]
+    allocations: dict[str, Booking] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    made: int = 0
+
+    def look(self, plans: Planner, now: float) -> None:
+        found = list(self.allocations.values())
+        wanted = [pending(job_id) for job_id, job in self.states.items() if job.state == "queued"]
+        plan = plans.plan(wanted, {one.job_id: self.states[one.job_id] for one in found}, found, now)
+        for one in plan.cancel:
+            job = self.states[one.job_id]
+            assert not (job.state == "running" and job.allocation == one.id), "nothing that runs is taken back"
+            del self.allocations[one.id]
+        for job in plan.request:
+            assert all(one.job_id != job.job_id for one in self.allocations.values())
+            self.made += 1
+            self.allocations[f"{self.made}.0"] = Booking(f"{self.made}.0", job.job_id, True)
+            plans.requested(job.job_id, now)
+
+    def give(self, allocation: Booking) -> None:
+        """The scheduler gives devices, and the hosts begin the attempt if there is one to begin."""
+        self.allocations[allocation.id] = Booking(allocation.id, allocation.job_id, False)
+        if self.states[allocation.job_id].state == "queued":
+            self.states[allocation.job_id] = KnownJob("running", allocation.id)
+            self.attempts[allocation.job_id] = self.attempts.get(allocation.job_id, 0) + 1
+        else:
+            del self.allocations[allocation.id]
+
+    def end(self, job_id: str, state: str) -> None:
+        job = self.states[job_id]
+        self.allocations.pop(job.allocation, None)
+        self.states[job_id] = KnownJob(state, job.allocation)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["give", "lose", "finish", "vanish", "restart", "cancel"]), st.integers(0, 3))
+)
+
+
+@given(steps)
+def test_every_job_runs_in_the_end_and_nothing_is_left(script: list[tuple[str, int]]) -> None:
+    """However devices are given, attempts lost, allocations gone and workers restarted in between."""
+    world = World({f"job{index}": KnownJob("queued", "") for index in range(4)})
+    plans, now = planner(), 0.0
+    for what, which in script:
+        now += 1.0
+        world.look(plans, now)
+        job_id = f"job{which}"
+        job, own = world.states[job_id], [one for one in world.allocations.values() if one.job_id == job_id]
+        if what == "give" and own and own[0].is_waiting:
+            world.give(own[0])
+        elif what in {"lose", "finish"} and job.state == "running":
+            world.end(job_id, "queued" if what == "lose" else "succeeded")
+        elif what == "vanish" and own and own[0].is_waiting:
+            del world.allocations[own[0].id]
+        elif what == "restart":
+            plans = planner()
+        elif what == "cancel" and job.state == "queued":
+            world.states[job_id] = KnownJob("cancelled", job.allocation)
+    for _ in range(200):
+        now += 1.0
+        world.look(plans, now)
+        for one in list(world.allocations.values()):
+            if one.is_waiting:
+                world.give(one)
+        for job_id, job in list(world.states.items()):
+            if job.state == "running":
+                world.end(job_id, "succeeded")
+    assert {job.state for job in world.states.values()} <= {"succeeded", "cancelled"}
+    assert world.allocations == {}

@@ -1,0 +1,290 @@
+"""Slurm, for real: a cluster of two nodes on this machine, a worker that asks it, and jobs that run there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import LIMIT_S, eventually
+from worker_fleet import MortalBroker, train_spec
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import Job
+from service.jobs.store import Store, StoreUnavailable
+from service.jobs.supervisor_registry import SupervisorRegistry
+from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
+from workers.launchers.slurm import Slurm, tasks_per_node
+
+SCRIPT = Path(__file__).parents[2] / "helpers" / "slurm_cluster.sh"
+MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun") if shutil.which(name) is None]
+needs_slurm = pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: {SCRIPT.name} install; no {MISSING}")
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1(x2)", [1, 1]), ("3,2(x2),16", [3, 2, 2, 16])]
+)
+def test_slurms_spelling_of_tasks_is_read(text: str, counts: list[int]) -> None:
+    assert tasks_per_node(text) == counts
+
+
+def test_a_step_with_gpus_has_as_many_devices_as_it_sees() -> None:
+    environment = {
+        "SLURM_JOB_ID": "12",
+        "SLURM_RESTART_COUNT": "3",
+        "SLURM_NODEID": "1",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_TASKS_PER_NODE": "3,1",
+    }
+    on_cpus = Slurm.here(environment)
+    assert (on_cpus.allocation, on_cpus.index, on_cpus.count, on_cpus.pool, on_cpus.devices) == ("12.3", 1, 2, "cpu", 1)
+    on_gpus = Slurm.here({**environment, "SLURM_GPUS_ON_NODE": "3"})
+    assert (on_gpus.pool, on_gpus.devices, on_gpus.facts) == ("cuda", 3, {"partition": "gpu"})
+
+
+class Cluster:
+    """Two nodes, n1 and n2, of four CPUs each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def call(self, *words: str) -> str:
+        environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def script(self, *words: str) -> None:
+        subprocess.run([SCRIPT, *words], check=True)
+
+    def queue(self) -> list[str]:
+        return self.call("squeue", "--noheader", "--format=%j").split()
+
+    def kill(self, daemon: str) -> None:
+        os.kill(int((self.folder / f"{daemon}.pid").read_text()), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("slurm")
+    try:
+        Cluster(folder).script("start", str(folder))
+        yield Cluster(folder)
+    finally:
+        Cluster(folder).script("stop", str(folder))
+
+
+class Site:
+    """A service whose only worker has no devices of its own, and asks the cluster for them."""
+
+    def __init__(self, store: Store, data: DataLayout, cluster: Cluster, log: Path, broker: str) -> None:
+        self.store, self._data, self._log = store, data, log
+        self._environment = os.environ | {
+            "TRIVET_DATA": str(data.root),
+            "TRIVET_REDIS_URL": broker,
+            "TRIVET_WORKER_NAME": "login",
+            "TRIVET_CPU_SLOTS": "0",
+            "TRIVET_LAUNCHERS": "slurm",
+            "TRIVET_WARM_SUPERVISORS": "0",
+            "TRIVET_STOP_GRACE_S": "50",
+            "SLURM_CONF": str(cluster.folder / "slurm.conf"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.worker = subprocess.Popen(
+                [sys.executable, "-m", "workers"], env=self._environment, stdout=log, stderr=log
+            )
+
+    def submit(self, name: str, ranks: int, **fields: Any) -> Job:
+        fields = {"launcher": "slurm", "max_hosts": 2, "batch": {"global": 12 * ranks}, "steps": 10} | fields
+        return self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")[0]
+
+    def now(self, job: Job) -> Job:
+        return self.store.jobs.get(job.id)
+
+    def ended(self, job: Job) -> Job:
+        def look() -> Job | None:
+            try:
+                return now if (now := self.now(job)).ended_at is not None else None
+            except StoreUnavailable:
+                return None
+
+        return eventually(look, within_s=5 * LIMIT_S)
+
+    def until(self, job: Job, state: str) -> Job:
+        return eventually(lambda: now if (now := self.now(job)).state == state else None, within_s=2 * LIMIT_S)
+
+    def events(self, job: Job, *types: str) -> list[dict[str, Any]]:
+        page = self.store.events.page(job.id, after="0-0", types=set(types), limit=10_000)
+        return [item.event for item in page.items]
+
+    def works(self, job: Job) -> None:
+        """Its ranks have taken steps."""
+        eventually(lambda: self.events(job, "metric"), within_s=2 * LIMIT_S)
+
+    def said(self) -> str:
+        printed = [path.read_text() for path in self._data.launcher("slurm").glob("*.log")]
+        return "\n".join([self._log.read_text(), *printed])
+
+    def supervisors(self) -> list[int]:
+        folders = [folder for folder in (self._data.root / "hosts").glob("slurm-*") if folder.is_dir()]
+        return [
+            entry.supervisor.pid
+            for folder in folders
+            for _, entry in SupervisorRegistry(folder)._entries()
+            if entry.supervisor.alive
+        ]
+
+
+@pytest.fixture
+def site(cluster: Cluster, mortal: MortalBroker, data: DataLayout, tmp_path: Path) -> Iterator[Site]:
+    store = Store.connect(mortal.server.url, data)
+    site = Site(store, data, cluster, tmp_path / "worker.log", mortal.server.url)
+    yield site
+    site.worker.terminate()
+    site.worker.wait(LIMIT_S)
+    cluster.call("scancel", "--me")
+    eventually(lambda: cluster.queue() == [], within_s=2 * LIMIT_S)
+    store.close()
+
+
+real = [pytest.mark.slow, pytest.mark.distributed, needs_slurm]
+
+
+class TestOnTwoNodes:
+    pytestmark = real
+
+    def test_a_gang_over_both_runs_as_anywhere_and_says_where(self, site: Site, cluster: Cluster) -> None:
+        job = site.submit("gang", 6)
+        site.until(job, "running")
+        hosts = {host.name: host for host in site.store.hosts.list() if host.allocation is not None}
+        assert {(host.allocation.devices, host.allocation.job) for host in hosts.values() if host.allocation} == {
+            (4, job.id),
+            (2, job.id),
+        }
+        ended = site.ended(job)
+        assert (ended.state, ended.attempt, ended.launcher) == ("succeeded", 1, "slurm"), site.said()
+        assert ended.allocation is not None
+        assert ended.allocation.facts["partition"] == "main"
+        assert ended.allocation.facts["nodes"] == "n[1-2]"
+        assert [len(share.devices) for share in ended.placement] == [4, 2]
+        assert [event["state"] for event in site.events(job, "state")] == ["queued", "starting", "running", "succeeded"]
+        eventually(lambda: [host.name for host in site.store.hosts.list()] == ["login"])
+        (login,) = site.store.hosts.list()
+        assert login.launchers["slurm"].startswith("main: ")
+        eventually(lambda: cluster.queue() == [])
+
+    def test_a_cancelled_job_leaves_slurms_queue_whether_it_waits_or_runs(self, site: Site, cluster: Cluster) -> None:
+        running = site.submit("running", 8, steps=10**6)
+        site.works(running)
+        waiting = site.submit("waiting", 8)
+        eventually(lambda: f"trivet-{waiting.id}" in cluster.queue())
+        eventually(lambda: "is pending" in (site.now(waiting).reason or ""))
+        site.store.jobs.cancel(waiting.id)
+        eventually(lambda: f"trivet-{waiting.id}" not in cluster.queue())
+        site.store.jobs.cancel(running.id)
+        assert site.ended(running).state == "cancelled"
+        eventually(lambda: cluster.queue() == [])
+
+    def test_a_preempted_job_goes_on_from_its_checkpoint_without_a_retry(self, site: Site, cluster: Cluster) -> None:
+        job = site.submit("endless", 5, steps=10**6, checkpoint={"every": 10**6})
+        site.works(job)
+        urgent = cluster.call(
+            "sbatch", "--parsable", "--partition=urgent", "--ntasks=8", "--output=/dev/null", "--wrap=sleep 1"
+        ).strip()
+        assert site.until(job, "queued").reason is not None
+        assert "the service on its host stopped; queued again" in (site.now(job).reason or "")
+        reached = max(event["step"] for event in site.events(job, "metric"))
+        eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
+        steps = [event["step"] for event in site.events(job, "metric")]
+        assert len(steps) == len(set(steps)), "no step was done twice"
+        assert site.now(job).attempt == 2, site.said()
+        assert urgent not in cluster.queue()
+        site.store.jobs.cancel(job.id)
+        assert site.ended(job).state == "cancelled"
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"device": "cuda"}, "slurm refused it: sbatch: "),
+            ({"parallel": {"dp_shard": 9}}, "is pending, PartitionConfig"),
+        ],
+        ids=["refused", "never possible"],
+    )
+    def test_a_job_tells_what_slurm_says_of_it(self, site: Site, fields: dict[str, Any], said: str) -> None:
+        job = site.submit("odd", 2, **fields, batch={"global": 18})
+        eventually(lambda: said in (site.now(job).reason or ""))
+        site.store.jobs.cancel(job.id)
+
+    def test_whatever_dies_no_job_is_lost_and_none_runs_twice(
+        self, site: Site, cluster: Cluster, mortal: MortalBroker
+    ) -> None:
+        """slurmctld, a slurmd, a supervisor, the worker and the broker, each under running jobs."""
+        jobs = [site.submit(f"job-{index}", 2, steps=1500) for index in range(3)]
+
+        def kill_a_supervisor() -> None:
+            os.kill(eventually(site.supervisors, within_s=2 * LIMIT_S)[0], signal.SIGKILL)
+
+        def restart_worker() -> None:
+            site.worker.kill()
+            site.worker.wait()
+            site.start()
+
+        def restart_control() -> None:
+            cluster.kill("slurmctld")
+            cluster.script("control", str(cluster.folder))
+
+        def restart_node() -> None:
+            cluster.kill("slurmd-n2")
+            cluster.script("node", str(cluster.folder), "n2")
+
+        def restart_broker() -> None:
+            mortal.server.process.kill()
+            mortal.server.process.wait()
+            mortal.up()
+
+        eventually(lambda: any(site.events(job, "metric") for job in jobs), within_s=2 * LIMIT_S)
+        faults: list[Callable[[], None]] = [
+            restart_control,
+            kill_a_supervisor,
+            restart_worker,
+            restart_node,
+            restart_broker,
+        ]
+        for fault in faults:
+            fault()
+        ended = [site.ended(job) for job in jobs]
+        assert [job.state for job in ended] == ["succeeded"] * len(jobs), site.said()
+        for job in jobs:
+            states = [event["state"] for event in site.events(job, "state")]
+            assert states.count("succeeded") == 1
+        eventually(lambda: cluster.queue() == [], within_s=2 * LIMIT_S)
+
+    def test_a_cluster_that_does_not_answer_is_asked_again(
+        self, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
+        slurm = Slurm(LauncherContext("someone", tmp_path, "--hold --comment=other", 10.0))
+        request = AllocationRequest("job_x", "train", 2, 1, "cpu", 0, 90.0, ("true",))
+        slurm.request(request)
+        assert slurm.allocations() == [], "what another service asked for is left alone"
+        own = Slurm(LauncherContext("someone", tmp_path, "--hold", 10.0))
+        own.request(request)
+        (allocation,) = own.allocations()
+        assert (allocation.job_id, allocation.is_waiting) == ("job_x", True)
+        assert "JobHeldUser" in allocation.reason
+        assert "TimeLimit=00:03:00" in cluster.call("scontrol", "show", "job", allocation.id.partition(".")[0])
+        own.cancel([allocation])
+        assert own.allocations() == []
+        cluster.call("scancel", "--me")
+        monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere.conf"))
+        with pytest.raises(LauncherUnavailable, match="squeue"):
+            own.allocations()

@@ -1,0 +1,220 @@
+"""Asks launchers for devices for pending jobs, and takes back what no job has use for.
+
+The scheduler keeps what was asked for, and the store what is wanted: each look compares the two, so that a worker may
+end between any two calls. One worker at a time does so for a launcher; what two asked for by mistake is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from service.jobs.atomic import atomic_write
+from service.jobs.settings import Settings
+from service.jobs.settings_file import ENV_PREFIX, config_file
+from service.jobs.states import TERMINAL
+from service.jobs.store import KnownJob, PendingLaunch, Store
+from workers.launchers import (
+    AllocationRequest,
+    Booking,
+    Launcher,
+    LauncherContext,
+    LauncherUnavailable,
+    launcher_class,
+)
+
+PROGRAM = "workers.agent.allocated_host"
+_HOLD_S = 15.0
+_DESCRIBED_S = 15.0
+_LOGS_KEPT_S = 7 * 86_400.0
+_AT_ONCE = 20
+"""Requests in one look: meanwhile nobody looks at what is there."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_REPORT_S = 30.0
+"""Seconds that hosts have to leave an allocation once its attempt has ended, beyond the grace of ranks."""
+_NOT_SHARED = frozenset(
+    f"{ENV_PREFIX}{name}"
+    for name in ("WORKER_NAME", "WORKER_ADDRESS", "CPU_SLOTS", "LAUNCHERS", "KEY", "URL", "STOP_JOBS")
+)
+"""Settings of this worker that are none of the hosts of allocations."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Tries:
+    """Remembers requests that came to nothing: each further one is made later."""
+
+    made: int = 0
+    next_at: float = 0.0
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class BookingPlan:
+    """What to ask for and what to take back."""
+
+    request: Sequence[PendingLaunch]
+    cancel: Sequence[Booking]
+    reasons: Mapping[str, str]
+    """Why jobs wait, by id."""
+
+
+@dataclass
+class Planner:
+    """Decides from what is wanted and what there is; keeps since when something is of no use, and what came to nothing.
+
+    An allocation is of use to a pending job that has not run on it, and to the attempt that runs on it. One without
+    devices that is of no use is taken back at once, one with devices after ``patience_s``: its hosts leave by
+    themselves.
+    """
+
+    launcher: str
+    patience_s: float
+    useless_since: dict[str, float] = field(default_factory=dict)
+    tries: dict[str, Tries] = field(default_factory=dict)
+
+    def plan(
+        self,
+        pending: Sequence[PendingLaunch],
+        known: Mapping[str, KnownJob],
+        allocations: Sequence[Booking],
+        now: float,
+    ) -> BookingPlan:
+        """Return what to do at ``now``, in monotonic seconds. ``known`` has every job of the allocations."""
+        useful = dict[str, Booking]()
+        useless = list[Booking]()
+        for allocation in sorted(allocations, key=lambda one: (one.is_waiting, one.id)):
+            if allocation.job_id not in useful and _is_of_use(allocation, known.get(allocation.job_id)):
+                useful[allocation.job_id] = allocation
+            else:
+                useless.append(allocation)
+        self.useless_since = {one.id: self.useless_since.get(one.id, now) for one in useless}
+        held = {allocation.job_id for allocation in allocations}
+        wanted = [job for job in pending if job.job_id not in held]
+        queued = {job.job_id for job in pending} | {job_id for job_id, job in known.items() if job.state == "queued"}
+        self.tries = {job_id: tries for job_id, tries in self.tries.items() if job_id in queued}
+        reasons = {one.job_id: one.reason for one in useful.values() if one.is_waiting and one.reason}
+        reasons |= {job.job_id: self.tries[job.job_id].said for job in wanted if job.job_id in self.tries}
+        return BookingPlan(
+            request=[job for job in wanted if self._is_due(job.job_id, now)][:_AT_ONCE],
+            cancel=[one for one in useless if one.is_waiting or now - self.useless_since[one.id] >= self.patience_s],
+            reasons={job_id: said for job_id, said in reasons.items() if said},
+        )
+
+    def requested(self, job_id: str, now: float, said: str = "") -> None:
+        """Note a request, and what the scheduler said where it made none of it."""
+        tries = self.tries.setdefault(job_id, Tries())
+        tries.made += 1
+        tries.next_at = now + min(_FIRST_PAUSE_S * 2.0 ** (tries.made - 1), _LONGEST_PAUSE_S)
+        tries.said = said or f"{self.launcher} gave devices, and nothing started there; it is asked again"
+
+    def _is_due(self, job_id: str, now: float) -> bool:
+        return job_id not in self.tries or now >= self.tries[job_id].next_at
+
+
+def _is_of_use(allocation: Booking, job: KnownJob | None) -> bool:
+    if job is None or not job.state or job.state in TERMINAL:
+        return False
+    has_run_there = job.allocation == allocation.id
+    return not has_run_there if job.state == "queued" else has_run_there
+
+
+class LauncherDesk:
+    """Serves one launcher."""
+
+    def __init__(self, name: str, launcher: Launcher, store: Store, worker: str, folder: Path) -> None:
+        self.name, self._launcher, self._store, self._worker = name, launcher, store, worker
+        patience_s = launcher.context.stop_grace_s + _REPORT_S
+        self._planner = Planner(name, patience_s)
+        self._folder, self._settings = folder, folder / "settings.json"
+        self._described_at = float("-inf")
+        self.description = "not asked yet"
+        self._outage = ""
+
+    def tend(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Look once, and do what is due, unless another worker does."""
+        self._describe(clock())
+        if not self._store.launching.hold(self.name, self._worker, _HOLD_S):
+            return
+        try:
+            allocations = self._launcher.allocations()
+            pending, known = self._store.launching.read(self.name, [one.job_id for one in allocations])
+            plan = self._planner.plan(pending, known, allocations, clock())
+            self._launcher.cancel(plan.cancel)
+        except LauncherUnavailable as error:
+            self._note_outage(str(error))
+            return
+        self._note_outage("")
+        reasons = dict(plan.reasons)
+        for job in plan.request:
+            reasons[job.job_id] = self._request(job, clock())
+        self._store.launching.tell(self.name, reasons)
+
+    def delete_old_logs(self) -> None:
+        """Delete what hosts of allocations have printed long ago."""
+        for path in self._folder.glob("*.log"):
+            if time.time() - path.stat().st_mtime > _LOGS_KEPT_S:
+                path.unlink(missing_ok=True)
+
+    def _request(self, job: PendingLaunch, now: float) -> str:
+        """Ask for a job's devices; return why it still waits."""
+        command = (sys.executable, "-P", "-m", PROGRAM, self.name, str(self._settings), job.job_id)
+        try:
+            given = self._launcher.request(AllocationRequest(**vars(job), command=command))
+        except LauncherUnavailable as error:
+            self._planner.requested(job.job_id, now, f"{self.name} refused it: {error}")
+            return f"{self.name} refused it: {error}"
+        self._planner.requested(job.job_id, now)
+        logger.info("asked %s for devices of %s: %s", self.name, job.job_id, given)
+        return f"waits for {self.name}, which calls it {given}"
+
+    def _describe(self, now: float) -> None:
+        if now - self._described_at < _DESCRIBED_S:
+            return
+        self._described_at = now
+        try:
+            self.description = self._launcher.describe()
+        except LauncherUnavailable as error:
+            self.description = f"does not answer: {error}"
+
+    def _note_outage(self, said: str) -> None:
+        if said and said != self._outage:
+            logger.warning("launcher %s does not answer, and is asked again: %s", self.name, said)
+        elif self._outage and not said:
+            logger.info("launcher %s answers again", self.name)
+        self._outage = said
+
+
+def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
+    """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for what is none.
+
+    What hosts of allocations are told is written to the data folder, for this user alone: it may hold the broker's
+    password, which no command line and no scheduler is told.
+    """
+    desks = []
+    for name in filter(None, settings.launchers.split(",")):
+        folder = settings.layout.launcher(name)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shared = {
+            key: value for key, value in os.environ.items() if key.startswith(ENV_PREFIX) and key not in _NOT_SHARED
+        }
+        if (file := config_file()) is not None:
+            shared[f"{ENV_PREFIX}CONFIG"] = str(file.resolve())
+        shared[f"{ENV_PREFIX}DATA"] = str(settings.layout.root)
+        atomic_write(folder / "settings.json", json.dumps(shared).encode())
+        context = LauncherContext(
+            service=sha256(str(settings.layout.root).encode()).hexdigest()[:16],
+            folder=folder,
+            options=settings.slurm_options if name == "slurm" else "",
+            stop_grace_s=settings.stop_grace_s,
+        )
+        desks.append(LauncherDesk(name, launcher_class(name)(context), store, settings.worker_name, folder))
+    return desks

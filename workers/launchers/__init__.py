@@ -1,0 +1,136 @@
+"""Gets devices for jobs from a scheduler that a cluster has.
+
+A launcher answers two questions: how devices are asked for (and the request seen, and taken back), and, in the process
+that the scheduler starts on each host of what it gave, what that host has. All else is the same for each of them and
+for the hosts of the service: that process reports its host, begins the attempt once all hosts are there and starts a
+supervisor (:mod:`workers.agent.allocated_host`), and lease, fencing, events, cancelling and checkpoints are the
+supervisor's and the store's. A worker that names launchers in its settings asks them (:mod:`workers.agent.launching`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from service.jobs.launchers import launchers, unknown_launcher
+
+Pool = Literal["cuda", "cpu"]
+
+
+class LauncherUnavailable(Exception):  # noqa: N818
+    """The scheduler did not answer, or refused; the message says what it said. It is asked again."""
+
+
+@dataclass(frozen=True)
+class AllocationRequest:
+    """Asks for devices for one attempt of a job."""
+
+    job_id: str
+    kind: str
+    ranks: int
+    """Devices in all."""
+    max_hosts: int
+    device: Literal["auto", "cuda", "cpu"]
+    priority: int
+    """-100 to 100; higher comes first."""
+    timeout_s: float | None
+    """Seconds for which the devices are needed at most; ``None`` for no limit."""
+    command: tuple[str, ...]
+    """To be run once on each host, with SIGTERM some time before its devices are taken away."""
+
+
+@dataclass(frozen=True)
+class Booking:
+    """Describes what a scheduler was asked for and has not taken back."""
+
+    id: str
+    """What :class:`AllocatedHost` will have: another each time that the scheduler starts it again."""
+    job_id: str
+    is_waiting: bool
+    """Whether it has no devices yet."""
+    reason: str = ""
+    """Why it has none yet, in the scheduler's words."""
+
+
+@dataclass(frozen=True)
+class AllocatedHost:
+    """Describes one host of an allocation, as the process sees it that the scheduler has started there."""
+
+    allocation: str
+    index: int
+    count: int
+    """Hosts of the allocation; the first, of index 0, leads."""
+    pool: Pool
+    devices: int
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the scheduler says of the allocation, for accounting."""
+
+
+@dataclass(frozen=True)
+class LauncherContext:
+    """Tells a launcher whose it is."""
+
+    service: str
+    """Tells what this service asked for from what others of the same user did."""
+    folder: Path
+    """A private folder, which all hosts of the scheduler share; what allocations print belongs there, as ``*.log``."""
+    options: str
+    """The operator's, for the scheduler."""
+    stop_grace_s: float
+    """Seconds that ranks get to write a checkpoint after SIGTERM."""
+
+
+class Launcher(ABC):
+    """Asks one scheduler. All may raise :class:`LauncherUnavailable`, and are called again after a while.
+
+    Nothing is kept here: a worker may end at any time, and another one goes on with what the scheduler tells.
+    """
+
+    def __init__(self, context: LauncherContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what the scheduler has, in a line."""
+
+    @abstractmethod
+    def request(self, request: AllocationRequest) -> str:
+        """Ask for devices; return what the scheduler calls the request. Whatever is asked for must be in
+        :meth:`allocations` from then on, also where this fails half-way.
+        """
+
+    @abstractmethod
+    def allocations(self) -> list[Booking]:
+        """Return all that this service asked for and that waits or has devices."""
+
+    @abstractmethod
+    def cancel(self, allocations: Sequence[Booking]) -> None:
+        """Take requests back, and devices with SIGTERM. What is gone already does not matter."""
+
+    @staticmethod
+    @abstractmethod
+    def here(environment: Mapping[str, str]) -> AllocatedHost:
+        """Return what this process's host has, from the environment that the scheduler gave it."""
+
+
+def launcher_class(name: str) -> type[Launcher]:
+    """Return a launcher by name. Raises ``ValueError`` for one that is not installed, or is none."""
+    module, _, attribute = launchers().get(name, "").partition(":")
+    if not module:
+        raise ValueError(unknown_launcher(name))
+    found = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(found, type) and issubclass(found, Launcher)):
+        raise ValueError(f"launcher {name}: {module}:{attribute} is no workers.launchers.Launcher")  # noqa: TRY004
+    return found
+
+
+def own_environment() -> dict[str, str]:
+    """Return this process's environment without the service's own settings, which may hold passwords: schedulers keep
+    the environment of what they start.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}

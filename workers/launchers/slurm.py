@@ -1,0 +1,167 @@
+"""Gets devices from Slurm: one ``sbatch`` for each attempt, one process in the step of each node.
+
+Needs Slurm 20.11 or newer, its commands on the worker's path, and a process tracking that sends SIGTERM to a step's own
+processes only, as ``proctrack/cgroup`` and ``proctrack/pgid`` do: else ranks are killed before their checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from workers.launchers import (
+    AllocatedHost,
+    AllocationRequest,
+    Booking,
+    Launcher,
+    LauncherUnavailable,
+    own_environment,
+)
+
+_ANSWER_S = 30.0
+_FIELDS = ("JobID", "Name", "State", "Reason", "RestartCnt", "Comment")
+_NAME = "trivet-"
+_WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+_FIRST_OF_NODE = '[ "$SLURM_LOCALID" = 0 ] || exit 0; exec "$@"'
+"""A step has a task for each rank, so that it gets all that the allocation has; one of each node is enough."""
+_MARGIN_S = 60.0
+"""Seconds of an allocation for the start and the end of an attempt."""
+_FACTS = {
+    "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT",
+    "qos": "SLURM_JOB_QOS",
+    "nodes": "SLURM_JOB_NODELIST",
+    "user": "SLURM_JOB_USER",
+    "cluster": "SLURM_CLUSTER_NAME",
+}
+
+
+class Slurm(Launcher):
+    """Asks ``slurmctld`` through Slurm's own commands, as the user that the worker runs as."""
+
+    def describe(self) -> str:
+        """Return partitions with their nodes and CPUs."""
+        rows = _said("sinfo", "--noheader", "--summarize", "--format=%R|%F|%C|%G").splitlines()
+        return "; ".join(_partition(*row.split("|")) for row in dict.fromkeys(rows)) or "no partition"
+
+    def request(self, request: AllocationRequest) -> str:
+        """Submit a batch job that starts the command once on each of its nodes."""
+        return _said("sbatch", *self._options(request), stdin=_script(request.command)).strip().partition(";")[0]
+
+    def allocations(self) -> list[Booking]:
+        """Return the batch jobs of this service that are in Slurm's queue."""
+        fields = ",".join(f"{name}:|" for name in _FIELDS)
+        rows = _said("squeue", "--me", "--noheader", "--states=all", f"--Format={fields}").splitlines()
+        return [
+            _allocation(*row)
+            for row in (line.split("|")[: len(_FIELDS)] for line in rows)
+            if row[-1] == self._comment and row[1].startswith(_NAME) and row[2] not in _OVER
+        ]
+
+    def cancel(self, allocations: Sequence[Booking]) -> None:
+        """Cancel batch jobs."""
+        if allocations:
+            _said("scancel", "--quiet", *(allocation.id.partition(".")[0] for allocation in allocations))
+
+    @staticmethod
+    def here(environment: Mapping[str, str]) -> AllocatedHost:
+        """Return what this node has: the GPUs that Slurm gives this step, else one device for each task."""
+        index = int(environment["SLURM_NODEID"])
+        gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+        return AllocatedHost(
+            allocation=f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}",
+            index=index,
+            count=int(environment["SLURM_JOB_NUM_NODES"]),
+            pool="cuda" if gpus else "cpu",
+            devices=gpus or tasks_per_node(environment["SLURM_TASKS_PER_NODE"])[index],
+            facts={name: environment[variable] for name, variable in _FACTS.items() if environment.get(variable)},
+        )
+
+    @property
+    def _comment(self) -> str:
+        return f"trivet:{self.context.service}"
+
+    def _options(self, request: AllocationRequest) -> list[str]:
+        folder = self.context.folder
+        options = [
+            "--parsable",
+            f"--job-name={_NAME}{request.job_id}",
+            f"--comment={self._comment}",
+            f"--nodes=1-{request.max_hosts}",
+            f"--ntasks={request.ranks}",
+            f"--nice={100 - request.priority}",
+            "--requeue",
+            "--open-mode=append",
+            f"--output={folder}/{request.job_id}.log",
+            f"--chdir={folder}",
+        ]
+        if request.device == "cuda" or (request.device == "auto" and self._has_gpus()):
+            options.append("--gpus-per-task=1")
+        if request.timeout_s is not None:
+            seconds = request.timeout_s + self.context.stop_grace_s + _MARGIN_S
+            options.append(f"--time={math.ceil(seconds / 60)}")
+        return [*options, *shlex.split(self.context.options)]
+
+    def _has_gpus(self) -> bool:
+        return "gpu" in _said("sinfo", "--noheader", "--format=%G")
+
+
+_OVER = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
+    | {"TIMEOUT"}
+)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the tasks of each node from Slurm's spelling of them: ``2(x3),1`` is two on each of three, then one."""
+    counts: list[int] = []
+    for tasks, _, times in re.findall(r"(\d+)(\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(times or 1)
+    return counts
+
+
+def _script(command: Sequence[str]) -> str:
+    """Return a batch script that starts the command once on each node, bound to no core or GPU: ranks share all."""
+    once = shlex.join(["sh", "-c", _FIRST_OF_NODE, "trivet", *command])
+    unbound = "--cpu-bind=none ${SLURM_GPUS_PER_TASK:+--gpu-bind=none}"
+    return f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 {unbound} {once}\n"
+
+
+def _allocation(number: str, name: str, state: str, reason: str, restarts: str, _: str) -> Booking:
+    is_waiting = state in _WAITING
+    said = f"{state.lower()}, {reason}" if reason not in ("None", "") else state.lower()
+    return Booking(
+        f"{number}.{restarts}",
+        name.removeprefix(_NAME),
+        is_waiting,
+        f"Slurm job {number} is {said}" if is_waiting else "",
+    )
+
+
+def _partition(name: str, nodes: str, cpus: str, gres: str) -> str:
+    allocated, idle, _, total = nodes.split("/")
+    _, idle_cpus, _, all_cpus = cpus.split("/")
+    gpus = "" if gres in ("(null)", "") else f", {gres} each"
+    return f"{name}: {idle} of {total} nodes idle, {allocated} allocated, {idle_cpus} of {all_cpus} CPUs idle{gpus}"
+
+
+def _said(*command: str, stdin: str = "") -> str:
+    """Return what a command of Slurm's prints."""
+    try:
+        ran = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+            env=own_environment(),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LauncherUnavailable(f"{command[0]}: {error}") from error
+    if ran.returncode != 0:
+        raise LauncherUnavailable(f"{command[0]}: {ran.stderr.strip() or f'exit code {ran.returncode}'}")
+    return ran.stdout
