@@ -58,9 +58,32 @@ for name in trivet-a trivet-b; do ip -n $name link set lo up && ip -n $name link
   -addext "subjectAltName=IP:$A" -keyout broker.key -out broker.pem 2> /dev/null)
 on a trivet broker acl "$FOLDER/passwords" --add api --add host-a --add host-b --output "$FOLDER/users.acl" > /dev/null
 SERVER=$("$BIN/python" -c 'from service.jobs.embedded import find_server; print(find_server())')
-on a "$SERVER" --port 0 --tls-port 6379 --bind $A --tls-cert-file "$FOLDER/tls/broker.pem" --tls-key-file "$FOLDER/tls/broker.key" \
-  --tls-ca-cert-file "$FOLDER/tls/broker.pem" --tls-auth-clients no --aclfile "$FOLDER/users.acl" --dir "$FOLDER/broker" \
+on a "$SERVER" --port 6380 --bind 127.0.0.1 --aclfile "$FOLDER/users.acl" --dir "$FOLDER/broker" \
   --appendonly yes --appendfsync always > "$FOLDER/broker.log" 2>&1 &
+# The broker of the package is built without TLS: this ends it in front of it.
+on a "$BIN/python" - "$A" "$FOLDER/tls" > "$FOLDER/front.log" 2>&1 << 'END' &
+import asyncio, ssl, sys
+
+async def pipe(reader, writer):
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    writer.close()
+
+async def serve(reader, writer):
+    inner = await asyncio.open_connection("127.0.0.1", 6380)
+    await asyncio.gather(pipe(reader, inner[1]), pipe(inner[0], writer))
+
+async def main():
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(f"{sys.argv[2]}/broker.pem", f"{sys.argv[2]}/broker.key")
+    await (await asyncio.start_server(serve, sys.argv[1], 6379, ssl=context)).serve_forever()
+
+asyncio.run(main())
+END
 URL=rediss://$A:6379/0
 sleep 2
 on a env TRIVET_REDIS_URL=$URL TRIVET_BROKER_CA_CERT="$FOLDER/tls/broker.pem" TRIVET_BROKER_USER=api \

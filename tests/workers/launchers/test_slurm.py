@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from worker_fleet import MortalBroker, train_spec
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from service.jobs.store import Store, StoreUnavailable
-from service.jobs.supervisor_registry import SupervisorRegistry
 from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
 from workers.launchers.slurm import Slurm, tasks_per_node
 
@@ -64,9 +62,6 @@ class Cluster:
 
     def queue(self) -> list[str]:
         return self.call("squeue", "--noheader", "--format=%j").split()
-
-    def kill(self, daemon: str) -> None:
-        os.kill(int((self.folder / f"{daemon}.pid").read_text()), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -133,15 +128,6 @@ class Site:
     def said(self) -> str:
         printed = [path.read_text() for path in self._data.launcher("slurm").glob("*.log")]
         return "\n".join([self._log.read_text(), *printed])
-
-    def supervisors(self) -> list[int]:
-        folders = [folder for folder in (self._data.root / "hosts").glob("slurm-*") if folder.is_dir()]
-        return [
-            entry.supervisor.pid
-            for folder in folders
-            for _, entry in SupervisorRegistry(folder)._entries()
-            if entry.supervisor.alive
-        ]
 
 
 @pytest.fixture
@@ -223,50 +209,6 @@ class TestOnTwoNodes:
         job = site.submit("odd", 2, **fields, batch={"global": 18})
         eventually(lambda: said in (site.now(job).reason or ""))
         site.store.jobs.cancel(job.id)
-
-    def test_whatever_dies_no_job_is_lost_and_none_runs_twice(
-        self, site: Site, cluster: Cluster, mortal: MortalBroker
-    ) -> None:
-        """slurmctld, a slurmd, a supervisor, the worker and the broker, each under running jobs."""
-        jobs = [site.submit(f"job-{index}", 2, steps=1500) for index in range(3)]
-
-        def kill_a_supervisor() -> None:
-            os.kill(eventually(site.supervisors, within_s=2 * LIMIT_S)[0], signal.SIGKILL)
-
-        def restart_worker() -> None:
-            site.worker.kill()
-            site.worker.wait()
-            site.start()
-
-        def restart_control() -> None:
-            cluster.kill("slurmctld")
-            cluster.script("control", str(cluster.folder))
-
-        def restart_node() -> None:
-            cluster.kill("slurmd-n2")
-            cluster.script("node", str(cluster.folder), "n2")
-
-        def restart_broker() -> None:
-            mortal.server.process.kill()
-            mortal.server.process.wait()
-            mortal.up()
-
-        eventually(lambda: any(site.events(job, "metric") for job in jobs), within_s=2 * LIMIT_S)
-        faults: list[Callable[[], None]] = [
-            restart_control,
-            kill_a_supervisor,
-            restart_worker,
-            restart_node,
-            restart_broker,
-        ]
-        for fault in faults:
-            fault()
-        ended = [site.ended(job) for job in jobs]
-        assert [job.state for job in ended] == ["succeeded"] * len(jobs), site.said()
-        for job in jobs:
-            states = [event["state"] for event in site.events(job, "state")]
-            assert states.count("succeeded") == 1
-        eventually(lambda: cluster.queue() == [], within_s=2 * LIMIT_S)
 
     def test_a_cluster_that_does_not_answer_is_asked_again(
         self, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
