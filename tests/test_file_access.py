@@ -42,12 +42,14 @@ OF_OS = frozenset(
 SAFE = (
     "Folder.open", "file.open", "folder.rename", "folder.unlink", "log.open", "published.rename", "published.unlink",
     "segment.open", "self._first.open", "self._readers[rank].open", "self._record.open", "self.open",
-    "store.artifacts.open",
+    "self.store.artifacts.open", "store.artifacts.open",
 )  # fmt: skip
 """Calls of safe files themselves."""
 ALLOWED = {
     # The key that a new service shows once, in a folder of the operator's choice.
     "api/__main__.py": {"os.open", "path.unlink"},
+    # The service's own folder of event files, which no rank sees.
+    "api/exports/tensorboard.py": {"draft.mkdir", "folder.parent.mkdir", "path.open"},
     "api/monitoring.py": {"shutil.disk_usage", "span.rename"},
     # The backup itself and the broker's snapshot; and a data folder that is being restored, in which no job has run.
     "service/jobs/backup.py": {

@@ -37,7 +37,7 @@ def written_whole(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
     """
     if dtype != torch.float32:
         return list(nodes)
-    reader = _Reader({node.name: node for node in nodes})
+    reader = _ExpressionReader({node.name: node for node in nodes})
     return [new for node in nodes for new in reader.replaced(node)]
 
 
@@ -61,7 +61,7 @@ class _Whole:
 
 
 @dataclass(frozen=True, eq=False)
-class _Reader:
+class _ExpressionReader:
     nodes: Mapping[str, Node]
 
     def replaced(self, node: Node) -> Iterator[Node]:

@@ -27,6 +27,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
+from service.jobs.embedded import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -93,6 +94,13 @@ class World:
 
     def exported(self, job: str, target: str) -> str:
         return str(eventually(lambda: next((x for x in self.lines(job) if x.startswith(f"exported to {target}")), "")))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker that no other service of these tests asks: any may make an export that is due."""
+    with EmbeddedBroker.start(tmp_path_factory.mktemp("exports-broker"), fsync="everysec") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
