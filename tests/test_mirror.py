@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -38,13 +38,16 @@ def test_each_file_of_tests_has_a_name_of_its_own() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, in functions too."""
+@cache
+def imports(path: Path) -> list[str]:
+    """Return the modules that a file imports, in functions too."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            found.append(node.module or "")
+    return found
 
 
 def test_no_module_of_tests_is_imported() -> None:

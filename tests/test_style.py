@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,18 +32,23 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
                 yield text.value.value
 
 
-def fragments(source: str) -> list[str]:
-    return [text.splitlines()[0] for text in docstrings(ast.parse(source)) if FRAGMENT.match(text)]
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def fragments(tree: ast.Module) -> list[str]:
+    return [text.splitlines()[0] for text in docstrings(tree) if FRAGMENT.match(text)]
 
 
 def test_no_docstring_is_a_fragment() -> None:
-    assert [f"{path.relative_to(ROOT)}: {text}" for path in FILES for text in fragments(path.read_text())] == []
+    assert [f"{path.relative_to(ROOT)}: {text}" for path in FILES for text in fragments(parsed(path))] == []
 
 
 def test_the_name_of_a_class_stands_for_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
@@ -50,5 +56,5 @@ def test_the_name_of_a_class_stands_for_one_thing() -> None:
 
 @pytest.mark.parametrize("place", ["{}", "class A:\n    {}", "def f() -> None:\n    {}", "x = 1\n{}", "x: int = 1\n{}"])
 def test_a_fragment_is_found_wherever_it_stands(place: str) -> None:
-    assert len(fragments(place.format(FRAGMENTARY))) == 1
-    assert fragments(place.format(WHOLE)) == []
+    assert len(fragments(ast.parse(place.format(FRAGMENTARY)))) == 1
+    assert fragments(ast.parse(place.format(WHOLE))) == []

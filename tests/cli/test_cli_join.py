@@ -93,6 +93,7 @@ def test_an_operator_invites_a_host_that_has_a_password(trivet: Cli, tmp_path: P
         assert why in " ".join(ran.err.split())
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_start_with_what_is_no_invitation() -> None:
     command = [sys.executable, "-m", "trivet", "worker", "--join", "-"]
     ran = subprocess.run(command, input="nonsense", text=True, capture_output=True, env=os.environ, check=False)

@@ -201,6 +201,7 @@ def compiled_run(choice: str) -> tuple[dict[str, Tensor], int, int]:
     return gradients(built), sum(kept.values()), counter.frame_count
 
 
+@pytest.mark.slow
 def test_compiled_blocks_recompute_from_one_graph_with_the_same_gradients() -> None:
     plain = passes(TRANSFORMER, "none").gradients
     found = {choice: compiled_run(choice) for choice in CHOICES}

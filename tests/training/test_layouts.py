@@ -148,7 +148,9 @@ def test_layers_that_cannot_be_split_are_announced(outcomes: Groups, family: str
     assert [line.split(" compute")[0] for line in lines] == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=() if each == "mlp" else pytest.mark.slow) for each in FAMILIES]
+)
 def test_what_they_agree_on_is_learning(family: str, tmp_path: Path) -> None:
     losses = train(tmp_path, {**FAMILIES[family], "steps": 30}, test_samples=5)["loss"]
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])

@@ -17,7 +17,10 @@ from service.bounds.optimise import Ascent
 PLAIN = ("ibp", "crown-ibp", "crown")
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    "group",
+    [pytest.param(group, marks=() if group == "nonlinear" else pytest.mark.slow) for group in GROUPS],
+)
 def test_no_input_leaves_the_bounds(group: str) -> None:
     hold(group, 1, 0.5)
 

@@ -154,7 +154,9 @@ class Extremes(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("kind", ["least", "chosen", "constants"])
+@pytest.mark.parametrize(
+    "kind", ["constants", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("least", "chosen"))]
+)
 def test_operators_that_some_values_only_decide_in_are_scored(kind: str) -> None:
     """A bound that no half proves: every kind of node is asked what it loses."""
     subject = model_from(Extremes(kind), FEATURES)
