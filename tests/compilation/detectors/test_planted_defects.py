@@ -268,7 +268,7 @@ def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Ascend) 
 def test_a_gradient_that_is_lost_for_one_shape_only_freezes_the_rung(ascend: Ascend) -> None:
     (result,) = ascend(frozen.CUT_OFF_FOR_ONE, rungs=LADDER[:1])
     assert result.verdict == "frozen"
-    assert messages(result) == "no gradient where eager has one: shift"
+    assert messages(result).startswith("no gradient where eager has one: shift")
 
 
 @pytest.mark.slow

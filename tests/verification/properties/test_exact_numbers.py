@@ -170,6 +170,9 @@ def test_no_verdict_contradicts_the_exact_one(kind: str, data: st.DataObject) ->
     _, _, weights = KINDS[kind]
     index = data.draw(st.integers(0, len(weights) - 1))
     asked = data.draw(queries(weights[index]))
+    if not asked.query.disjuncts:  # its conditions on the input exclude each other: verified without a search
+        assert not asked.is_reachable
+        return
     decision = decide(affine(kind, index), asked.query, CROWN, 0.2, restarts=2)
     assert decision.verdict is not (Verdict.VERIFIED if asked.is_reachable else Verdict.FALSIFIED)
 
