@@ -6,9 +6,11 @@ that all others wait and events can be told of one. Requests go over 16 connecti
 many pending jobs is measured by ``placement.py 3000 300 512 8``.
 
 With ``--prefect PYTHON``, an interpreter that has Prefect, the same requests are sent to a Prefect server first, alone:
-runs of a deployment that no worker takes, in its own database (SQLite).
+runs of a deployment that no worker takes, in its own database (SQLite). Where it refuses at 16 connections,
+``--prefect-connections`` gives it fewer.
 
     python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--prefect PYTHON]
+        [--prefect-connections 16]
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -43,6 +46,7 @@ from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter
 
 CONNECTIONS = 16
+BUSY_PAUSE_S = 0.1
 BATCH = 1000
 LONG_S = 3600.0
 HOST = "played"
@@ -91,24 +95,49 @@ class Api:
         return head.encode() + content
 
 
-async def measured_rate(port: int, what: str, requests: Sequence[bytes], each: int = 1) -> Rate:
-    """Send all, over several connections; each does so many things."""
-    waiting, took = list(reversed(requests)), list[float]()
+class BusyError(RuntimeError):
+    """The server takes no requests for the moment (503)."""
+
+
+async def measured_rate(
+    port: int,
+    what: str,
+    requests: Sequence[bytes],
+    each: int = 1,
+    *,
+    connections: int = CONNECTIONS,
+    may_be_busy: bool = False,
+) -> Rate:
+    """Send all, over several connections; each does so many things. Where the server ``may_be_busy``, what it refuses
+    for the moment, or hangs up on, is sent again after a pause, over a new connection, and counted.
+    """
+    waiting, took, refused = list(reversed(requests)), list[float](), list[bytes]()
 
     async def work() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         while waiting:
-            began = time.perf_counter()
-            writer.write(waiting.pop())
-            await answer_of(reader)
+            began, request = time.perf_counter(), waiting.pop()
+            while True:
+                writer.write(request)
+                try:
+                    await answer_of(reader)
+                    break
+                except (BusyError, asyncio.IncompleteReadError, ConnectionError):
+                    if not may_be_busy:
+                        raise
+                    refused.append(request)
+                    writer.close()
+                    await asyncio.sleep(BUSY_PAUSE_S)
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
             took.append(time.perf_counter() - began)
         writer.close()
 
     began = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
+    await asyncio.gather(*(work() for _ in range(min(connections, len(requests)))))
     spent = time.perf_counter() - began
     took.sort()
     p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
+    what = f"{what} ({len(refused)} times refused or hung up on)" if refused else what
     found = Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
     print(found.row, file=sys.stderr, flush=True)
     return found
@@ -120,8 +149,22 @@ async def answer_of(reader: asyncio.StreamReader) -> bytes:
     found = re.search(rb"(?i)content-length: (\d+)", head)
     content = await reader.readexactly(int(found[1]) if found else 0)
     if not head.startswith(b"HTTP/1.1 2"):
-        raise RuntimeError((head + content[:500]).decode(errors="replace"))
+        refusal = BusyError if head.startswith(b"HTTP/1.1 503") else RuntimeError
+        raise refusal((head + content[:500]).decode(errors="replace"))
     return content
+
+
+async def _answered(port: int, request: bytes) -> bytes:
+    """Return the content of one answer, for which a server that is busy is asked again."""
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        try:
+            writer.write(request)
+            return await answer_of(reader)
+        except (BusyError, asyncio.IncompleteReadError, ConnectionError):
+            await asyncio.sleep(BUSY_PAUSE_S)
+        finally:
+            writer.close()
 
 
 @dataclass
@@ -216,10 +259,15 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=100)
     parser.add_argument("--events", type=int, default=20_000)
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before memory is read")
+    parser.add_argument("--prefect-connections", type=int, default=CONNECTIONS, help="open at a time to that peer")
     parser.add_argument("--prefect", metavar="PYTHON", help="interpreter of the peer, which is measured first")
     options = parser.parse_args()
     if options.prefect:
-        print(asyncio.run(prefect_peer(options.prefect, options.requests // 4, options.settle)))
+        print(
+            asyncio.run(
+                prefect_peer(options.prefect, options.requests // 4, options.prefect_connections, options.settle)
+            )
+        )
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
         settings = {
@@ -264,7 +312,7 @@ PREFECT = {
 }
 
 
-async def prefect_peer(python: str, requests: int, settle_s: float) -> str:
+async def prefect_peer(python: str, requests: int, connections: int, settle_s: float) -> str:
     """Return the table of a Prefect server under the same requests, as many as it takes in some seconds."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -281,14 +329,14 @@ async def prefect_peer(python: str, requests: int, settle_s: float) -> str:
             await asyncio.sleep(settle_s)
             at_rest = sum(memory(server.pid).values())
             submit = _request("POST", f"/api/deployments/{deployment}/create_flow_run", {})
-            found = [await measured_rate(port, "submissions", [submit] * requests)]
+            rate = partial(measured_rate, port, connections=connections, may_be_busy=True)
+            found = [await rate("submissions", [submit] * requests)]
             listed = _request("POST", "/api/flow_runs/filter", {"limit": 50, "sort": "EXPECTED_START_TIME_DESC"})
-            writer.write(listed)
-            ids = [run["id"] for run in json.loads(await answer_of(reader))]
-            reads = [_request("GET", f"/api/flow_runs/{ids[number % len(ids)]}") for number in range(2 * requests)]
-            found.append(await measured_rate(port, "reads of a job", reads))
-            found.append(await measured_rate(port, f"lists of 50 among {requests:,}", [listed] * (requests // 2)))
             writer.close()
+            ids = [run["id"] for run in json.loads(await _answered(port, listed))]
+            reads = [_request("GET", f"/api/flow_runs/{ids[number % len(ids)]}") for number in range(2 * requests)]
+            found.append(await rate("reads of a job", reads))
+            found.append(await rate(f"lists of 50 among {requests:,}", [listed] * (requests // 2)))
             began = time.perf_counter()
         finally:
             server.send_signal(signal.SIGINT)

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("rb") as nothing:
         data = DataLayout(Path(folder))
         for number in range(options.jobs):
-            if forks.fork(lambda at=number: run(data, at, options.device), stdin=nothing.fileno()).wait() != 0:
+            if forks.fork(partial(run, data, number, options.device), stdin=nothing.fileno()).wait() != 0:
                 raise SystemExit(f"job {number} failed")
             found = json.loads((data.job(f"job_{number:020d}").root / "seconds.json").read_bytes())
             print(f"| {number + 1} | {' | '.join(f'{found.get(name, 0.0):.3f}' for name in (*PHASES, 'search'))} |")
