@@ -83,16 +83,16 @@ def _largest(bounds: Any, network: Any) -> int:
 
     from torch import Tensor
 
-    from service.bounds.linear import plain
+    from service.bounds.linear.row_traversal import RowTraversal
 
-    sizes, propagate = [0], plain._Traversal.propagate
+    sizes, propagate = [0], RowTraversal.propagate
 
-    def record(self: plain._Traversal, *arguments: Any) -> Any:
+    def record(self: RowTraversal, *arguments: Any) -> Any:
         arriving = propagate(self, *arguments)
         sizes.extend(pending.rows.numel() for _, pending in arriving if isinstance(pending.rows, Tensor))
         return arriving
 
-    with patch.object(plain._Traversal, "propagate", record):
+    with patch.object(RowTraversal, "propagate", record):
         bounds(network, "crown")
     return max(sizes)
 
