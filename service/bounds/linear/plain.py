@@ -16,14 +16,13 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.linear.leaps import Leap
+from service.bounds.leaps import Leap
 from service.bounds.linear.propagation import InitialRows, Propagated
 from service.bounds.linear.row_traversal import RowArithmetic, RowTraversal
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding
 from service.bounds.network import Network, OptimisedBefore
-from service.bounds.operators import LINEAR, NONLINEAR
 from service.bounds.relaxation import Relaxed
 
 Biases = ByOwnership[list[Tensor]]
@@ -121,12 +120,13 @@ class PlainArithmetic(RowArithmetic):
         return leap if leap is not None and leap.is_of(self.backward.relaxations) else None
 
     def skipped_inputs(self, node: Node) -> frozenset[int]:
-        operator = NONLINEAR.get(node.operator)
-        return frozenset() if operator is None else operator.deciding
+        network = self.backward.network
+        return network.operator_of(node).deciding if node.name in network.relaxed else frozenset()
 
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
         """Return the step of rows in the first representation that goes through."""
-        linear, network = LINEAR.get(node.operator), self.backward.network
+        network = self.backward.network
+        linear = network.linear_operator_of(node)
         wider: StructuredRows | None = rows
         while wider is not None:
             step = None

@@ -27,10 +27,7 @@ from service.bounds.linear.row_traversal import RowArithmetic, RowTraversal
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import Pending, RowSharding, dense
 from service.bounds.network import Network
-from service.bounds.operators import COLLECTIVES, LINEAR
-from service.bounds.operators.allowance import RigorousStep
-from service.bounds.operators.base import Collective, Crossing
-from service.bounds.relaxation import Relaxed
+from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
 
 Answer = Callable[[Tensor, bool], Tensor]
@@ -182,16 +179,17 @@ class RigorousArithmetic(RowArithmetic):
         return relaxed
 
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
-        linear = LINEAR.get(node.operator)
-        if linear is None or node.operator in COLLECTIVES:
+        network = self.backward.network
+        linear = network.linear_operator_of(node)
+        if linear is None or network.collective_of(node) is not None:
             return None
-        step = linear.propagate_backward(node, rows, self.backward.network.tp_group)
+        step = linear.propagate_backward(node, rows, network.tp_group)
         # Rows gathered or in patches would need allowances of their own.
         is_exact = step is not None and all(isinstance(each, InitialRows) for each in step.coefficients)
         return step if is_exact else None
 
-    def across_ranks(self, collective: Collective, coefficients: Tensor, own: bool) -> Tensor:
-        if collective.crossing is Crossing.LEAVE and not own:
+    def across_ranks(self, node: Node, coefficients: Tensor, own: bool) -> Tensor:
+        if self.backward.network.gathers_parts(node) and not own:
             # Each rank goes on with the coefficients of its part of one sum: they must be equal to the last bit.
             agreed: Tensor = self.backward.network.tp_group.agree(coefficients)
             return agreed

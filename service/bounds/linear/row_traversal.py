@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.linear.leaps import Leap
+from service.bounds.leaps import Leap
 from service.bounds.linear.propagation import Propagated
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import Pending, RowSharding, dense
 from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network
-from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR
-from service.bounds.operators.base import Collective
 from service.bounds.relaxation import Relaxed
 
 
@@ -76,8 +74,8 @@ class RowArithmetic(ABC):
         """Return the positions of inputs that coefficients need not go to, since they are 0 there."""
         return frozenset()
 
-    def across_ranks(self, collective: Collective, coefficients: Tensor, own: bool) -> Tensor:
-        """Return coefficients as they go through a collective."""
+    def across_ranks(self, node: Node, coefficients: Tensor, own: bool) -> Tensor:
+        """Return coefficients as they go through a node at which ranks communicate."""
         return coefficients
 
 
@@ -119,7 +117,7 @@ class RowTraversal:
         step, rows_own, still_own = self._step(node, arrived)
         if step.bias is not None:
             self.arithmetic.add_bias(node, rows_own, step.bias)
-        linear, skipped = LINEAR.get(node.operator), self.arithmetic.skipped_inputs(node)
+        linear, skipped = self.network.linear_operator_of(node), self.arithmetic.skipped_inputs(node)
         fresh = linear is not None and linear.is_fresh
         return [
             (name, Pending(rows, still_own, fresh))
@@ -129,7 +127,7 @@ class RowTraversal:
 
     def _is_accumulated(self, node: Node, arrived: Pending) -> bool:
         """Return whether the step is done, added in place to the coefficients that wait at the node's input."""
-        operator = ACCUMULATING.get(node.operator)
+        operator = self.network.accumulating_operator_of(node)
         if operator is None or not self.arithmetic.accumulates or not isinstance(arrived.rows, Tensor):
             return False
         earlier, rows = self.pending.get(node.inputs[0]), arrived.rows
@@ -150,11 +148,11 @@ class RowTraversal:
             if structured is not None:
                 return structured, arrived.own, arrived.own
         coefficients, own = self.arithmetic.sharding.coefficients(node, arrived, self.arithmetic.like)
-        linear, tp_group = LINEAR.get(node.operator), self.network.tp_group
+        linear, tp_group = self.network.linear_operator_of(node), self.network.tp_group
         if linear is None:
             return Propagated(*self.arithmetic.relaxation(node).backward(coefficients)), own, own
-        if (collective := COLLECTIVES.get(node.operator)) is not None:
-            coefficients = self.arithmetic.across_ranks(collective, coefficients, own)
+        if (collective := self.network.collective_of(node)) is not None:
+            coefficients = self.arithmetic.across_ranks(node, coefficients, own)
             step, still_own = collective.backward_across_ranks(node, coefficients, tp_group, own, self.divided)
             return step, own, still_own
         backward = linear.backward_in_ascent if self.arithmetic.ascends else linear.backward

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.forward import LayerArithmetic, LayerSweep, with_rows
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.linear.leaps import Leap, Tree, leap_over, trees_of
+from service.bounds.leaps import Leap, Tree, leap_over, trees_of
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import elements_of_row, parts_of_rows, passing_at_once

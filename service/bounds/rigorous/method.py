@@ -18,8 +18,8 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
-from service.bounds.operators.allowance import RigorousStep
 from service.bounds.options import BoundOptions, affordable
+from service.bounds.relaxation import RigorousStep
 from service.bounds.rigorous.optimised import OptimisedLowerBounds
 
 Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]

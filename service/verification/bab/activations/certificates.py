@@ -16,8 +16,7 @@ from service.bounds.interval import Interval
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.methods import Analysis
 from service.bounds.operators import NONLINEAR
-from service.bounds.operators.allowance import RigorousStep
-from service.bounds.relaxation import Relaxed
+from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rounding import UNIT, gamma, magnitude

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from service.bounds.graph import Node
 from service.bounds.graph_module import ExecutableGraph
-from service.bounds.linear.leaps import trees_of
+from service.bounds.leaps import trees_of
 from service.bounds.linear.plain import PlainArithmetic
 from service.bounds.linear.row_traversal import RowTraversal
 from service.bounds.linear.sharding import Pending
