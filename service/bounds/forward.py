@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
+from service.bounds.progress import ProgressMeter
 
 
 @dataclass(eq=False)
@@ -38,10 +44,8 @@ class ForwardTraversal:
         """Tighten the bounds of an input of ``node``, the first non-linear node that reads it.
 
         Subclasses do so by rows of backward passes, for the entries on which the relaxation depends:
-        :mod:`service.bounds.methods.layers` by rows that may differ among instances, also in place of the interval;
-        :mod:`service.bounds.rigorous.method` by common rows, each used only by the instances that want it, so that
-        bounds do not depend on the batch; :mod:`service.bounds.affine_forward` by a few common rows that all instances
-        use, beside their affine forms.
+        :class:`LayerSweep`, or :mod:`service.bounds.affine_forward` by a few common rows that all instances use, beside
+        their affine forms.
         """
 
     def relax(self, node: Node) -> None:
@@ -54,6 +58,88 @@ class ForwardTraversal:
     def bounds_of_inputs(self, node: Node) -> list[Interval]:
         """Return the bounds of what a node reads, in the order of its inputs."""
         return [self.intervals[name] for name in node.inputs]
+
+
+class LayerArithmetic(ABC):
+    """The arithmetic of a sweep over layers: plain (:mod:`service.bounds.methods.layers`), by rows that may differ
+    among instances; or rigorous (:mod:`service.bounds.rigorous.method`), by common rows, so that bounds do not depend
+    on the batch.
+    """
+
+    @abstractmethod
+    def interval(self, node: Node) -> Interval:
+        """Return bounds of a node's value, by those of its inputs."""
+
+    @abstractmethod
+    def relax(self, node: Node, bounds: Sequence[Interval]) -> None:
+        """Relax a non-linear node, for passes from later layers."""
+
+    @abstractmethod
+    def wanted_rows(self, node: Node, index: int) -> tuple[Tensor, Tensor]:
+        """Return which entries of an input matter, bool ``(batch, n)``, and the entries that get rows, ``(batch or 1,
+        rows)``.
+        """
+
+    @abstractmethod
+    def bounds_of_entries(self, name: str, index: Tensor) -> Interval:
+        """Return bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a value, by backward
+        passes.
+        """
+
+
+@dataclass(eq=False)
+class LayerSweep(ForwardTraversal):
+    """Bound values by intervals, and those ``by_rows`` again by rows of backward passes before they are relaxed.
+
+    Values ``at_once`` have rows for all entries as soon as they are reached. With ``intersect`` the tighter bounds of
+    both kinds are kept; without, rows replace intervals.
+    """
+
+    arithmetic: LayerArithmetic
+    by_rows: frozenset[str]
+    at_once: frozenset[str] = frozenset()
+    intersect: bool = True
+    progress: ProgressMeter | None = None
+
+    def refine(self, node: Node, index: int) -> None:
+        name = node.inputs[index]
+        if name in self.by_rows:
+            wanted, rows = self.arithmetic.wanted_rows(node, index)
+            tightened = self._tightened_by_rows(name, self.intervals[name], wanted, rows)
+            self.intervals[name] = self.network.agreed(name, tightened)
+
+    def relax(self, node: Node) -> None:
+        self.arithmetic.relax(node, self.bounds_of_inputs(node))
+
+    def propagate(self, node: Node) -> Interval:
+        interval = self.arithmetic.interval(node)
+        if node.name not in self.at_once:
+            return interval
+        everything = torch.ones_like(interval.lower, dtype=torch.bool).flatten(1)
+        index = torch.arange(everything.shape[1], device=everything.device).unsqueeze(0)
+        return self._tightened_by_rows(node.name, interval, everything, index)
+
+    def _tightened_by_rows(self, name: str, before: Interval, wanted: Tensor, index: Tensor) -> Interval:
+        if self.progress is not None:
+            self.progress.expect(name, 2 * index.shape[1])
+        if not index.shape[1]:
+            return before
+        rows = self.arithmetic.bounds_of_entries(name, index)
+        return with_rows(before, wanted, index, rows, intersect=self.intersect)
+
+
+def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *, intersect: bool) -> Interval:
+    """Return bounds of a value, with those of its entries ``index`` in ``rows`` where an instance has them ``wanted``,
+    bool ``(batch, n)``. An instance keeps its bounds of all other entries.
+    """
+    flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
+    if intersect:
+        rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
+    lower, upper = (
+        torch.where(wanted, old.scatter(1, everyone, new), old)
+        for old, new in ((flat.lower, rows.lower), (flat.upper, rows.upper))
+    )
+    return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
 def values_of_a_ball(network: Network, box: Interval) -> frozenset[str]:

@@ -14,8 +14,14 @@ from service.bounds.capture import Trace, capture, local_state, trace
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
 from service.bounds.needed import needed_entries
-from service.bounds.operators import NONLINEAR, OPERATORS, check
-from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR, NONLINEAR, OPERATORS, check
+from service.bounds.operators.base import (
+    AccumulatingOperator,
+    Collective,
+    LinearOperator,
+    NonlinearOperator,
+    Operator,
+)
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
 from service.bounds.ranges import Range, ranges_of
 from service.bounds.rank_group import RankGroup
@@ -148,6 +154,26 @@ class Network:
     def operator_of(self, node: Node) -> NonlinearOperator:
         """Return the operator of one of ``nonlinear``."""
         return NONLINEAR[node.operator]
+
+    def any_operator_of(self, node: Node) -> Operator:
+        """Return the operator of a node, linear or not."""
+        return OPERATORS[node.operator]
+
+    def linear_operator_of(self, node: Node) -> LinearOperator | None:
+        """Return the operator of a node that is not relaxed."""
+        return LINEAR.get(node.operator)
+
+    def accumulating_operator_of(self, node: Node) -> AccumulatingOperator | None:
+        """Return the operator of a node whose step may be added in place."""
+        return ACCUMULATING.get(node.operator)
+
+    def collective_of(self, node: Node) -> Collective | None:
+        """Return the operator of a node at which ranks communicate."""
+        return COLLECTIVES.get(node.operator)
+
+    def gathers_parts(self, node: Node) -> bool:
+        """Return whether every rank has its own part before a node, and all have the same after it."""
+        return not self.is_own(node.name) and any(self.is_own(name) for name in node.inputs)
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
         """Return bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on

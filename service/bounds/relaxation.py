@@ -32,6 +32,18 @@ class Relaxed(BackwardRules, ABC):
         return None if rule is None else rule(self, rows)
 
 
+@dataclass(frozen=True, eq=False)
+class RigorousStep:
+    """A step backward through a node: ``|A|·error + lost`` is what it may be off by.
+
+    ``error`` is ``(batch, rows or 1, *shape)``, ``lost`` ``(batch,)``; ``relaxed`` is there for non-linear nodes.
+    """
+
+    error: Tensor
+    lost: Tensor
+    relaxed: Relaxed | None = None
+
+
 class Family(Protocol):
     """All relaxations of one operator on fixed bounds that an optimiser may choose from.
 

@@ -10,7 +10,7 @@ another way, or all have all rows, of which the first rank's count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,12 +23,11 @@ from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import InitialRows, Propagated
 from service.bounds.linear.rounding_error import RoundedSums, RoundedTerms, charge, least_in, weighted
+from service.bounds.linear.row_traversal import RowArithmetic, RowTraversal
+from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import Pending, RowSharding, dense
-from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network
-from service.bounds.operators import COLLECTIVES, LINEAR
-from service.bounds.operators.allowance import RigorousStep
-from service.bounds.operators.base import Crossing
+from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
 
 Answer = Callable[[Tensor, bool], Tensor]
@@ -62,25 +61,24 @@ class RigorousPass:
         multipliers of the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least its least value in
         the node's interval.
         """
-        traversal = self._traversed(start, rows, held or {}, own)
-        if traversal.arrived is not None:
-            traversal.end(traversal.arrived)
-        return traversal.gathered(traversal.total(), rows)
+        traversed = self._traversed(start, rows, held or {}, own)
+        traversed.end_at_input()
+        return traversed.gathered(traversed.total(), rows)
 
     def planes(self, start: str, rows: Tensor, own: bool | None = None) -> tuple[Tensor, Tensor]:
         """Return affine functions of the model's input below ``rows · value of start``: coefficients ``(batch, rows,
         features)``, which are exact, and constants ``(batch, rows)``. They are divided as lower bounds are.
         """
-        traversal = self._traversed(start, rows, {}, own)
-        count = -(-rows.shape[1] // self.sharding.ranks) if traversal.shared else rows.shape[1]
-        arrived = traversal.arrived or Pending(self.like.new_zeros(1, count, 0), traversal.divided)
+        traversed = self._traversed(start, rows, {}, own)
+        count = -(-rows.shape[1] // self.sharding.ranks) if traversed.shared else rows.shape[1]
+        arrived = traversed.arrived or Pending(self.like.new_zeros(1, count, 0), traversed.divided)
         slopes, constants = self._planes_before(arrived)
-        (traversal.sums.own if arrived.own else traversal.sums.replicated).values.append(constants)
-        if traversal.divided and not arrived.own:
+        (traversed.sums.own if arrived.own else traversed.sums.replicated).values.append(constants)
+        if traversed.divided and not arrived.own:
             slopes = self.network.tp_group.own(slopes, 1)
-        elif not traversal.divided:
+        elif not traversed.divided:
             slopes = self.network.tp_group.agree(slopes)
-        return traversal.gathered(slopes, rows), traversal.gathered(traversal.total(), rows)
+        return traversed.gathered(slopes, rows), traversed.gathered(traversed.total(), rows)
 
     def _planes_before(self, arrived: Pending) -> tuple[Tensor, Tensor]:
         """Return planes below the coefficients of the input, or of none."""
@@ -96,16 +94,16 @@ class RigorousPass:
 
     def _traversed(
         self, start: str, rows: InitialRows, held: Mapping[str, Tensor], own: bool | None
-    ) -> _RigorousTraversal:
+    ) -> RigorousArithmetic:
         own = self.sharding.ranks == 1 or (self.network.is_own(start) if own is None else own)
         divided = self.divided or own
-        traversal = _RigorousTraversal(self, own, divided, shared=divided and not own)
+        arithmetic = RigorousArithmetic(self, own, divided, shared=divided and not own)
+        traversal = RowTraversal(arithmetic, divided)
         for name, multipliers in held.items():
-            traversal.hold(name, multipliers)
-        traversal.begin(start, rows)
-        nodes = self.network.graph.nodes[self.network.position[start] :: -1]
-        traverse_backward(nodes, traversal.pending, traversal.propagate, traversal.join)
-        return traversal
+            traversal.begin(name, arithmetic.held(name, multipliers))
+        traversal.begin(start, arithmetic.placed(start, rows))
+        traversal.run(start)
+        return arithmetic
 
     @property
     def plain(self) -> Pass:
@@ -123,35 +121,48 @@ class RigorousPass:
 
 
 @dataclass(eq=False)
-class _RigorousTraversal:
-    """The arithmetic of one traversal, with its error account. ``own`` as for the pass's rows; ``divided``: results are
-    those of a rank's own rows; ``shared``: these are a share of common rows.
+class RigorousArithmetic(RowArithmetic):
+    """The arithmetic of a rigorous pass, with its error account. ``own`` as for the pass's rows; ``divided``: results
+    are those of a rank's own rows; ``shared``: these are a share of common rows.
     """
 
     backward: RigorousPass
     own: bool
     divided: bool
     shared: bool
-    pending: dict[str, Pending] = field(default_factory=dict)
     sums: RoundedSums = field(default_factory=RoundedSums.empty)
     arrived: Pending | None = None
     """The coefficients of the input, once it is reached."""
 
+    @property
+    def sharding(self) -> RowSharding:
+        return self.backward.sharding
+
+    @property
+    def like(self) -> Tensor:
+        return self.backward.like
+
     def total(self) -> Tensor:
+        """Return lower bounds of the rows, by all terms and what they may be off by."""
         tp_group = self.backward.network.tp_group
         return self.sums.of_own_rows(tp_group) if self.divided else self.sums.of_common_rows(tp_group)
 
     def gathered(self, found: Tensor, rows: InitialRows) -> Tensor:
         """Return what all ranks have found for their shares of the rows, where they were shared."""
-        return self.backward.sharding.gathered(found, rows) if self.shared else found
+        return self.sharding.gathered(found, rows) if self.shared else found
 
-    def begin(self, name: str, rows: InitialRows) -> None:
-        new = self._placed(name, rows)
-        self.pending[name] = self.join(name, self.pending[name], new) if name in self.pending else new
+    def placed(self, name: str, rows: InitialRows) -> Pending:
+        """Return rows as they begin at a node: this rank's own, or its share of common ones, or all."""
+        if not self.shared:
+            return Pending(rows, self.own)
+        whole, network = self.sharding.filled(rows), self.backward.network
+        if network.is_own(name):
+            return Pending(whole, own=False)
+        return Pending(self.sharding.own_share(whole, network.nodes[name].shape, self.like), own=True)
 
-    def hold(self, name: str, multipliers: Tensor) -> None:
-        """Begin with −δ at a node, and count the least value of ``δ·z``."""
-        arrived = self._placed(name, multipliers)
+    def held(self, name: str, multipliers: Tensor) -> Pending:
+        """Return −δ as it begins at a node, and count the least value of ``δ·z``."""
+        arrived = self.placed(name, multipliers)
         delta = self._dense(self.backward.network.nodes[name], arrived)
         bounds = self.backward.intervals[name].map(lambda end: end.unsqueeze(1))
         least = torch.where(delta > 0, bounds.lower, bounds.upper) * delta
@@ -160,76 +171,65 @@ class _RigorousTraversal:
         terms = self._terms(name, arrived.own)
         terms.values.append(least.sum(dim=2))
         terms.errors.append(gamma(least.shape[2] + 1) * least.abs().sum(dim=2) + least.shape[2] * TINY)
-        self.pending[name] = Pending(-delta, arrived.own)
+        return Pending(-delta, arrived.own)
 
-    def _placed(self, name: str, rows: InitialRows) -> Pending:
-        """Return rows as they begin at a node: this rank's own, or its share of common ones, or all."""
-        if not self.shared:
-            return Pending(rows, self.own)
-        sharding, node = self.backward.sharding, self.backward.network.nodes[name]
-        whole = sharding.filled(rows)
-        if self.backward.network.is_own(name):
-            return Pending(whole, own=False)
-        return Pending(sharding.own_share(whole, node.shape, self.backward.like), own=True)
+    def relaxation(self, node: Node) -> Relaxed:
+        relaxed = self.backward.steps[node.name].relaxed
+        assert relaxed is not None, f"{node} is not linear and has no relaxation"
+        return relaxed
 
-    def propagate(self, node: Node, arrived: Pending) -> Iterable[tuple[str, Pending]]:
+    def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
+        network = self.backward.network
+        linear = network.linear_operator_of(node)
+        if linear is None or network.collective_of(node) is not None:
+            return None
+        step = linear.propagate_backward(node, rows, network.tp_group)
+        # Rows gathered or in patches would need allowances of their own.
+        is_exact = step is not None and all(isinstance(each, InitialRows) for each in step.coefficients)
+        return step if is_exact else None
+
+    def across_ranks(self, node: Node, coefficients: Tensor, own: bool) -> Tensor:
+        if self.backward.network.gathers_parts(node) and not own:
+            # Each rank goes on with the coefficients of its part of one sum: they must be equal to the last bit.
+            agreed: Tensor = self.backward.network.tp_group.agree(coefficients)
+            return agreed
+        return coefficients
+
+    def add_bias(self, node: Node, own: bool, bias: Tensor) -> None:
+        self._terms(node.name, own).values.append(bias.expand(len(self.like), bias.shape[1]))
+
+    def charge_step(self, node: Node, arrived: Pending) -> None:
+        assert isinstance(arrived.rows, InitialRows)
+        self._terms(node.name, arrived.own).errors.append(charge(arrived.rows, self.backward.steps[node.name]))
+
+    def charge_sum(self, node: Node, own: bool, total: Tensor) -> None:
+        size = magnitude(self.backward.intervals[node.name])
+        self._terms(node.name, own).errors.append(weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
+
+    def ends(self, node: Node, arrived: Pending) -> bool:
         if node is self.backward.network.graph.input:
             self.arrived = arrived
-            return ()
+            return True
         if node.name in self.backward.frontier:
             self._concretise(node, arrived)
-            return ()
-        allowance = self.backward.steps[node.name]
-        terms = self._terms(node.name, arrived.own)
-        assert isinstance(arrived.rows, InitialRows)
-        terms.errors.append(charge(arrived.rows, allowance))
-        step, own = self._step(node, arrived, allowance)
-        if step.bias is not None:
-            terms.values.append(step.bias.expand(len(self.backward.like), step.bias.shape[1]))
-        return [(name, Pending(rows, own)) for name, rows in zip(node.inputs, step.coefficients, strict=True)]
+            return True
+        return False
 
-    def _step(self, node: Node, arrived: Pending, allowance: RigorousStep) -> tuple[Propagated, bool]:
-        """Return the step, and whether rows are this rank's alone before it."""
-        if allowance.relaxed is not None:
-            return Propagated(*allowance.relaxed.backward(self._dense(node, arrived))), arrived.own
-        linear, tp_group = LINEAR[node.operator], self.backward.network.tp_group
-        if (collective := COLLECTIVES.get(node.operator)) is not None:
-            coefficients = self._dense(node, arrived)
-            if collective.crossing is Crossing.LEAVE and not arrived.own:
-                # Each rank goes on with the coefficients of its part of one sum: they must be equal to the last bit.
-                coefficients = tp_group.agree(coefficients)
-            return collective.backward_across_ranks(node, coefficients, tp_group, arrived.own, self.divided)
-        step = None
-        if not isinstance(arrived.rows, Tensor):
-            step = linear.propagate_backward(node, arrived.rows, tp_group)
-        # Rows gathered or in patches would need allowances of their own.
-        if step is None or not all(isinstance(rows, InitialRows) for rows in step.coefficients):
-            step = linear.backward(node, self._dense(node, arrived), tp_group)
-        return step, arrived.own
-
-    def join(self, name: str, earlier: Pending, new: Pending) -> Pending:
-        """Add the coefficients of two consumers, and charge for the sum."""
-        node, own = self.backward.network.nodes[name], earlier.own and new.own
-        first, second = (
-            self.backward.sharding.over_rows(node, self._dense(node, pending), held_alone=pending.own, own=own)
-            for pending in (earlier, new)
-        )
-        total = first + second
-        size = magnitude(self.backward.intervals[name])
-        self._terms(name, own).errors.append(weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
-        return Pending(total, own)
-
-    def end(self, arrived: Pending) -> None:
-        """End at the input, by its interval or by the stages before, which sum up what ranks have of common rows."""
+    def end_at_input(self) -> None:
+        """Bound what arrived at the input, by its interval or by the stages before, which sum up what ranks have of
+        common rows.
+        """
+        if self.arrived is None:
+            return
         network = self.backward.network
         first, before = network.graph.input, self.backward.before
         if before is None and network.before is not None:
             before = network.before.lower_bounds
         if before is None:
-            self._concretise(first, arrived)
+            self._concretise(first, self.arrived)
         else:
-            terms = self.sums.own if arrived.own else self.sums.replicated
-            terms.values.append(before(self._dense(first, arrived), arrived.own))
+            terms = self.sums.own if self.arrived.own else self.sums.replicated
+            terms.values.append(before(self._dense(first, self.arrived), self.arrived.own))
 
     def _concretise(self, node: Node, arrived: Pending) -> None:
         """Count ``A·c − |A|·r`` for a centre c as rounded and a radius r that reaches both ends from there."""
@@ -245,7 +245,7 @@ class _RigorousTraversal:
         self._terms(node.name, arrived.own).values.append(found)
 
     def _dense(self, node: Node, pending: Pending) -> Tensor:
-        return dense(node, pending.rows, self.backward.like)
+        return dense(node, pending.rows, self.like)
 
     def _terms(self, name: str, own: bool) -> RoundedTerms:
-        return self.backward.sharding.account(self.sums, name, own)
+        return self.sharding.account(self.sums, name, own)

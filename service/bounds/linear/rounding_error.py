@@ -12,8 +12,8 @@ from service.bounds.ball import Ball
 from service.bounds.linear.propagation import InitialRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.sharding import ByOwnership
-from service.bounds.operators.allowance import RigorousStep
 from service.bounds.rank_group import RankGroup
+from service.bounds.relaxation import RigorousStep
 from service.bounds.rounding import TINY, down, gamma
 
 

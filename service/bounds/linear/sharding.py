@@ -97,6 +97,12 @@ class RowSharding:
         dense.scatter_(2, index[:, mine].unsqueeze(2), sign[:, mine].unsqueeze(2))
         return dense.reshape(*dense.shape[:2], *shape)
 
+    def coefficients(self, node: Node, arrived: Pending, like: Tensor) -> tuple[Tensor, bool]:
+        """Return dense coefficients, of this rank's share where rows are divided, and whether they are its own."""
+        if arrived.own or not self.divides(node.name) or not isinstance(arrived.rows, InitialRows):
+            return dense(node, arrived.rows, like), arrived.own
+        return self.own_share(arrived.rows, node.shape, like), True
+
     def over_rows(self, node: Node, coefficients: Tensor, *, held_alone: bool, own: bool) -> Tensor:
         """Return coefficients over this rank's rows, or over everybody's, of which other ranks' are zero here."""
         if held_alone == own:

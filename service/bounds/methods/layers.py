@@ -8,17 +8,16 @@ each keeps its own results: nothing is replaced by a looser bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from service.bounds.forward import ForwardTraversal
+from service.bounds.forward import LayerArithmetic, LayerSweep, with_rows
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.linear.leaps import Leap, Tree, leap_over, trees_of
+from service.bounds.leaps import Leap, Tree, leap_over, trees_of
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import elements_of_row, parts_of_rows, passing_at_once
@@ -99,49 +98,55 @@ def bound_layers(
     is_free = options.intersect and network.is_alone and box.lower.device.type == "cpu" and not torch.is_grad_enabled()
     if options.progress is not None:
         options.progress.start(network, network.preactivations - exact)
-    _LayerBounds(
-        network,
-        intervals,
+    arithmetic = PlainLayers(
         backward,
+        intervals,
         relaxations,
         settled,
         options,
         refine,
         choose,
-        exact,
         depth if decides and is_free else {},
         trees_of(network) if is_free else {},
         leaps,
-    ).run()
+    )
+    by_rows = network.preactivations - exact
+    LayerSweep(network, intervals, arithmetic, by_rows, intersect=options.intersect, progress=options.progress).run()
     return backward
 
 
 @dataclass(eq=False)
-class _LayerBounds(ForwardTraversal):
-    """Bound what non-linear nodes read by rows of ``backward``, except for ``exact`` intervals, and relax the nodes."""
+class PlainLayers(LayerArithmetic):
+    """Rows of the plain pass ``backward``, whose intervals, relaxations and steps over several nodes it fills in."""
 
     backward: Pass
+    intervals: dict[str, Interval]
     relaxations: dict[str, Relaxed]
     settled: dict[str, Tensor]
     options: BoundOptions
-    refine_rows: Refine
+    refine: Refine
     choose: Choose
-    exact: set[str]
     depth: Mapping[str, int]
     trees: Mapping[str, Tree]
     leaps: dict[str, Leap]
 
-    def refine(self, node: Node, index: int) -> None:
-        name = node.inputs[index]
-        if name not in self.exact:
-            if self.depth and self.network.operator_of(node).breakpoint(node, index) is not None:
-                self._decide(node, index)
-            wanted, rows = self.choose(self.backward, node, index)
-            self.intervals[name] = self.network.agreed(name, self._tightened_by_rows(name, wanted, rows))
-            self.settled[name] = wanted | self.settled[name] if name in self.settled else wanted
+    @property
+    def network(self) -> Network:
+        return self.backward.network
 
-    def propagate(self, node: Node) -> Interval:
-        found = super().propagate(node)
+    def wanted_rows(self, node: Node, index: int) -> tuple[Tensor, Tensor]:
+        name = node.inputs[index]
+        if self.depth and self.network.operator_of(node).breakpoint(node, index) is not None:
+            self._decide(node, index)
+        wanted, rows = self.choose(self.backward, node, index)
+        self.settled[name] = wanted | self.settled[name] if name in self.settled else wanted
+        return wanted, rows
+
+    def bounds_of_entries(self, name: str, index: Tensor) -> Interval:
+        return self.refine(self.backward, name, index, self.options)
+
+    def interval(self, node: Node) -> Interval:
+        found = self.network.interval(node, self.intervals)
         if self.options.intersect and (settled := self._settled_through(node)) is not None:
             self.settled[node.name] = settled
         return found
@@ -163,8 +168,7 @@ class _LayerBounds(ForwardTraversal):
         marked = Interval.point(before.reshape(-1, *node.input_shapes[0]).to(self.backward.like.dtype))
         return self.network.interval(node, {node.inputs[0]: marked}).lower.flatten(1) > 0
 
-    def relax(self, node: Node) -> None:
-        bounds = self.bounds_of_inputs(node)
+    def relax(self, node: Node, bounds: Sequence[Interval]) -> None:
         self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)
         tree = self.trees.get(node.name)
         if tree is not None and (leap := leap_over(self.network, tree, self.relaxations)) is not None:
@@ -186,33 +190,17 @@ class _LayerBounds(ForwardTraversal):
                 self.backward, frontier=frozenset(each for each, depth in self.depth.items() if depth <= first)
             )
             some = rows[:, :: max(1, rows.shape[1] // SAMPLED)]
-            self.intervals[name] = self._tightened(name, wanted, some, partial(one_pass, few))
+            self._tighten(few, name, wanted, some)
             is_open = wanted_entries(self.backward, node, index).gather(1, some.expand(len(wanted), -1))
             if float(is_open.float().mean()) <= 1 - WORTH_SHARE:
                 wanted, rows = wanted_rows(self.backward, node, index)
-                self.intervals[name] = self._tightened(name, wanted, rows, partial(one_pass, few))
+                self._tighten(few, name, wanted, rows)
 
-    def _tightened_by_rows(self, name: str, wanted: Tensor, index: Tensor) -> Interval:
-        """Return tighter bounds of a value, entry by entry where they matter to the instance."""
-        if self.options.progress is not None:
-            self.options.progress.expect(name, 2 * index.shape[1])
-        return self._tightened(name, wanted, index, partial(self.refine_rows, self.backward))
-
-    def _tightened(
-        self, name: str, wanted: Tensor, index: Tensor, refine: Callable[[str, Tensor, BoundOptions], Interval]
-    ) -> Interval:
-        before, options = self.intervals[name], self.options
-        if not index.shape[1]:
-            return before
-        rows = refine(name, index, options)
-        flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
-        if options.intersect:
-            rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
-        lower, upper = (
-            torch.where(wanted, old.scatter(1, everyone, new), old)
-            for old, new in ((flat.lower, rows.lower), (flat.upper, rows.upper))
-        )
-        return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
+    def _tighten(self, few: Pass, name: str, wanted: Tensor, index: Tensor) -> None:
+        if index.shape[1]:
+            rows = one_pass(few, name, index, self.options)
+            intersect = self.options.intersect
+            self.intervals[name] = with_rows(self.intervals[name], wanted, index, rows, intersect=intersect)
 
 
 def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.allowance import RigorousStep, lines_step, slopes_of
+from service.bounds.operators.allowance import lines_step, slopes_of
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Lines, Relaxation, Relaxed
+from service.bounds.relaxation import Lines, Relaxation, Relaxed, RigorousStep
 
 
 class Activation(Elementwise, NonlinearOperator):

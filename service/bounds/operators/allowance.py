@@ -20,7 +20,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Lines, Relaxed
+from service.bounds.relaxation import Lines, Relaxed, RigorousStep
 from service.bounds.rounding import TINY, UNIT, gamma, magnitude, symmetric, widened
 
 Propagate = Callable[[Sequence[Interval]], Interval]
@@ -40,18 +40,6 @@ class Roundings:
 
     def on_an_input(self, ranks: int) -> int:
         return self.coefficient + (ranks if self.over_ranks else 0)
-
-
-@dataclass(frozen=True, eq=False)
-class RigorousStep:
-    """A step backward through a node: ``|A|·error + lost`` is what it may be off by.
-
-    ``error`` is ``(batch, rows or 1, *shape)``, ``lost`` ``(batch,)``; ``relaxed`` is there for non-linear nodes.
-    """
-
-    error: Tensor
-    lost: Tensor
-    relaxed: Relaxed | None = None
 
 
 def backward_error(

@@ -18,13 +18,13 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
 from service.bounds.linear.rows.patches import Pair, image_of
-from service.bounds.operators.allowance import RigorousStep, Roundings, backward_error
+from service.bounds.operators.allowance import Roundings, backward_error
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Relaxed, Single
+from service.bounds.relaxation import Family, Relaxed, RigorousStep, Single
 
 
 class Crossing(Enum):

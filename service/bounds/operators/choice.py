@@ -11,7 +11,6 @@ from torch import Tensor
 
 from service.bounds.graph import CHOICE, Node
 from service.bounds.interval import Interval
-from service.bounds.operators.allowance import RigorousStep
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.broadcasting import operand
 from service.bounds.operators.elementwise import Elementwise
@@ -19,7 +18,7 @@ from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.operators.stepped import Stepped, passed_on
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Relaxed
+from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rounding import TINY, gamma, magnitude
 
 OPERANDS = ("self", "other")

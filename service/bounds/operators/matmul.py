@@ -18,7 +18,6 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import (
-    RigorousStep,
     Roundings,
     largest,
     planes_step,
@@ -32,7 +31,7 @@ from service.bounds.operators.mul import Bilinear
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Relaxed
+from service.bounds.relaxation import Family, Relaxed, RigorousStep
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.bounds.graph import COMPARABLE, MAXIMUM, Node
 from service.bounds.interval import Interval
-from service.bounds.operators.allowance import RigorousStep, repeats, slopes_of
+from service.bounds.operators.allowance import repeats, slopes_of
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
@@ -25,7 +25,7 @@ from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed
+from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, RigorousStep
 from service.bounds.rounding import TINY, gamma, magnitude
 
 RELU = TwoPieces(0.0)

@@ -18,7 +18,6 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import (
-    RigorousStep,
     Roundings,
     planes_step,
     repeats,
@@ -30,7 +29,7 @@ from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Relaxed
+from service.bounds.relaxation import Family, Relaxed, RigorousStep
 from service.bounds.rounding import TINY, widened
 
 

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.allowance import RigorousStep
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Relaxed
+from service.bounds.relaxation import Family, Relaxed, RigorousStep
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from service.bounds.forward import ForwardTraversal, values_of_a_ball
+from service.bounds.forward import LayerArithmetic, LayerSweep, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import InitialRows
@@ -18,8 +18,8 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
-from service.bounds.operators.allowance import RigorousStep
 from service.bounds.options import BoundOptions, affordable
+from service.bounds.relaxation import RigorousStep
 from service.bounds.rigorous.optimised import OptimisedLowerBounds
 
 Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
@@ -141,73 +141,67 @@ def _analysed(
         options.progress.start(network, linear | ball_values)
     intervals, steps = {first: box}, dict[str, RigorousStep]()
     backward = RigorousPass(network, intervals, steps)
-    _RigorousLayerBounds(network, intervals, backward, steps, options, bounding, linear, ball_values).run()
+    arithmetic = RigorousLayers(backward, intervals, steps, options, bounding)
+    LayerSweep(network, intervals, arithmetic, linear, ball_values, progress=options.progress).run()
     return RigorousAnalysis(backward, options, bounding)
 
 
 @dataclass(eq=False)
-class _RigorousLayerBounds(ForwardTraversal):
-    """Bound values over the reals, with a step of ``backward`` for every node."""
+class RigorousLayers(LayerArithmetic):
+    """Rows of ``backward``, by ``bounding``, over the reals; every node gets a step of its own.
+
+    Rows are those that any instance wants, and the same for all.
+    """
 
     backward: RigorousPass
+    intervals: dict[str, Interval]
     steps: dict[str, RigorousStep]
     options: BoundOptions
     bounding: Bounding
-    linear: frozenset[str]
-    ball_values: frozenset[str]
 
-    def refine(self, node: Node, index: int) -> None:
-        name = node.inputs[index]
-        if name in self.linear:
-            wanted = self.network.operator_of(node).unstable_on(node, self.bounds_of_inputs(node))[index]
-            with plain_convolutions():
-                self.intervals[name] = self._tightened_by_rows(name, self.intervals[name], wanted.flatten(1))
+    @property
+    def network(self) -> Network:
+        return self.backward.network
 
-    def relax(self, node: Node) -> None:
-        operator, bounds = self.network.operator_of(node), self.bounds_of_inputs(node)
-        self.steps[node.name] = operator.rigorous_step(node, bounds, operator.relax_on(node, bounds))
+    def _bounds_of_inputs(self, node: Node) -> list[Interval]:
+        return [self.intervals[name] for name in node.inputs]
 
-    def propagate(self, node: Node) -> Interval:
-        bounds, tp_group = self.bounds_of_inputs(node), self.network.tp_group
+    def interval(self, node: Node) -> Interval:
+        bounds, tp_group = self._bounds_of_inputs(node), self.network.tp_group
         if node.operator in LINEAR:
             self.steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, tp_group)
         with plain_convolutions():
             interval = OPERATORS[node.operator].rigorous_interval(node, bounds, tp_group)
-            interval = interval.meet(self.network.narrowed(node, interval, self.intervals))
-            if node.name not in self.ball_values:
-                return interval
-            return self._tightened_by_rows(
-                node.name, interval, torch.ones_like(interval.lower, dtype=torch.bool).flatten(1)
-            )
+        return interval.meet(self.network.narrowed(node, interval, self.intervals))
 
-    def _tightened_by_rows(self, name: str, interval: Interval, wanted: Tensor) -> Interval:
-        """Return the interval of a value, met with linear bounds of the entries ``wanted``, bool ``(batch, n)``.
+    def relax(self, node: Node, bounds: Sequence[Interval]) -> None:
+        operator = self.network.operator_of(node)
+        self.steps[node.name] = operator.rigorous_step(node, bounds, operator.relax_on(node, bounds))
 
-        Rows are those that any instance wants. One that does not keeps its interval, so that its bounds are the same
-        whatever other instances it is bounded with.
-        """
-        network, progress = self.network, self.options.progress
+    def wanted_rows(self, node: Node, index: int) -> tuple[Tensor, Tensor]:
+        bounds = self._bounds_of_inputs(node)
+        wanted = self.network.operator_of(node).unstable_on(node, bounds)[index].flatten(1)
         chosen = wanted.any(dim=0).nonzero().squeeze(1)
-        lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
-        if network.is_own(name):
+        if self.network.is_own(node.inputs[index]):
             # As many on each rank.
-            missing = network.tp_group.largest(len(chosen), chosen.device) - len(chosen)
+            missing = self.network.tp_group.largest(len(chosen), chosen.device) - len(chosen)
             chosen = torch.cat([chosen, chosen.new_zeros(missing)])
-        pairs = max(1, _rows_at_once(network, name, len(lower), self.options) // 2)
-        if progress is not None:
-            progress.expect(name, 2 * len(chosen))
+        return wanted, chosen.unsqueeze(0)
 
-        def tighten(rows: slice) -> None:
-            part = chosen[rows]
-            bounds, own = self.bounding(self.backward, name, IdentityRows(part.unsqueeze(0))), wanted[:, part]
-            low, high = lower[:, part], upper[:, part]
-            lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
-            upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
+    def bounds_of_entries(self, name: str, index: Tensor) -> Interval:
+        network, progress = self.network, self.options.progress
+        pairs = max(1, _rows_at_once(network, name, len(self.backward.like), self.options) // 2)
+
+        def bounds(part: slice) -> Tensor:
+            found = self.bounding(self.backward, name, IdentityRows(index[:, part]))
             if progress is not None:
-                progress.add(name, 2 * len(part), part.device)
+                progress.add(name, found.shape[1], found.device)
+            return found
 
-        in_parts(len(chosen), pairs, tighten, lower.device, alone=network.is_alone)
-        return Interval(lower.view_as(interval.lower), upper.view_as(interval.upper))
+        with plain_convolutions():
+            parts = in_parts(index.shape[1], pairs, bounds, index.device, alone=network.is_alone)
+        halves = [each.chunk(2, dim=1) for each in parts]
+        return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
 
 
 def _rows_at_once(network: Network, start: str, batch: int, options: BoundOptions) -> int:

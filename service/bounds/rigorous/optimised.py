@@ -11,8 +11,8 @@ from service.bounds.linear.propagation import InitialRows
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators import NONLINEAR
-from service.bounds.operators.allowance import RigorousStep
 from service.bounds.optimise import Ascent, Families, RowOptimiser, SlopeOptimiser
+from service.bounds.relaxation import RigorousStep
 
 
 @dataclass(frozen=True)

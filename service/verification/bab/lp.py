@@ -74,7 +74,7 @@ class LinearPrograms:
         """Return whether the model is piecewise linear and not in stages, where no rank has the whole matrix."""
         network = self.model.network
         piecewise_linear = all(network.operator_of(node).breakpoint(node, 0) is not None for node in network.nonlinear)
-        return piecewise_linear and self.model.engine.has_all_layers
+        return piecewise_linear and self.model.engine.stages is None
 
     def solve(self, domain: Domains, bounds: Interval) -> LpResult:
         """Solve one domain whose splits leave only affine operators, given the root's bounds of all preactivations."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from service.bounds.interval import Interval
 from service.bounds.methods import Bounder, Method
-from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.softmax_sums import with_softmax_sums
 from service.parallel.tensor import local_copy
-from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, RigorousInputBounds
 
 T = TypeVar("T")
 
@@ -53,15 +49,6 @@ class Arithmetic(ABC):
     def certifying(self, make: Callable[[], T]) -> T | None:
         """Return what ``make`` gives where a claim has to be checked over the reals, and ``None`` where it has not."""
 
-    @abstractmethod
-    def input_bounds(
-        self, plain: list[InputBoundsFactory], analyse: Callable[[Interval], PlaneAnalysis], largest: int
-    ) -> list[InputBoundsFactory]:
-        """Return factories of bounds for boxes of inputs, by those of ``plain`` ones.
-
-        ``analyse`` bounds boxes ``(n, features)`` in this arithmetic; ``largest`` is how many numbers one takes.
-        """
-
 
 @dataclass(frozen=True)
 class _PlainArithmetic(Arithmetic):
@@ -86,11 +73,6 @@ class _PlainArithmetic(Arithmetic):
     def certifying(self, make: Callable[[], T]) -> T | None:
         return None
 
-    def input_bounds(
-        self, plain: list[InputBoundsFactory], analyse: Callable[[Interval], PlaneAnalysis], largest: int
-    ) -> list[InputBoundsFactory]:
-        return plain
-
 
 class _RigorousArithmetic(Arithmetic):
     """Float64 with every rounding accounted for: bounds hold for the function over the reals."""
@@ -111,15 +93,6 @@ class _RigorousArithmetic(Arithmetic):
 
     def certifying(self, make: Callable[[], T]) -> T | None:
         return make()
-
-    def input_bounds(
-        self, plain: list[InputBoundsFactory], analyse: Callable[[Interval], PlaneAnalysis], largest: int
-    ) -> list[InputBoundsFactory]:
-        def rigorous(factory: InputBoundsFactory) -> InputBounds | None:
-            found = factory()
-            return None if found is None else RigorousInputBounds(analyse, found, largest)
-
-        return [partial(rigorous, factory) for factory in plain]
 
 
 PLAIN: Arithmetic = _PlainArithmetic(torch.float32)

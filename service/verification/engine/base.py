@@ -13,13 +13,10 @@ from torch import Tensor, nn
 from service.bounds.exact import Values, exact_outputs
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, is_out_of_memory
-from service.bounds.methods import CROWN, IBP, Analysis, Bounder, BoundOptions, IntermediateBounds, Method
+from service.bounds.methods import IBP, Analysis, Bounder, BoundOptions, Method
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
-from service.verification.bab.activations.certificates import Certificates
-from service.verification.bab.activations.domain_bounds import DomainBounds
-from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
-from service.verification.bab.inputs.input_bounds import InputBoundsFactory
+from service.bounds.stages import Staged
 from service.verification.engine.arithmetic import Arithmetic
 
 
@@ -40,9 +37,9 @@ class BoundingEngine(ABC):
         """Return whether this rank has the whole model, so that no other waits for a step of it."""
 
     @property
-    @abstractmethod
-    def has_all_layers(self) -> bool:
-        """Return whether this rank has a part of every layer."""
+    def stages(self) -> Staged | None:
+        """Return the pipeline stages of the model; ``None`` where this rank has a part of every layer."""
+        return None
 
     @property
     @abstractmethod
@@ -141,30 +138,5 @@ class BoundingEngine(ABC):
         """Return bounds of what enters this rank's network in an analysis of one box of the model's inputs."""
 
     @abstractmethod
-    def dual_objective(self, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
-        """Return the dual objective of domains of one box, whose :meth:`entering` bounds are ``box``."""
-
-    @abstractmethod
-    def certificates(self, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
-        """Return what certifies margins of domains over the reals, by the analysis of their root, where that is due."""
-
-    def input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
-        """Return the ways to bound boxes of inputs within ``whole``; those that take less memory come later.
-
-        Boxes are many and small: intermediate bounds are never optimised for them.
-        """
-        method = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
-
-        def analyse(box: Interval) -> PlaneAnalysis:
-            return self.rigorous_analysis(method, box, options)
-
-        plain = self.plain_input_bounds(method, whole, options)
-        return self.arithmetic.input_bounds(plain, analyse, self.entries * self.widest)
-
-    @abstractmethod
     def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
         """Bound the model rigorously in boxes ``(n, features)`` of float64."""
-
-    @abstractmethod
-    def plain_input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
-        """Return the same in plain arithmetic, by a method that optimises nothing."""

@@ -12,11 +12,6 @@ from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder, BoundOptions, Method, repeatedly
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
-from service.bounds.rigorous import RigorousAnalysis
-from service.verification.bab.activations.certificates import Certificates
-from service.verification.bab.activations.domain_bounds import DomainBounds
-from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
-from service.verification.bab.inputs.input_bounds import InputBoundsFactory, factories_of
 from service.verification.engine.arithmetic import PLAIN, Arithmetic
 from service.verification.engine.base import BoundingEngine
 
@@ -34,10 +29,6 @@ class NetworkEngine(BoundingEngine):
     @property
     def is_alone(self) -> bool:
         return self.network.is_alone
-
-    @property
-    def has_all_layers(self) -> bool:
-        return True
 
     @property
     def outputs(self) -> int:
@@ -80,18 +71,5 @@ class NetworkEngine(BoundingEngine):
     def entering(self, analysis: Analysis, box: Interval) -> Interval:
         return self.shaped(box)
 
-    def dual_objective(self, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
-        return DualObjective(self.network, box, bounds, rows)
-
-    def certificates(self, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
-        def certificates() -> Certificates:
-            assert isinstance(root, RigorousAnalysis)
-            return Certificates(domain_bounds, root)
-
-        return self.arithmetic.certifying(certificates)
-
     def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
         return method.rigorous(self.network, self.shaped(box), options)
-
-    def plain_input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
-        return factories_of(self.network, method, whole, options)

@@ -9,13 +9,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder, BoundOptions, Method
 from service.bounds.methods.base import PlaneAnalysis
-from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.stages import Staged, StagedAnalysis
-from service.verification.bab.activations.certificates import Certificates, StagedCertificates
-from service.verification.bab.activations.domain_bounds import DomainBounds
-from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
-from service.verification.bab.activations.staged_objective import StagedDualObjective
-from service.verification.bab.inputs.input_bounds import InputBoundsFactory, StagedInputBounds
 from service.verification.engine.arithmetic import PLAIN, Arithmetic
 from service.verification.engine.base import BoundingEngine
 
@@ -38,8 +32,8 @@ class StagesEngine(BoundingEngine):
         return False
 
     @property
-    def has_all_layers(self) -> bool:
-        return False
+    def stages(self) -> Staged:
+        return self.staged
 
     @property
     def outputs(self) -> int:
@@ -82,21 +76,7 @@ class StagesEngine(BoundingEngine):
         assert isinstance(analysis, StagedAnalysis)
         return analysis.entering
 
-    def dual_objective(self, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
-        return StagedDualObjective(self.staged, box, bounds, rows)
-
-    def certificates(self, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
-        def certificates() -> Certificates:
-            assert isinstance(root, StagedAnalysis)
-            assert isinstance(root.analysis, RigorousAnalysis)
-            return StagedCertificates(domain_bounds, root.analysis, self.staged.line)
-
-        return self.arithmetic.certifying(certificates)
-
     def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
         analysis = self.staged.method(method.rigorous)(self.network, box, options)
         assert isinstance(analysis, StagedAnalysis)
         return analysis
-
-    def plain_input_bounds(self, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
-        return [lambda: StagedInputBounds(self.staged, method, options)]

@@ -88,13 +88,13 @@ class TaskLoader:
 
     def task(self, module: nn.Module, engine: BoundingEngine, asked: Property, runtime: Running | None = None) -> Task:
         """Return the task of a model of which ``module`` is this rank's part; all ranks of the model call it."""
-        model = module if engine.has_all_layers else InStages(module, self.line)
+        model = module if engine.stages is None else InStages(module, self.line)
         return Task(self.spec, self.mesh, self.device, asked, model, engine, self._layers(engine), runtime)
 
     def _layers(self, engine: BoundingEngine) -> list[NonlinearLayer]:
         """Return the layers of all stages, in order; every stage calls it."""
         own = layers_of(engine.network, self.mesh.tp.size)
-        if engine.has_all_layers:
+        if engine.stages is None:
             return own
         gathered: list[list[NonlinearLayer]] = [[] for _ in range(self.line.size)]
         named = [replace(layer, name=f"stage {self.line.rank}: {layer.name}") for layer in own]

@@ -13,7 +13,7 @@ from nets import prepared
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.linear import plain
+from service.bounds.linear.row_traversal import RowTraversal
 from service.bounds.methods import CROWN, BoundOptions
 from service.bounds.operators import NONLINEAR
 
@@ -77,13 +77,13 @@ def test_bounds_are_those_of_sums_that_are_made_anew(name: str) -> None:
 def test_nothing_goes_to_what_only_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference of two operands is read by their maximum alone, which has no coefficients on it."""
     passed = Counter[str]()
-    propagate = plain._Traversal.propagate
+    propagate = RowTraversal.propagate
 
     def counting(self: Any, node: Any, arrived: Any) -> Iterable[Any]:
         passed[node.operator] += 1
         return propagate(self, node, arrived)
 
-    monkeypatch.setattr(plain._Traversal, "propagate", counting)
+    monkeypatch.setattr(RowTraversal, "propagate", counting)
     network = prepared(nn.Sequential(nn.Unflatten(1, (1, 6, 6)), nn.MaxPool2d(2), nn.Flatten()), 36)
     centre = torch.randn(1, 36)
     analysis = CROWN(network, Interval(centre - 0.2, centre + 0.2), BoundOptions())

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, BoundOptions
-from service.bounds.methods.layers import _LayerBounds
+from service.bounds.methods.layers import PlainLayers
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.row_plan import Noted
 from service.bounds.network import Network
@@ -67,7 +67,7 @@ def bounded(network: Network, box: Interval) -> tuple[Tensor, dict[str, int]]:
 def test_a_function_of_one_bounded_entry_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     network, box = made(Gated)
     found, rows = bounded(network, box)
-    monkeypatch.setattr(_LayerBounds, "_settled_through", lambda *_: None)
+    monkeypatch.setattr(PlainLayers, "_settled_through", lambda *_: None)
     everything, all_rows = bounded(network, box)
     without = {name for name, count in rows.items() if count < all_rows[name]}
     assert {network.nodes[name].operator for name in without} >= {"aten.mul.Tensor"}

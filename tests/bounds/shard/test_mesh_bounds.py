@@ -83,16 +83,16 @@ def _largest(bounds: Any, network: Any) -> int:
 
     from torch import Tensor
 
-    from service.bounds.linear import plain
+    from service.bounds.linear.row_traversal import RowTraversal
 
-    sizes, propagate = [0], plain._Traversal.propagate
+    sizes, propagate = [0], RowTraversal.propagate
 
-    def record(self: plain._Traversal, *arguments: Any) -> Any:
+    def record(self: RowTraversal, *arguments: Any) -> Any:
         arriving = propagate(self, *arguments)
         sizes.extend(pending.rows.numel() for _, pending in arriving if isinstance(pending.rows, Tensor))
         return arriving
 
-    with patch.object(plain._Traversal, "propagate", record):
+    with patch.object(RowTraversal, "propagate", record):
         bounds(network, "crown")
     return max(sizes)
 
@@ -136,7 +136,7 @@ def break_it() -> dict[str, dict[str, float]]:
     from service.bounds.rank_group import RankGroup
     from service.parallel import distributed
 
-    layers = import_module("service.bounds.methods.layers")
+    sweep = import_module("service.bounds.forward").LayerSweep
     setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
     account = RowSharding.account
 
@@ -164,7 +164,7 @@ def break_it() -> dict[str, dict[str, float]]:
         "partial biases not summed": patch.object(RowSharding, "account", everything_replicated),
         "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "backward", unsummed),
         "no reduce-scatter at the column-parallel layer": patch.object(CopyToGroup, "backward_divided", unsummed_share),
-        "intervals in place of intermediate bounds": patch.object(layers._LayerBounds, "refine", unrefined),
+        "intervals in place of intermediate bounds": patch.object(sweep, "refine", unrefined),
         "a bias in every rank's summand": patch.object(ReduceFromGroup, "interval", bias_before_the_sum),
     }
     outputs = torch.stack(

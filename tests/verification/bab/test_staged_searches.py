@@ -24,6 +24,7 @@ from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
 from service.verification.bab.activations import root_bounds as rooted
 from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import SearchGroup
@@ -125,7 +126,7 @@ def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]
     """Return margins of domains that are split at two values each, anywhere, optimised for some steps."""
     (specification,) = specifications(query, subject.device)
     root = rooted.bound_root(subject, specification, CROWN, float("inf"))
-    objective = subject.engine.dual_objective(root.box, root.bounds, root.specification_rows)
+    objective = dual_objective(subject.engine, root.box, root.bounds, root.specification_rows)
     domain_bounds = DomainBounds(objective, subject.memory)
     roots = domain_bounds.roots(root.margins)
     domain_bounds.calibrate(roots)

@@ -14,16 +14,17 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.linear.rigorous import RigorousPass
+from service.bounds.methods import Analysis
 from service.bounds.operators import NONLINEAR
-from service.bounds.operators.allowance import RigorousStep
-from service.bounds.relaxation import Relaxed
+from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rounding import UNIT, gamma, magnitude
 from service.bounds.split import Multipliers, Splits
-from service.bounds.stages import StageLink
+from service.bounds.stages import StagedAnalysis, StageLink
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
+from service.verification.engine import BoundingEngine
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,3 +123,16 @@ class StagedCertificates(Certificates):
     def _before(self, rows: Tensor, own: bool) -> Tensor:
         self.line.to_previous(rows)
         return self.line.from_previous()
+
+
+def certificates_of(engine: BoundingEngine, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
+    """Return what certifies margins of domains over the reals, by the analysis of their root, where that is due."""
+
+    def certificates() -> Certificates:
+        analysis = root.analysis if isinstance(root, StagedAnalysis) else root
+        assert isinstance(analysis, RigorousAnalysis)
+        if engine.stages is None:
+            return Certificates(domain_bounds, analysis)
+        return StagedCertificates(domain_bounds, analysis, engine.stages.line)
+
+    return engine.arithmetic.certifying(certificates)

@@ -22,11 +22,13 @@ from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import Method
 from service.verification.bab.activations.branching import ActivationBranching
+from service.verification.bab.activations.certificates import certificates_of
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bab import after_relaxations, refine_intermediate_bounds
 from service.verification.bab.activations.intermediate_bounds import optimise_intermediate_bounds, unstable_entries
 from service.verification.bab.activations.root_bounds import RootBounds, bound_root
+from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
 from service.verification.bab.invprop import Invprop
@@ -85,10 +87,10 @@ class _ActivationSearch:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
         self.time, self.settings = model.settings.time, model.settings.activations
         settings = self.settings
-        objective = model.engine.dual_objective(root.box, root.bounds, root.specification_rows)
+        objective = dual_objective(model.engine, root.box, root.bounds, root.specification_rows)
         self.domain_bounds = DomainBounds(objective, model.memory, settings.domain_bounds)
         self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, settings.branching)
-        self.certificates = model.engine.certificates(self.domain_bounds, root.analysis)
+        self.certificates = certificates_of(model.engine, self.domain_bounds, root.analysis)
         self.linear_programs = LinearPrograms(model, specification)
         self.attack_batch_size = gradient_batch_size(model)
         self.margins = root.margins

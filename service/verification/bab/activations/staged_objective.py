@@ -20,6 +20,7 @@ from service.bounds.relaxation import Relaxed
 from service.bounds.stages import Staged, StageLink
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, SpecificationRows
 from service.verification.bab.activations.neuron_index import LocalSplits, NeuronIndex, NeuronIndexing
+from service.verification.engine import BoundingEngine
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,3 +164,10 @@ class _MarginsToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient if ctx.line.is_last else ctx.line.from_next(), None
+
+
+def dual_objective(engine: BoundingEngine, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
+    """Return the dual objective of domains of one box, of which ``box`` bounds what enters this rank's network."""
+    if engine.stages is None:
+        return DualObjective(engine.network, box, bounds, rows)
+    return StagedDualObjective(engine.stages, box, bounds, rows)

@@ -19,12 +19,13 @@ from service.bounds.affine_forward import affine_forward
 from service.bounds.folded import FoldedNetwork, fold
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
-from service.bounds.methods import IntermediateBounds, Method
+from service.bounds.methods import CROWN, IntermediateBounds, Method
 from service.bounds.methods.base import LinearAnalysis, PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions, affordable
 from service.bounds.planes import BoxPlanes, Known, Planes, minimum
 from service.bounds.stages import Staged
+from service.verification.engine import BoundingEngine
 
 FLOATS_PER_PAIR, FLOATS_PER_SLOPE, FLOATS_PER_FORM, FLOATS_PER_BOUND = 10, 4, 8, 8
 """Numbers that the code below holds at a time: for each entry of a pair of rows, for each slope of an entry, for each
@@ -50,10 +51,31 @@ InputBoundsFactory = Callable[[], InputBounds | None]
 """Makes input bounds, which takes memory, too; ``None`` where they do not apply."""
 
 
-def factories_of(network: Network, method: Method, whole: Interval, options: BoundOptions) -> list[InputBoundsFactory]:
+def factories_of(
+    engine: BoundingEngine, method: Method, whole: Interval, options: BoundOptions
+) -> list[InputBoundsFactory]:
     """Return bounds for boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and
     those that take less memory after it.
+
+    Boxes are many and small: intermediate bounds are never optimised for them.
     """
+    method = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
+    plain = _plain_factories(engine, method, whole, options)
+
+    def rigorous(factory: InputBoundsFactory) -> InputBounds | None:
+        found = factory()
+        analyse = partial(engine.rigorous_analysis, method, options=options)
+        return None if found is None else RigorousInputBounds(analyse, found, engine.entries * engine.widest)
+
+    return engine.arithmetic.certifying(lambda: [partial(rigorous, factory) for factory in plain]) or plain
+
+
+def _plain_factories(
+    engine: BoundingEngine, method: Method, whole: Interval, options: BoundOptions
+) -> list[InputBoundsFactory]:
+    if (stages := engine.stages) is not None:
+        return [lambda: StagedInputBounds(stages, method, options)]
+    network = engine.network
     is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.tp_group.axis.size > 1
     analysed = PassInputBounds(network, partial(_by_method, method), options, 64, 1)
     if is_weak or is_divided:

@@ -23,7 +23,7 @@ from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
-from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory
+from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, factories_of
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Counterexample, Specification
@@ -55,7 +55,7 @@ def begin_splitting_inputs(
     """Begin to split inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
 
     def prepared() -> _InputSearch:
-        factories = model.engine.input_bounds(method, specification.box(model.dtype), model.options)
+        factories = factories_of(model.engine, method, specification.box(model.dtype), model.options)
         return _InputSearch(model, specification, factories, deadline, listener)
 
     return model.together(STAGE, prepared)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from service.bounds.graph import Node
 from service.bounds.graph_module import ExecutableGraph
-from service.bounds.linear import plain
-from service.bounds.linear.leaps import trees_of
+from service.bounds.leaps import trees_of
+from service.bounds.linear.plain import PlainArithmetic
+from service.bounds.linear.row_traversal import RowTraversal
+from service.bounds.linear.sharding import Pending
 from service.bounds.methods import layers
 from service.bounds.network import Network
 
@@ -52,13 +54,14 @@ def crown(network: Network, box: object, monkeypatch: pytest.MonkeyPatch, *, lea
 @pytest.mark.parametrize("name", POOLS)
 def test_a_pool_is_one_step_that_gives_the_same_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, met = prepared(Around(*POOLS[name]), 12), Counter[str]()
-    propagate = plain._Traversal.propagate
+    propagate = RowTraversal.propagate
 
-    def counting(self: plain._Traversal, node: Node, arrived: plain.Pending) -> Iterable[tuple[str, plain.Pending]]:
-        met[node.name] += len(self.backward.relaxations) == len(network.nonlinear)
+    def counting(self: RowTraversal, node: Node, arrived: Pending) -> Iterable[tuple[str, Pending]]:
+        assert isinstance(self.arithmetic, PlainArithmetic)
+        met[node.name] += len(self.arithmetic.backward.relaxations) == len(network.nonlinear)
         return propagate(self, node, arrived)
 
-    monkeypatch.setattr(plain._Traversal, "propagate", counting)
+    monkeypatch.setattr(RowTraversal, "propagate", counting)
     box = box_around(torch.randn(2, 12, generator=torch.Generator().manual_seed(1)), 0.1)
     one_by_one = crown(network, box, monkeypatch, leaps=False)
     trees = trees_of(network)
