@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from api.named_addresses import NamedAddresses
 from api.problems import ProblemError
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
@@ -120,6 +121,7 @@ class Checker:
 
     def __init__(self, settings: Settings, tuning: CheckerSettings) -> None:
         self._settings = tuning
+        self._addresses = NamedAddresses(settings)
         self._limits = CheckLimits(
             memory_bytes=round(settings.check_memory_gib * 2**30),
             processor_s=settings.check_seconds,
@@ -144,7 +146,8 @@ class Checker:
 
     async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
         """Return every reason to refuse the jobs, up to a number of them. Raises as :meth:`answer` does."""
-        return [Problem(**problem) for problem in json.loads(await self.answer(request, owner))]
+        found = [Problem(**problem) for problem in json.loads(await self.answer(request, owner))]
+        return [*found, *await self._addresses.problems(request.specs)]
 
     async def answer(self, request: AnyRequest, owner: str) -> bytes:
         """Return the answer as JSON, once it is the owner's turn.

@@ -36,13 +36,13 @@ def test_the_log_of_a_job_that_broke_opens_where_it_broke(page: Page, fleet: Fle
     page.goto(f"/jobs/{attempt.job_id}")
     line = page.locator("#log [data-breaking]")
     expect(line).to_contain_text("Traceback")
-    top = page.evaluate(
+    page.wait_for_function(
         """() => {
           const [line, view] = [document.querySelector("#log [data-breaking]"), document.querySelector("#log .lines")];
-          return line.getBoundingClientRect().top - view.getBoundingClientRect().top;
+          const top = line.getBoundingClientRect().top - view.getBoundingClientRect().top;
+          return view.clientHeight > 0 && top >= 0 && top < 40;
         }"""
     )
-    assert 0 <= top < 40
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from webhook_receiver import Receiver, receiving
 
 from api.webhook_address import ForbiddenTarget, WebhookAddress, is_public, may_reach, vetted
 from service.jobs.events import MetricEvent
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import PartOutcome
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport
@@ -240,6 +242,27 @@ def test_a_spec_that_asks_for_what_cannot_be_told_is_refused(admin: httpx2.Clien
         assert [error["path"] for error in answer.json()["errors"]] == [path]
 
 
+def test_a_spec_that_names_an_address_where_nothing_may_be_sent_is_refused(
+    admin: httpx2.Client, receiver: Receiver
+) -> None:
+    """By every way to submit; addresses that the operator allows are taken, and names that nobody knows by now."""
+    metadata, private = "http://169.254.169.254/latest", "https://10.1:8443/"  # which stands for 10.0.0.1
+    asked = SPEC | {"notify": {"webhook": private}, "export": {"mlflow": metadata, "otlp": "https://[::1]:4318"}}
+    paths = ["notify.webhook", "export.mlflow", "export.otlp"]
+    answer = admin.post("/v1/jobs", json=asked)
+    assert answer.status_code == 422
+    assert [error["path"] for error in answer.json()["errors"]] == paths
+    assert "10.0.0.1) is no public address" in answer.json()["errors"][0]["message"]
+    batch = admin.post("/v1/jobs:batch", json={"jobs": [SPEC, asked]}).json()["errors"]
+    assert [error["path"] for error in batch] == [f"jobs.1.{path}" for path in paths]
+    sweep = admin.post("/v1/jobs", json=asked | {"sweep": {"grid": {"seed": [1, 2]}}}).json()["errors"]
+    assert [error["path"] for error in sweep] == paths
+    draft = admin.post("/v1/jobs:check", json={"text": json.dumps(asked)}).json()["errors"]
+    assert [error["path"] for error in draft] == paths
+    for taken in (receiver.url, "https://nobody.invalid/"):
+        assert admin.post("/v1/jobs", json=SPEC | {"notify": {"webhook": taken}}).status_code == 201
+
+
 @pytest.mark.slow
 def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
     broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
@@ -395,8 +418,8 @@ def test_a_webhook_to_an_inner_address_is_not_sent_and_says_why(
             lambda: (found := running.store.webhooks.deliveries(hook.id, 9)) and found[0].attempts and found
         )
         with running.client("ada") as ada:
-            asking = SPEC | {"notify": {"webhook": receiver.url, "on": ["queued"]}}
-            job = ada.post("/v1/jobs", json=asking).json()["id"]
+            asking = SPEC | {"notify": {"webhook": receiver.url, "on": ["queued"]}}  # as by a name that led elsewhere
+            job = running.store.jobs.submit(spec_adapter.validate_python(asking), "ada")[0].id
             (notice,) = notices(ada, job, 1)
     assert "nor in TRIVET_WEBHOOK_ALLOW" in (failed.error or "")
     assert (notice["state"], "nor in TRIVET_WEBHOOK_ALLOW" in notice["error"]) == ("failed", True)

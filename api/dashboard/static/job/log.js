@@ -36,6 +36,10 @@ export class Log extends Section {
     this.body.append(this.view, this.empty);
     this.search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log" });
     this.aside.append(this.search, this.select, this.follow);
+    /** Where it broke. @type {HTMLElement | null} */
+    this.broke = null;
+    this.height = 0;
+    new ResizeObserver(() => this.resized()).observe(this.view);
     this.flush = oncePerFrame(() => this.append());
     this.listen();
   }
@@ -68,6 +72,18 @@ export class Log extends Section {
     this.view.scrollTop = this.view.scrollHeight;
   }
 
+  /** What is not shown cannot be scrolled: that is done when it appears. */
+  resized() {
+    const appears = this.height === 0 && this.view.clientHeight > 0;
+    this.height = this.view.clientHeight;
+    if (appears) this.toPlace();
+  }
+
+  toPlace() {
+    if (this.broke) this.view.scrollTop = this.broke.offsetTop - this.view.offsetTop;
+    else if (this.following) this.toFoot();
+  }
+
   /** @param {import("../lib/types.js").Job} job */
   async fetch(job) {
     this.job = job;
@@ -79,6 +95,7 @@ export class Log extends Section {
     const newest = this.store.lines.at(-1)?.time ?? -Infinity;
     // What arrived while this was fetched.
     for (const line of before.lines) if (line.time > newest && hasText(line, text)) this.store.add(line);
+    this.broke = null;
     this.redraw();
     this.setFollowing(true);
     if (job.state === "failed" && text === "") this.toError(job.error?.rank ?? null);
@@ -91,7 +108,8 @@ export class Log extends Section {
     const place = line && this.view.children[shown.indexOf(line) - Math.max(0, shown.length - KEEP)];
     if (!(place instanceof HTMLElement)) return;
     setAttribute(place, "data-breaking", true);
-    this.view.scrollTop = place.offsetTop - this.view.offsetTop;
+    this.broke = place;
+    this.toPlace();
   }
 
   /** Fetch what the reader asks for now: the service has lines that this page never saw. */

@@ -17,7 +17,7 @@ export class Section {
     this.aside = h("span", { class: "aside" });
     this.body = h("div", { class: "body" });
     this.notice = h("div", {});
-    this.element = h("section", { class: `panel ${name}`, id: name, "aria-label": heading },
+    this.element = h("section", { class: `panel ${name} awaited`, id: name, "aria-label": heading },
       h("header", {}, h("h2", {}, heading), this.note, this.aside), this.notice, this.body);
     /** @type {StreamedEvent[] | null} events that wait for the snapshot */
     this.waiting = null;
@@ -48,8 +48,14 @@ export class Section {
       if (!(error instanceof Problem)) throw error;
       if (mine === this.loads) this.failed(job, error);
     } finally {
-      if (mine === this.loads) this.replay();
+      if (mine === this.loads) this.arrived();
     }
+  }
+
+  /** What happened so far is there: the section appears, once those above it have. */
+  arrived() {
+    this.replay();
+    this.element.classList.remove("awaited");
   }
 
   replay() {

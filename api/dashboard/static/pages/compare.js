@@ -83,9 +83,14 @@ async function draw() {
   const words = names(jobs);
   setText(byId("summary"), `${many(jobs.length, "job")}${isMore ? `, the first ${number(MOST)}` : ""}`);
   byId("comparison").hidden = jobs.length === 0;
-  fill(byId("blank"), jobs.length === 0 && nothing());
   list();
   await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(shown), instances.show(jobs, words)]);
+}
+
+/** All parts appear at once, so that none is pushed down by another. */
+function reveal() {
+  for (const part of parts) part.classList.remove("awaited");
+  fill(byId("blank"), jobs.length === 0 && nothing());
 }
 
 const list = () => table.show(jobs, names(jobs), given().get("sort") ?? "", curves.drawn().map(({ name }) => name));
@@ -110,15 +115,19 @@ async function refresh() {
   try {
     jobs = await fetched();
     await draw();
+    reveal();
     showConnection(jobs.every((job) => isTerminal(job.state)) ? "ended" : "live");
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     showConnection("reconnecting");
+    reveal();
     if (jobs.length === 0) fill(byId("blank"), blank("The jobs cannot be shown", error.message));
   }
 }
 
-byId("comparison").append(curves.element, plane.element, table.element, instances.element);
+const parts = [curves.element, plane.element, table.element, instances.element];
+for (const part of parts) part.classList.add("awaited");
+byId("comparison").append(...parts);
 window.setInterval(() => {
   if (!document.hidden && jobs.some((job) => !isTerminal(job.state))) void refresh();
 }, POLL_MS);

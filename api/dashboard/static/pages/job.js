@@ -71,9 +71,13 @@ class JobPage {
   async begin() {
     if (this.beginning) return;
     this.beginning = true;
+    if (isTerminal(this.job.state)) {
+      showConnection("ended");
+      this.beginning = false;
+      return void (await this.reload());
+    }
     const { after } = await call(jobPath(id, "/metrics?names=-")).catch(() => ({ after: null }));
-    if (isTerminal(this.job.state)) showConnection("ended");
-    else this.connect(after);
+    this.connect(after);
     this.beginning = false;
     await Promise.all([this.refresh(), this.reload()]);
   }

@@ -65,6 +65,7 @@ async function shape(wanted) {
   fill(byId("form"),
     h("section", { class: "panel", "aria-label": "What it does" }, h("div", { class: "fields" }, ...main.map((one) => one.part.element))),
     h("details", { class: "panel" }, h("summary", {}, "How it runs"), h("div", { class: "fields" }, ...common.map((one) => one.part.element))));
+  byId("form").classList.remove("awaited");
 }
 
 /** Names first, then what is needed, then what may be folded. @param {import("../lib/schema.js").Field} field */
@@ -110,8 +111,9 @@ async function check() {
     if (told.spec !== null && typeof told.spec === "object" && !Array.isArray(told.spec)) {
       spec = told.spec;
       await shape(String(spec.kind));
-      show(told.errors);
     }
+    if (!kind) await shape(kinds[0] ?? "");
+    show(told.errors);
     body = told.errors.length ? null : told.body;
     once = crypto.getRandomValues(new Uint32Array(4)).join("-");
     button.disabled = body === null;
@@ -123,6 +125,8 @@ async function check() {
     if (mine !== turn) return;
     showConnection(error.passing ? "reconnecting" : "live");
     refuse(error.errors.length ? error.errors : [{ path: "", message: error.message, expected: "" }]);
+  } finally {
+    byId("form").classList.remove("awaited");
   }
 }
 
@@ -240,6 +244,7 @@ async function start() {
     await suggest();
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
+    byId("form").classList.remove("awaited");
     fill(byId("form"), blank("The form cannot be shown", error.message, h("a", { class: "button", href: "/" }, "All jobs")));
   }
 }
