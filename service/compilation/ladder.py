@@ -12,6 +12,7 @@ from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
 from service.compilation.ranks.local_trial import local_trial
+from service.compilation.run.draws import draws_like_eager
 from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.parity import Comparison
@@ -148,7 +149,11 @@ def _looked_at(program: Program, case: RungCase, reference: Reference, plan: Run
     problem = local_trial(program, case)
     if problem:
         return Observation(case, error=problem)
-    return collective_attempt(lambda: run_rung(program, case, reference, plan), _error)
+    seen = collective_attempt(lambda: run_rung(program, case, reference, plan), _error)
+    refused = next((each for each in gather(seen.error) if each), "")
+    if not (refused and case.rung.generates_code and any_rank(draws_like_eager(case.rung, reference))):
+        return seen
+    return collective_attempt(lambda: run_rung(program, case, reference, plan, refused), _error)
 
 
 def _error(seen: Observation) -> str:

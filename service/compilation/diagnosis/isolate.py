@@ -12,10 +12,11 @@ from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import collective_attempt
 from service.compilation.ranks.group import gather
 from service.compilation.run.compare_runs import compare_runs
+from service.compilation.run.draws import random_numbers
 from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build, build_only
 from service.compilation.run.reference import Reference, run
-from service.compilation.run.run_rung import RunPlan, describe, random_numbers
+from service.compilation.run.run_rung import RunPlan, describe
 from service.compilation.torch_internals.caches import empty_caches
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import raise_host_fault
@@ -20,6 +19,7 @@ from service.compilation.run.audit import Audit, audit, names_of, unseen_in
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.distribution import differs_in_distribution
+from service.compilation.run.draws import draws_like_eager, random_numbers
 from service.compilation.run.limits import own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
 from service.compilation.run.parity import Comparison
@@ -36,7 +36,7 @@ from service.compilation.torch_internals.caches import (
 )
 from service.compilation.torch_internals.memory import peak, reset_peak
 from service.compilation.torch_internals.replays import Replays
-from service.compilation.torch_internals.switches import eager_random_numbers, own_random_numbers, silent_switches
+from service.compilation.torch_internals.switches import own_random_numbers, silent_switches
 from service.compilation.torch_internals.text import first_line
 from service.compilation.torch_internals.toolchain import own_cache
 from service.jobs.spec.compile import Tolerance
@@ -78,9 +78,12 @@ def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable
     return RunPlan(max(steps, enough), warm_up, steady, tolerance, agree)
 
 
-def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
+def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan, refused: str = "") -> Observation:
     """Run the rung from empty caches; an exception becomes the observation's ``error``, unless it is the host's fault
     (:class:`HostFaultError`).
+
+    ``refused``: what it raised before, where generated code had to draw what eager draws. It draws as in a job then,
+    and what it computes is compared by distribution.
 
     All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
@@ -89,10 +92,10 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
     kept = own_cache() if case.rung.generates_code else None
     with (
         empty_caches() as folder,
-        random_numbers(case.rung, reference),
+        own_random_numbers() if refused else random_numbers(case.rung, reference),
         recorder(case.rung, program.device) as records,
     ):
-        look = _RungRun(program, case, reference, plan, records)
+        look = _RungRun(program, case, reference, plan, records, refused=refused)
         try:
             return look.observation(folder, kept)
         except Exception as error:
@@ -128,6 +131,7 @@ class _RungRun:
     plan: RunPlan
     records: Recorder
     replays: Replays | None = None
+    refused: str = ""
     monitor: BoundaryMonitor | None = None
     audit: Audit = field(default_factory=Audit)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -175,8 +179,9 @@ class _RungRun:
 
     def _own_draws(self) -> str:
         """Return what has another distribution than in eager where generated code draws as it does in a job."""
-        if not (self.case.rung.generates_code and self.plan.agree(float(self.reference.eager.random))):
-            return ""
+        drawn = self.case.rung.generates_code and self.plan.agree(float(self.reference.eager.random))
+        if self.refused or not drawn:
+            return ""  # what was compared drew so
         with own_random_numbers():
             forget_compiled()
             program_run = build(self.program, self.case.phase, self.case.rung)
@@ -254,7 +259,11 @@ class _RungRun:
         )
 
     def _notes(self) -> Iterator[str]:
-        yield from _notes(self.reference, self.case.rung, self._usage)
+        if self.refused:
+            yield f"with fallback_random, which no job has, it ends with {self.refused}"
+        elif draws_like_eager(self.case.rung, self.reference):
+            yield "ran with fallback_random: a job's own draws will differ from eager's"
+        yield from _notes(self.reference, self._usage)
         if self.redrawn:
             yield "draws other random numbers than eager, of the same distribution over seeds"
         if self.audit.unseen and not (self.audit.read or self.audit.problem):
@@ -349,19 +358,9 @@ def _unreached(run: Run, eager: Run) -> frozenset[str]:
     return run.missing.union(*lost)
 
 
-def random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:
-    return eager_random_numbers() if _draws_like_eager(rung, reference) else nullcontext()
-
-
-def _draws_like_eager(rung: Rung, reference: Reference) -> bool:
-    return rung.compiles_backward and reference.eager.random
-
-
-def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
+def _notes(reference: Reference, usage: Usage) -> Iterator[str]:
     if reference.eager.random:
         yield "draws random numbers"
-    if _draws_like_eager(rung, reference):
-        yield "ran with fallback_random: a job's own draws will differ from eager's"
     if reference.overwritten:
         yield f"updates in place what it is given: {', '.join(reference.overwritten)}"
     if reference.noise:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from ladder_runs import Ascend
 from programs import drawing, sound
-from torch import nn
+from torch import fx, nn
+from torch._dynamo.backends.registry import lookup_backend
 
 from service.compilation.run.distribution import PLAN, _standing_out
 from service.compilation.rungs import RUNGS, Rung
+from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance
 
 DECOMPOSED = Rung("decomposed", "aot_eager", decomposes=True)
@@ -47,6 +51,35 @@ def test_what_generated_code_draws_by_itself_is_compared_too(
     assert result.verdict == verdict
     told = any(finding.message.endswith("is another than in eager, over many seeds") for finding in result.findings)
     assert told == (verdict != "pass")
+
+
+def refuses_eagers_draws(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+    """Compile, as CUDA graphs do with checkpoints in attention, only what draws by itself."""
+    config: Any = inductor_config
+    if config.fallback_random:
+        raise RuntimeError("planted: the state of a generator is no part of the pool")
+    return lookup_backend("aot_eager")(graph, inputs)
+
+
+@pytest.mark.parametrize(
+    ("modules", "verdict"),
+    [pytest.param(drawing.stochastic, "pass", marks=pytest.mark.slow), (drawing.remasking, "fail_parity")],
+)
+def test_code_that_raises_only_where_it_is_to_draw_what_eager_draws_is_compared_by_distribution(
+    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], verdict: str
+) -> None:
+    rung = Rung("inductor", refuses_eagers_draws, generates_code=True, decomposes=True)
+    (result,) = ascend(sound.SoundProgram(modules), [rung])
+    assert result.verdict == verdict
+    notes = result.observation.notes if result.observation else ()
+    assert any(note.startswith("with fallback_random, which no job has, it ends with") for note in notes)
+
+
+@pytest.mark.slow
+def test_an_error_with_any_draws_stays_one(ascend: Ascend) -> None:
+    rung = Rung("inductor", backends.crashes, generates_code=True, decomposes=True)
+    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [rung])
+    assert result.verdict == "fail_error"
 
 
 def samples(seed: int, factor: float = 1.0, shift: float = 0.0) -> dict[tuple[str, str], torch.Tensor]:

@@ -1,0 +1,20 @@
+"""Says how random numbers are drawn while a rung is compared with eager."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from service.compilation.run.reference import Reference
+from service.compilation.rungs import Rung
+from service.compilation.torch_internals.switches import eager_random_numbers
+
+
+def random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:
+    """Let generated code draw what eager draws, where it draws anything."""
+    return eager_random_numbers() if draws_like_eager(rung, reference) else nullcontext()
+
+
+def draws_like_eager(rung: Rung, reference: Reference) -> bool:
+    """Return whether the rung is compared with eager's own draws, which no job has."""
+    return rung.compiles_backward and reference.eager.random
