@@ -58,7 +58,7 @@ def _tree(network: Network, last: Node) -> Tree | None:
     for node in network.graph.nodes[network.position[last.name] :: -1]:
         if node.name not in uses:
             continue
-        is_twice = _is_comparison(node) and float(uses[node.name].max()) > 1
+        is_twice = _is_comparison(node) and uses[node.name].numpy().max() > 1  # counted here, on no device
         if is_twice or not (_is_comparison(node) or _only_moves(node)):
             return Tree(node, tuple(nodes[::-1])) if set(uses) == {node.name} else None
         nodes.append(node)

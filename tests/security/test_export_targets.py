@@ -15,6 +15,7 @@ from serving import serving
 from waiting import eventually
 
 from service.jobs.settings import Settings
+from service.jobs.spec.train import TrainSpec
 
 SPEC: dict[str, Any] = {
     "kind": "train",
@@ -33,12 +34,16 @@ def receiver() -> Iterator[ExportReceiver]:
 def test_exports_lead_to_no_private_address_but_what_the_operator_names(
     broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: ExportReceiver
 ) -> None:
-    """The job that names such an address is over all the same."""
+    """A job that names one is refused; one that was taken before is over all the same, and only told the operator's."""
     settings = Settings(data=tmp_path, redis_url=SecretStr(broker), export_otlp=f"{receiver.url}/own")
     with serving(settings) as service:
         key = {"Authorization": f"Bearer {service.store.keys.create('root', ['admin'])[1]}"}
         with httpx2.Client(base_url=service.url, headers=key, timeout=300.0) as client:
-            job = client.post("/v1/jobs", json={**SPEC, "export": {"mlflow": receiver.url}}).json()["id"]
+            refusal = client.post("/v1/jobs", json={**SPEC, "export": {"mlflow": receiver.url}})
+            assert refusal.status_code == 422
+            assert "export.mlflow" in refusal.text
+            taken = {**SPEC, "export": {"mlflow": receiver.url, "otlp": settings.export_otlp}}
+            job = service.store.jobs.submit(TrainSpec.model_validate(taken), "root")[0].id
             assert client.post(f"/v1/jobs/{job}/cancel").is_success
 
             def told() -> list[str]:
