@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import redis
 
+from service.jobs.launchers import PendingLaunch
 from service.jobs.layout import DataLayout
 from service.jobs.store.accounts import ServiceAccounts
 from service.jobs.store.artifacts import ArtifactStore
@@ -29,7 +30,7 @@ from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.launching import KnownJob, Launching, PendingLaunch
+from service.jobs.store.launching import KnownJob, Launching
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.preemption import Preemptions
 from service.jobs.store.projects import Projects
