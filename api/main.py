@@ -50,7 +50,8 @@ from api.routes import (
 )
 from api.security import authenticated, session_cookie
 from api.sign_in.provider import OpenIdProvider, RelyingParty
-from api.stream import Hub, HubSettings
+from api.stream import Hub
+from api.subscriptions import HubSettings
 from api.webhook_sender import WebhookSender
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable

@@ -15,7 +15,8 @@ from api import frames
 from api.frames import Cursor, Form
 from api.problems import ProblemError
 from api.security import Caller
-from api.stream import Hub, Subscription, TooManyStreams
+from api.stream import Hub
+from api.subscriptions import Subscription, TooManyStreams
 from service.jobs.records import Job
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.store import Store, StoreUnavailable

@@ -16,175 +16,15 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from api.frames import Cursor, Form, Frame, FrameBatch, Round, batches
-from service.jobs.events import STREAM_PING_S
+from api.subscriptions import Channel, HubSettings, Pace, Subscription, TooManyStreams
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class HubSettings:
-    """Tunes how event streams are served; the two limits without a default are an operator's settings."""
-
-    max_streams: int
-    """Streams open at once, per process."""
-    max_streams_per_key: int
-    page: int = 512
-    """Events per job in one read."""
-    read_events: int = 2048
-    """Events of all jobs in one read, about: of many jobs each has a smaller page."""
-    least_page: int = 16
-    queue_frames: int = 4096
-    """Events that wait for a slow client; with more it catches up by reads of its own."""
-    catching_up: int = 4
-    """Subscriptions that read for themselves at once."""
-    handed_at_once: int = 16
-    """Subscriptions that are handed something before other work gets its turn."""
-    rest: float = 3.0
-    """How long the hub rests, in times that it worked."""
-    longest_rest_s: float = 1.0
-    """Longest rest in one round."""
-    block_ms: int = 100
-    """Longest time of a read without events; also that until a newly watched stream is part of one."""
-    discover_s: float = 0.5
-    """How often streams over all jobs learn of new ones."""
-    revoke_s: float = 0.5
-    """How often it is asked whether open streams are still admitted."""
-    retry_s: float = 0.5
-    """Pause while the broker is away."""
-    recent_jobs: int = 256
-    """Jobs that a stream over all of them watches, besides the active ones."""
-    ping_s: float = STREAM_PING_S
-    """Silence after which a client is told that the stream lives; clients rely on no more than this default."""
-
-    def page_of(self, jobs: int) -> int:
-        """Return how many events of each job one read over so many jobs may have."""
-        return min(self.page, max(self.least_page, self.read_events // max(1, jobs)))
-
-
-@dataclass(eq=False)
-class Channel:
-    """Joins the subscriptions to the same jobs: named ones, or all of a project that are recent or not over."""
-
-    jobs: set[str]
-    project: str | None
-    everything: bool
-    cursor: Cursor = field(default_factory=Cursor)
-    """How far the hub has read for this feed, while anybody has joined it."""
-    discovered_at: float = -math.inf
-    """When the last look for new jobs began."""
-    discovered_ms: int = 0
-    """Milliseconds of the broker's clock: all jobs that had begun by then are among ``jobs``."""
-    rounds: int = 0
-    """Rounds that were handed out."""
-    subscriptions: int = 0
-    in_step: set[Subscription] = field(default_factory=set)
-    """Subscriptions at the feed's own position."""
-    ahead: set[Subscription] = field(default_factory=set)
-    """Subscriptions that joined and may have events that the feed is still to get."""
-
-    @property
-    def is_watched(self) -> bool:
-        return bool(self.in_step or self.ahead)
-
-
-@dataclass(frozen=True)
-class _Delivery:
-    """Bytes that wait for one consumer."""
-
-    data: bytes
-    frames: int
-    end: str
-    """The id from which a client that has these resumes."""
-
-
-@dataclass(eq=False)
-class Subscription:
-    """One consumer's position, watched jobs and queue."""
-
-    credential: Credential
-    cursor: Cursor
-    """How far it had got when it joined, or has now while it has not."""
-    feed: Channel
-    form: Form
-    most_frames: int
-    """Frames that may be queued."""
-    states: dict[str, str] = field(default_factory=dict)
-    """The last known state of each job, as of all that was ever queued."""
-    joined: bool = False
-    joined_at: float = math.inf
-    ahead_of_feed: Cursor = field(default_factory=Cursor)
-    """Its position with what is queued, while its feed may be behind."""
-    revoked: bool = False
-    """What it was admitted by no longer admits anybody, or not to a job that it shows."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _queue: deque[_Delivery] = field(default_factory=deque)
-    _queued: int = 0
-    _taken: str | None = None
-    """The id of the last frame that was taken since it joined."""
-
-    @property
-    def jobs(self) -> set[str]:
-        return self.feed.jobs
-
-    def offer(self, found: Round) -> bool:
-        """Queue what the hub read; ``False`` when there is no room."""
-        size = len(found.frames)
-        if self._queued + size > self.most_frames:
-            return False
-        self._queue.append(_Delivery(found.encoded(self.form), size, found.end(self.form)))
-        self._queued += size
-        self.states.update(found.states)
-        self.wake.set()
-        return True
-
-    def take(self) -> bytes:
-        """Return everything queued and not delivered yet; the queue is empty afterwards."""
-        if self._queue:
-            self._taken = self._queue[-1].end
-        taken = b"".join(delivery.data for delivery in self._queue)
-        self._queue.clear()
-        self._queued = 0
-        self.wake.clear()
-        return taken
-
-    def fall_back(self) -> None:
-        """Forget what is queued, and be where the consumer is."""
-        if self._taken is not None:
-            self.cursor = Cursor.resume(self._taken)
-            if self.feed.everything:
-                self.cursor.over_everything()
-        self._queue.clear()
-        self._queued, self._taken = 0, None
-        self.joined = False
-        self.wake.set()
-
-
-class TooManyStreams(Exception):  # noqa: N818
-    """The process or the key has as many open streams as it may."""
-
-
-class _Pace:
-    """Spreads one round of work over time, so that requests and clients find a free core at any moment of it."""
-
-    def __init__(self, settings: HubSettings, clock: Callable[[], float]) -> None:
-        self._times, self._left_s, self._clock = settings.rest, settings.longest_rest_s, clock
-        self._since = clock()
-
-    async def rest(self) -> None:
-        """Let those work who were handed something, then rest for some times as long as all that took."""
-        await asyncio.sleep(0)
-        pause_s = min(self._left_s, self._times * (self._clock() - self._since))
-        self._left_s -= pause_s
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
-        self._since = self._clock()
 
 
 class Hub:
@@ -358,14 +198,14 @@ class Hub:
                 log.warning("live events wait for the broker: %s", error)
                 await asyncio.sleep(settings.retry_s)
                 continue
-            pace = _Pace(settings, self._loop.time)
+            pace = Pace(settings, self._loop.time)
             whole = all(len(each) < page for each in read.values())
             await self._dispatch(batches(read, page), asked, began if whole else -math.inf, pace)
             if read:
                 await pace.rest()
 
     async def _dispatch(
-        self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float, pace: _Pace
+        self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float, pace: Pace
     ) -> None:
         """Hand out what a read gave that began with the cursors ``asked``: all that there was at ``complete_from``."""
         covered = [
@@ -387,7 +227,7 @@ class Hub:
             feed.ahead -= even
             feed.in_step |= even
 
-    async def _hand_out(self, feed: Channel, found: Round, pace: _Pace) -> None:
+    async def _hand_out(self, feed: Channel, found: Round, pace: Pace) -> None:
         for number, subscription in enumerate([*feed.in_step, *feed.ahead], start=1):
             if subscription in feed.in_step:
                 own: Round | None = found

@@ -6,16 +6,16 @@ import asyncio
 import ipaddress
 import logging
 import random
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import httpx2
 
+from api.delivery_rounds import DeliveryRounds, RoundTimes
 from api.webhook_address import ForbiddenTarget, vetted
 from service.jobs.settings import Settings
-from service.jobs.store import Store, StoreUnavailable
+from service.jobs.store import Store
 from service.jobs.store.webhooks import DueDelivery
 from service.jobs.webhooks import ID_HEADER, SIGNATURE_HEADER, TIME_HEADER, RetrySchedule, WebhookDelivery, sign
 
@@ -25,19 +25,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SenderTimes:
+class SenderTimes(RoundTimes):
     """Says how long a sender waits, in seconds."""
 
-    look_s: float = 1.0
-    """Pause between two looks for what is to be sent."""
     answer_s: float = 10.0
     """Limit on the whole of a receiver's answer."""
-    outage_s: float = 5.0
-    """Pause after the broker was found away."""
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _SendOutcome:
     """The status that came back, if any, and why that is a failure, if it is."""
 
     status: int | None
@@ -46,62 +42,43 @@ class _Outcome:
     """Whether the URL leads where none may."""
 
 
-class WebhookSender:
-    """A task of the process's event loop."""
+class WebhookSender(DeliveryRounds):
+    """The rounds of webhooks."""
 
     def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
+        super().__init__("webhooks", times)
         self._store, self._times = store, times
         self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
         self._schedule = RetrySchedule(settings.webhook_retry_hours * 3600)
         self._disable_s = settings.webhook_disable_days * _DAY_S
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """End; what was being sent is sent again by another process, or by the next one."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     async def _run(self) -> None:
         limits = httpx2.Limits(max_connections=_AT_ONCE, max_keepalive_connections=0)
-        async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as client:
-            while True:
-                try:
-                    pause = 0.0 if await self._round(client) else self._times.look_s
-                except StoreUnavailable:
-                    pause = self._times.outage_s
-                except Exception:
-                    log.exception("webhooks: a round failed")
-                    pause = self._times.outage_s
-                await asyncio.sleep(pause)
+        async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as self._client:
+            await super()._run()
 
-    async def _round(self, client: httpx2.AsyncClient) -> bool:
-        """Make and send what there is; return whether there may be more."""
+    async def _round(self) -> bool:
         if not await asyncio.to_thread(self._store.webhooks.exist):
             return False
         made = await asyncio.to_thread(self._store.webhooks.make_deliveries, _AT_ONCE)
         due = await asyncio.to_thread(self._store.webhooks.due, _AT_ONCE)
-        await asyncio.gather(*(self._deliver(client, each) for each in due))
+        await asyncio.gather(*(self._deliver(each) for each in due))
         return made + len(due) > 0
 
-    async def _deliver(self, client: httpx2.AsyncClient, due: DueDelivery) -> None:
+    async def _deliver(self, due: DueDelivery) -> None:
         delivery, sender = due.delivery, due.sender
         now = datetime.now(UTC)
         if due.is_disabled:
-            outcome = _Outcome(None, "the webhook is disabled")
+            outcome = _SendOutcome(None, "the webhook is disabled")
             over = delivery.model_copy(update={"state": "failed", "next_at": None, "error": outcome.error})
             await asyncio.to_thread(self._store.webhooks.note, sender, over, None, self._disable_s)
             return
-        outcome = await self._send(client, due, now)
+        outcome = await self._send(due, now)
         noted, again_s = self._after(delivery, outcome, now)
         if await asyncio.to_thread(self._store.webhooks.note, sender, noted, again_s, self._disable_s):
             log.warning("disabled webhook %s: every delivery has failed for long; the last: %s", sender, noted.error)
 
-    async def _send(self, client: httpx2.AsyncClient, due: DueDelivery, now: datetime) -> _Outcome:
+    async def _send(self, due: DueDelivery, now: datetime) -> _SendOutcome:
         body = due.delivery.event.model_dump_json().encode()
         timestamp = int(now.timestamp())
         parts = urlsplit(due.url)
@@ -117,21 +94,21 @@ class WebhookSender:
                     SIGNATURE_HEADER: sign(due.secret, due.delivery.id, timestamp, body),
                 }
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-                request = client.build_request("POST", target.url + path, content=body, headers=headers)
+                request = self._client.build_request("POST", target.url + path, content=body, headers=headers)
                 request.extensions["sni_hostname"] = target.host
-                answer = await client.send(request, stream=True)
+                answer = await self._client.send(request, stream=True)
                 await answer.aclose()
         except TimeoutError:
-            return _Outcome(None, f"no answer within {self._times.answer_s:g} s")
+            return _SendOutcome(None, f"no answer within {self._times.answer_s:g} s")
         except ForbiddenTarget as error:
-            return _Outcome(None, f"{type(error).__name__}: {error}"[:500], is_forbidden=True)
+            return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500], is_forbidden=True)
         except (OSError, httpx2.HTTPError) as error:
-            return _Outcome(None, f"{type(error).__name__}: {error}"[:500])
+            return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500])
         refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; a 2xx was wanted"
-        return _Outcome(answer.status_code, refusal)
+        return _SendOutcome(answer.status_code, refusal)
 
     def _after(
-        self, delivery: WebhookDelivery, outcome: _Outcome, now: datetime
+        self, delivery: WebhookDelivery, outcome: _SendOutcome, now: datetime
     ) -> tuple[WebhookDelivery, float | None]:
         """Return what is to be kept of a delivery, and in how many seconds it is to be sent again, if ever."""
         first = delivery.first_at or now

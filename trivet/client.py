@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from urllib.parse import quote
@@ -15,29 +14,26 @@ import httpx2
 import orjson
 from pydantic import TypeAdapter
 
-from service.jobs.monitoring.shown import ShownAlert
 from service.jobs.records import (
     Artifact,
-    Host,
     Job,
     JobCounts,
     JobOrder,
     JobPage,
     ProjectShare,
     QueuePage,
-    StoredFile,
-    Upload,
 )
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.webhooks import WebhookDelivery
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Refused, Unreachable
+from trivet.file_calls import FileCalls
 from trivet.filters import JobFilters
 from trivet.follow import follow
+from trivet.host_calls import HostCalls
 from trivet.projects import ProjectsResource
 from trivet.resources import AccountsResource, AuditResource, KeysResource, lines_of
-from trivet.saving import is_written_in_place, writing
 from trivet.webhooks import WebhooksResource
 
 if TYPE_CHECKING:
@@ -45,12 +41,11 @@ if TYPE_CHECKING:
     from service.jobs.plan import Plan
 
 _LONGEST_WAIT_S = 20.0
-_LONGEST_NAME = 200
 _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
 
 
-class Client:
+class Client(FileCalls, HostCalls):
     """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
     service of the data folder, by the socket there (``unix:///folder/api.sock``).
 
@@ -324,73 +319,6 @@ class Client:
         """Return what the ``notify`` of a job's spec has led to, newest first."""
         answer = self._connection.json("GET", f"{_job(job_id)}/notices")
         return [WebhookDelivery.model_validate(item) for item in answer["items"]]
-
-    def upload(
-        self,
-        path: str | PathLike[str],
-        media_type: str = "application/octet-stream",
-        *,
-        project: str | None = None,
-    ) -> StoredFile:
-        """Upload a file; the same bytes give the same id. Only an operator's key may name another project."""
-        params = {"name": Path(path).name[:_LONGEST_NAME]} | ({} if project is None else {"project": project})
-
-        def send() -> httpx2.Response:
-            headers = {"Content-Type": media_type}
-            with Path(path).open("rb") as file:
-                return self._connection.send("POST", "/v1/files", content=file, params=params, headers=headers)
-
-        answer = self._connection.patience.outlast(send, bears_repetition=True)
-        return StoredFile.model_validate(answer.json())
-
-    def uploads(self, *, project: str | None = None) -> Iterator[Upload]:
-        """Yield a project's uploads, the newest first: their names and sizes, their use, and when they expire."""
-        cursor: str | None = None
-        while True:
-            params = {"project": project, "limit": 1000, "cursor": cursor}
-            page = self._connection.json("GET", "/v1/files", params=params)
-            yield from map(Upload.model_validate, page["items"])
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
-
-    def delete_upload(self, file_id: str, *, project: str | None = None) -> None:
-        """Delete a project's upload, which no unfinished job of it may need."""
-        self._connection.json("DELETE", f"/v1/files/{quote(file_id, safe='')}", params={"project": project})
-
-    def download_file(self, file_id: str, target: str | PathLike[str]) -> int:
-        """Write an uploaded file to ``target``, which appears only when it is complete. Returns its size in bytes."""
-        return self._save(f"/v1/files/{quote(file_id, safe='')}", target)
-
-    def _save(self, url: str, where: str | PathLike[str]) -> int:
-        target = Path(where)
-        return self._connection.patience.outlast(
-            lambda: self._save_once(url, target), bears_repetition=not is_written_in_place(target)
-        )
-
-    def _save_once(self, url: str, target: Path) -> int:
-        with self._connection.stream(url) as response, writing(target) as file:
-            return sum(file.write(chunk) for chunk in response.iter_bytes())
-
-    def hosts(self) -> list[Host]:
-        return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]
-
-    def drain(self, host: str) -> Host:
-        return self._host(host, "drain")
-
-    def resume(self, host: str) -> Host:
-        return self._host(host, "resume")
-
-    def _host(self, host: str, change: str) -> Host:
-        path = f"/v1/hosts/{quote(host, safe='')}/{change}"
-        return Host.model_validate(self._connection.json("POST", path, bears_repetition=True))
-
-    def alerts(self, *, everything: bool = False) -> list[ShownAlert]:
-        """Return what is wrong with the service, those alerts that fire first; with ``everything`` all alerts. Needs an
-        admin key.
-        """
-        answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
-        return [ShownAlert.model_validate(item) for item in answer["items"]]
 
     def kinds(self) -> Kinds:
         """List the kinds of jobs, and the families, sources, objectives and programs that they can name."""

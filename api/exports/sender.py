@@ -7,11 +7,11 @@ import ipaddress
 import logging
 import random
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx2
 
+from api.delivery_rounds import DeliveryRounds, RoundTimes
 from api.exports import EXPORTERS
 from api.exports.base import ExportedJob
 from api.exports.server import EVERYWHERE, ExportFailed, Limit, connect
@@ -19,7 +19,7 @@ from api.webhook_address import ForbiddenTarget
 from service.jobs.records import Job, NotFound
 from service.jobs.settings import Settings
 from service.jobs.states import TERMINAL
-from service.jobs.store import Store, StoreUnavailable
+from service.jobs.store import Store
 from service.jobs.store.exports import DueExport
 from service.jobs.webhooks import RetrySchedule
 
@@ -29,54 +29,31 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ExportTimes:
+class ExportTimes(RoundTimes):
     """Says how long an exporter waits, in seconds."""
 
-    look_s: float = 1.0
-    """Pause between two looks for what is to be exported."""
     hold_s: float = 1800.0
     """One that is not noted by then is made again, since its process may have ended."""
     longest_s: float = 1500.0
     """One that takes longer has failed."""
-    outage_s: float = 5.0
-    """Pause after the broker was found away."""
 
 
-class JobExports:
-    """A task of the process's event loop, which works in threads."""
+class JobExports(DeliveryRounds):
+    """The rounds of exports, which work in threads."""
 
     def __init__(self, settings: Settings, store: Store, times: ExportTimes = ExportTimes()) -> None:
+        super().__init__("exports", times)
         self._settings, self._store, self._times = settings, store, times
         self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
         self._schedule = RetrySchedule(settings.export_retry_hours * 3600)
         self._under_way: set[Limit] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End; what is being exported fails, and is due again for another process or for the next one."""
         for limit in tuple(self._under_way):
             limit.is_stopping.set()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                pause = 0.0 if await self._round() else self._times.look_s
-            except StoreUnavailable:
-                pause = self._times.outage_s
-            except Exception:
-                log.exception("exports: a round failed")
-                pause = self._times.outage_s
-            await asyncio.sleep(pause)
+        await super().stop()
 
     async def _round(self) -> bool:
-        """Export what is due; return whether there may be more."""
         if not await asyncio.to_thread(self._store.exports.exist):
             return False
         due = await asyncio.to_thread(self._store.exports.due, _AT_ONCE, self._times.hold_s)

@@ -16,9 +16,9 @@ from service.formats.onnx import (
     message_of,
     open_lengths,
     outline_of,
-    type_name,
     unpacked,
 )
+from service.formats.onnx_checks import type_name
 from service.formats.onnx_inputs import inputs_of
 from service.formats.onnx_outputs import marked
 from service.jobs.spec.verify import FromOnnx

@@ -10,7 +10,9 @@ has, through a class of :mod:`workers.launchers`, which only workers import. A p
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Literal
 
 LOCAL = "local"
 LAUNCHER_NAME = re.compile(r"^[a-z]{2,20}$")
@@ -35,3 +37,19 @@ def launchers() -> dict[str, str]:
 def unknown_launcher(name: str) -> str:
     """Return why a launcher of this name cannot be had, in words."""
     return f"there is no launcher {name}; there are {', '.join([LOCAL, *launchers()])}"
+
+
+@dataclass(frozen=True)
+class PendingLaunch:
+    """A pending job that a launcher is to get devices for."""
+
+    job_id: str
+    kind: str
+    ranks: int
+    """Devices in all."""
+    max_hosts: int
+    device: Literal["auto", "cuda", "cpu"]
+    priority: int
+    """-100 to 100; higher comes first."""
+    timeout_s: float | None
+    """Seconds for which the devices are needed at most; ``None`` for no limit."""

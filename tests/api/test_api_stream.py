@@ -16,7 +16,7 @@ from api_world import TRAIN, Keys, Server, Worker, bearer, listening
 from lanes import first_fast
 from waiting import eventually
 
-from api.stream import Subscription
+from api.subscriptions import Subscription
 from service.jobs.store import Store
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import redis as redis_py
 
 from api.frames import Cursor, Form
-from api.stream import Hub, HubSettings
+from api.stream import Hub
+from api.subscriptions import HubSettings
 from service.jobs.store import Credential
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS
 from service.jobs.store.tail import RawEvent, StreamTail

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from http_receiver import listening
 
 
 @dataclass(frozen=True)
@@ -66,29 +66,9 @@ def export_receiver() -> Iterator[ExportReceiver]:
     """Listen until the end of the block."""
     receiver = ExportReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", "0")))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            status, answer = receiver.answer(Request(self.command, self.path, headers, body))
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
+        status, content = receiver.answer(Request(method, path, headers, body))
+        return status, "application/json", json.dumps(content).encode()
 
-        do_GET = do_PUT = do_POST  # noqa: N815 - the names of the base class
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(answer) as receiver.url:
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

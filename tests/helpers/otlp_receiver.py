@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from http_receiver import listening
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
@@ -49,30 +47,12 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """Listen until the end of the block."""
     receiver = OtlpReceiver("")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            receiver.spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(_: str, __: str, ___: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
+        receiver.spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
+        return 200, "application/x-protobuf", b""
 
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(answer) as receiver.url:
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Received]:

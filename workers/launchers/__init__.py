@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from service.jobs.launchers import launchers, unknown_launcher
+from service.jobs.launchers import PendingLaunch, launchers, unknown_launcher
 
 Pool = Literal["cuda", "cpu"]
 
@@ -27,19 +27,9 @@ class LauncherUnavailable(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class AllocationRequest:
+class AllocationRequest(PendingLaunch):
     """Asks for devices for one attempt of a job."""
 
-    job_id: str
-    kind: str
-    ranks: int
-    """Devices in all."""
-    max_hosts: int
-    device: Literal["auto", "cuda", "cpu"]
-    priority: int
-    """-100 to 100; higher comes first."""
-    timeout_s: float | None
-    """Seconds for which the devices are needed at most; ``None`` for no limit."""
     command: tuple[str, ...]
     """To be run once on each host, with SIGTERM some time before its devices are taken away."""
 

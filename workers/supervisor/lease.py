@@ -1,4 +1,8 @@
-"""Keeps a claimed part alive at the store, and ends its group in time when that does not succeed."""
+"""Keeps a claimed part alive at the store, and ends its group in time when that does not succeed.
+
+A lease's length comes with the claim: it is the setting ``lease_s``, whose default is that of
+:class:`service.jobs.store_limits.StoreLimits`.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import onnx
 from onnx import helper
 
 from service.bounds.operators.onnx import Array
-from service.formats.onnx import constant_conditions, name_of
+from service.formats.onnx import constant_conditions
+from service.formats.onnx_checks import name_of
 from service.formats.onnx_dependence import graphs_in, names_in
 
 Evaluate = Callable[[onnx.ModelProto, set[str]], Mapping[str, Array]]

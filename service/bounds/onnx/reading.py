@@ -21,15 +21,14 @@ from service.bounds.onnx.whole_numbers import checked
 from service.bounds.operators.onnx import Array, Call
 from service.formats import onnx as files
 from service.formats.onnx import (
-    FLOATS,
     batch_of_one,
     first_line,
     graph_input,
-    name_of,
     operator_of,
     opset_of,
     working_nodes,
 )
+from service.formats.onnx_checks import FLOATS, name_of
 from service.formats.onnx_halves import precision_of
 from service.formats.onnx_outputs import texts_in
 

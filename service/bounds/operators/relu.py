@@ -1,4 +1,4 @@
-"""ReLU and leaky ReLU."""
+"""ReLU and leaky ReLU; the slopes of their relaxations are chosen in :mod:`service.bounds.operators.pieces`."""
 
 from __future__ import annotations
 

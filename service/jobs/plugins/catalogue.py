@@ -13,10 +13,10 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from pydantic import TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from service.jobs.plugins.declarations import DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind, one_of
+from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
 
 logger = logging.getLogger(__name__)
-Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind, ProgramKind, JobKind)
+Kind = TypeVar("Kind", bound=Declaration)
 HOUSE = "trivet"
 
 
@@ -107,7 +107,7 @@ def catalogue(
     return Catalogue(kind.tag, provided, tuple(unavailable))
 
 
-def name_of(declaration: ModelFamily | DataSource | ObjectiveKind | ProgramKind | JobKind) -> str:
+def name_of(declaration: Declaration) -> str:
     """Return the name that a spec uses; raises :class:`_PluginError` where the configuration does not fix one."""
     return _fixed(declaration.config, declaration.tag)
 

@@ -63,14 +63,15 @@ def _by_format(forms: tuple[type[DataConfig], ...]) -> Any:
 
 
 @dataclass(frozen=True)
-class ModelFamily:
-    """``builder(config, axis)`` plans the module on the meta device, divided over the tensor-parallel ``axis``."""
+class Declaration:
+    """Declares something that a spec can name: packages offer it as an entry point of ``group``, specs choose it by
+    the field ``tag`` of its configuration, a subclass of ``base``.
+    """
 
-    group: ClassVar[str] = "trivet.models"
-    tag: ClassVar[str] = "family"
-    base: ClassVar[type] = ModelConfig
-    config: type[ModelConfig]
-    builder: str
+    group: ClassVar[str]
+    tag: ClassVar[str]
+    base: ClassVar[type]
+    config: type[Any]
 
     @property
     def form(self) -> Any:
@@ -79,15 +80,26 @@ class ModelFamily:
 
 
 @dataclass(frozen=True)
-class DataSource:
+class ModelFamily(Declaration):
+    """``builder(config, axis)`` plans the module on the meta device, divided over the tensor-parallel ``axis``."""
+
+    group = "trivet.models"
+    tag = "family"
+    base = ModelConfig
+    config: type[ModelConfig]
+    builder: str
+
+
+@dataclass(frozen=True)
+class DataSource(Declaration):
     """``loader(config, layout)`` reads the samples on every rank; the same ones on each.
 
     A source with several forms, told apart by their field ``format``, names the other ones in ``variants``.
     """
 
-    group: ClassVar[str] = "trivet.data"
-    tag: ClassVar[str] = "source"
-    base: ClassVar[type] = DataConfig
+    group = "trivet.data"
+    tag = "source"
+    base = DataConfig
     config: type[DataConfig]
     loader: str
     variants: tuple[type[DataConfig], ...] = ()
@@ -101,35 +113,25 @@ class DataSource:
 
 
 @dataclass(frozen=True)
-class ObjectiveKind:
+class ObjectiveKind(Declaration):
     """``factory(config, subject)`` gives what training minimises and evaluation reports."""
 
-    group: ClassVar[str] = "trivet.objectives"
-    tag: ClassVar[str] = "name"
-    base: ClassVar[type] = ObjectiveConfig
+    group = "trivet.objectives"
+    tag = "name"
+    base = ObjectiveConfig
     config: type[ObjectiveConfig]
     factory: str
 
-    @property
-    def form(self) -> Any:
-        """Return the type that a spec's value is read as."""
-        return self.config
-
 
 @dataclass(frozen=True)
-class ProgramKind:
+class ProgramKind(Declaration):
     """``maker(config, site)`` gives the program of a compile job: modules, and the steps made of them."""
 
-    group: ClassVar[str] = "trivet.programs"
-    tag: ClassVar[str] = "name"
-    base: ClassVar[type] = ProgramConfig
+    group = "trivet.programs"
+    tag = "name"
+    base = ProgramConfig
     config: type[ProgramConfig]
     maker: str
-
-    @property
-    def form(self) -> Any:
-        """Return the type that a spec's value is read as."""
-        return self.config
 
 
 def _no_problems(_: Any, __: CheckContext) -> Iterable[Problem]:
@@ -137,7 +139,7 @@ def _no_problems(_: Any, __: CheckContext) -> Iterable[Problem]:
 
 
 @dataclass(frozen=True)
-class JobKind:
+class JobKind(Declaration):
     """A kind of job, from its submission to its page.
 
     ``runner(spec, context)`` runs on every rank; what it returns on rank 0 becomes the job's result.
@@ -149,20 +151,15 @@ class JobKind:
     change nothing else: start no thread, initialise no device, open no file, set no variable.
     """
 
-    group: ClassVar[str] = "trivet.kinds"
-    tag: ClassVar[str] = "kind"
-    base: ClassVar[type] = CommonSpec
+    group = "trivet.kinds"
+    tag = "kind"
+    base = CommonSpec
     config: type[CommonSpec]
     runner: str
     check: Callable[[Any, CheckContext], Iterable[Problem]] = _no_problems
     page: str | None = None
     report: str | None = None
     preloads: tuple[str, ...] = ()
-
-    @property
-    def form(self) -> Any:
-        """Return the type that a spec is read as."""
-        return self.config
 
     @property
     def page_file(self) -> Path | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import redis
 
+from service.jobs.launchers import PendingLaunch
 from service.jobs.layout import DataLayout
 from service.jobs.store.accounts import ServiceAccounts
 from service.jobs.store.artifacts import ArtifactStore
@@ -27,9 +28,9 @@ from service.jobs.store.exports import Exports
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
 from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
-from service.jobs.store.jobs import Jobs, Submission
+from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.launching import KnownJob, Launching, PendingLaunch
+from service.jobs.store.launching import KnownJob, Launching
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.preemption import Preemptions
 from service.jobs.store.projects import Projects
@@ -38,6 +39,7 @@ from service.jobs.store.samples import SampleStore
 from service.jobs.store.sessions import Sessions, SignIns
 from service.jobs.store.shares import Shares
 from service.jobs.store.sign_in_flows import SignInFlow, SignInFlows
+from service.jobs.store.submission import Submission
 from service.jobs.store.sweeps import Sweeps
 from service.jobs.store.webhooks import Webhooks
 from service.jobs.store_limits import StoreLimits

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from service.jobs.checkpoints import steps_of_weights
-from service.jobs.checks.files import files_of
 from service.jobs.launchers import LOCAL
 from service.jobs.layout import DataLayout
 from service.jobs.projects import DEFAULT_PROJECT, Project
@@ -26,74 +23,13 @@ from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPL
 from service.jobs.store.late_refusals import LATE_REFUSALS
 from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
 from service.jobs.store.over_quota import refuse_over_quota
-from service.jobs.store.webhooks import notice_fields
+from service.jobs.store.submission import Submission, hashed, idempotency_digest, json_of, text_of, uploads_of
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
-from service.jobs.text import folded
-from service.jobs.tracing import current_traceparent, valid_traceparent
+from service.jobs.tracing import valid_traceparent
 
-_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
-_RANDOM_CHARACTERS = 11
 _CHUNK = 200
 _ADOPTED_AT_ONCE = 500
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A spec that its owner submits; ``path`` is where the request's body holds it, ``idem`` the digest of the
-    idempotency key, empty without one.
-    """
-
-    path: str
-    spec: CommonSpec
-    owner: str
-    project: str
-    text: str
-    idem: str
-    body_hash: str
-    launcher: str = LOCAL
-
-    def entry(self) -> dict[str, object]:
-        """Return what the script of submission reads of it."""
-        return {
-            "idem": self.idem,
-            "body_hash": self.body_hash,
-            "suffix": "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)),
-            "record": self.record(),
-            "indexes": _indexes(self),
-            "after": _needed(self.spec),
-            "weights": _only_for_weights(self.spec),
-            "files": _files(self.spec),
-        }
-
-    def record(self) -> dict[str, str]:
-        """Return the fields of the job's hash that submission knows, all of them strings."""
-        spec = self.spec
-        ranks = spec.parallel.world_size
-        is_local = self.launcher == LOCAL
-        return {
-            "kind": spec.kind,
-            "name": spec.name or spec.kind,
-            "labels": _json(spec.labels),
-            "folded": folded(f"{spec.name or spec.kind} {_json(spec.labels)}"),
-            "owner": self.owner,
-            "project": self.project,
-            "priority": str(spec.priority),
-            "retries": str(spec.retries),
-            "preemptible": "1" if spec.preemptible else "",
-            "timeout_s": "" if spec.timeout_s is None else str(spec.timeout_s),
-            "parallel": spec.parallel.model_dump_json(),
-            # Of a launcher's jobs it names no device: placement, of whatever version, has none for them.
-            "shape": f"{spec.device if is_local else self.launcher}:{ranks}:{min(spec.max_hosts, ranks)}",
-            **({} if is_local else {"launcher": self.launcher, "device": spec.device}),
-            "after": _json(_needed(spec)),
-            "weights": _json(_only_for_weights(spec)),
-            "indexes": _json(_indexes(self)),
-            "spec": self.text,
-            "exports": " ".join(spec.export.chosen()),
-            "traceparent": current_traceparent() or "",
-            **notice_fields(spec),
-        }
 
 
 @dataclass(frozen=True)
@@ -138,17 +74,17 @@ class Jobs:
 
         The same key of the same owner in the same project stands for one job as long as the key is remembered.
         """
-        body_hash = body_hash or _hashed(_text(spec))
-        idem = "" if idempotency_key is None else _digest(project, owner, idempotency_key)
+        body_hash = body_hash or hashed(text_of(spec))
+        idem = "" if idempotency_key is None else idempotency_digest(project, owner, idempotency_key)
         limited = self._with_defaults(spec, self._default_time_s(project))
         launcher = spec.launcher or self.limits.launcher
-        return Submission("", limited, owner, project, _text(limited), idem, body_hash, launcher)
+        return Submission("", limited, owner, project, text_of(limited), idem, body_hash, launcher)
 
     def batch(
         self, specs: Sequence[CommonSpec], owner: str, idempotency_key: str | None = None, *, project: str
     ) -> tuple[Submission, ...]:
         """Return what is to be accepted together; the key of each item follows from that of the batch."""
-        body_hash = _hashed(*map(_text, specs))
+        body_hash = hashed(*map(text_of, specs))
         default_time_s = self._default_time_s(project)
         limited = [self._with_defaults(spec, default_time_s) for spec in specs]
         return tuple(
@@ -157,8 +93,8 @@ class Jobs:
                 spec=spec,
                 owner=owner,
                 project=project,
-                text=_text(spec),
-                idem="" if idempotency_key is None else _hashed(_json([project, owner, [idempotency_key, index]])),
+                text=text_of(spec),
+                idem="" if idempotency_key is None else hashed(json_of([project, owner, [idempotency_key, index]])),
                 body_hash=body_hash,
                 launcher=spec.launcher or self.limits.launcher,
             )
@@ -226,7 +162,7 @@ class Jobs:
 
     def _uploads(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> set[str]:
         """Return those of the files named that all of ``projects`` have uploaded."""
-        named = list(dict.fromkeys(file for spec in specs.values() for file in _files(spec)))
+        named = list(dict.fromkeys(file for spec in specs.values() for file in uploads_of(spec)))
         held = [self.client.call("HMGET", UPLOADS(project), *named) for project in projects if named]
         return {file for index, file in enumerate(named) if all(entries[index] is not None for entries in held)}
 
@@ -245,7 +181,7 @@ class Jobs:
         """Accept jobs that were checked, all or none of them, as :meth:`accept` does one. None is a sweep."""
         assert all(submission.spec.sweep is None for submission in submissions)
         entries = [submission.entry() for submission in submissions]
-        outcomes = stubs.submit(self.client, limits=self.limits.script_argument, entries=_json(entries))
+        outcomes = stubs.submit(self.client, limits=self.limits.script_argument, entries=json_of(entries))
         if known := next((job_id for outcome, job_id, _ in outcomes if outcome == "conflict"), None):
             raise other_body(known)
         for outcome in outcomes:
@@ -363,53 +299,6 @@ class Jobs:
             return self.get(job_id)
         except NotFound:
             return None
-
-
-def _text(spec: CommonSpec) -> str:
-    return spec.model_dump_json(by_alias=True)
-
-
-def _json(value: object) -> str:
-    return orjson.dumps(value).decode()
-
-
-def _digest(project: str, owner: str, key: str) -> str:
-    """Return what an idempotency key is kept under; in the default project as it was before there were others."""
-    return _hashed(_json([owner, key] if project == DEFAULT_PROJECT else [project, owner, key]))
-
-
-def _hashed(*texts: str) -> str:
-    hashed = hashlib.sha256()
-    for text in texts:
-        hashed.update(text.encode())
-    return hashed.hexdigest()
-
-
-def _indexes(submission: Submission) -> list[str]:
-    spec, project = submission.spec, submission.project
-    labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
-    files = [f"file:{project}/{file_id}" for file_id in _files(spec)]
-    needs = [f"needs:{job_id}" for job_id in _needed(spec)]
-    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *needs, *project_indexes(project)]
-
-
-def project_indexes(project: str) -> tuple[str, ...]:
-    """Return the indexes of what belongs to a project, and of what its members see."""
-    return f"project:{project}", f"visible:{project}"
-
-
-def _files(spec: CommonSpec) -> list[str]:
-    return list(dict.fromkeys(file_id for _, file_id in files_of(spec)))
-
-
-def _needed(spec: CommonSpec) -> list[str]:
-    return list(dict.fromkeys(dependency.job_id for dependency in spec.dependencies()))
-
-
-def _only_for_weights(spec: CommonSpec) -> list[str]:
-    """Return the jobs that need not succeed: the spec takes weights that they have left, and no more."""
-    others = {dependency.job_id for dependency in spec.dependencies() if dependency.weights is None}
-    return [job_id for job_id in _needed(spec) if job_id not in others]
 
 
 def other_body(job_id: str) -> Conflict:

@@ -8,25 +8,13 @@ from typing import Literal, cast
 
 import orjson
 
+from service.jobs.launchers import PendingLaunch
 from service.jobs.records import Allocation
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store_limits import StoreLimits
 
 _MOST = 500
-
-
-@dataclass(frozen=True)
-class PendingLaunch:
-    """A pending job that a launcher is to get devices for."""
-
-    job_id: str
-    kind: str
-    ranks: int
-    max_hosts: int
-    device: Literal["auto", "cuda", "cpu"]
-    priority: int
-    timeout_s: float | None
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,23 @@ import { Section } from "./section.js";
 
 const PAGE = 500;
 const ROWS_SHOWN = 100;
-/** @type {readonly [string, boolean][]} names, and whether they stand over numbers */
-const COLUMNS = [["Instance", false], ["Verdict", false], ["Decided by", false], ["Margin", true], ["Lower", true], ["Outputs", false],
-  ["Upper", false], ["Domains", true], ["Time", true]];
+/**
+ * @typedef {{element: HTMLElement, update: (row: BoundsRow) => void}} Cell
+ * @typedef {{name: string, right?: boolean, cell: (verify: Verify) => Cell}} TableColumn a heading, over numbers where it is on the right
+ */
+
+/** @type {readonly TableColumn[]} */
+const COLUMNS = [
+  { name: "Instance", cell: (verify) => verify.instanceCell() },
+  { name: "Verdict", cell: () => verdictCell() },
+  { name: "Decided by", cell: () => decidedByCell() },
+  { name: "Margin", right: true, cell: () => numberCell((row) => fixed(row.margin)) },
+  { name: "Lower", right: true, cell: () => numberCell((row) => fixed(span(row)[0])) },
+  { name: "Outputs", cell: (verify) => verify.outputsCell() },
+  { name: "Upper", cell: () => numberCell((row) => fixed(span(row)[1]), null) },
+  { name: "Domains", right: true, cell: () => numberCell((row) => number(row.domains)) },
+  { name: "Time", right: true, cell: () => numberCell((row) => duration(row.seconds)) },
+];
 
 export class Verify extends Section {
   /** @param {(instance: number) => void} [chosen] told which instance the user looks at */
@@ -68,7 +82,7 @@ export class Verify extends Section {
   }
 
   table() {
-    const head = h("tr", {}, ...COLUMNS.map(([name, right]) => h("th", { scope: "col", class: right ? "right" : null }, name)));
+    const head = h("tr", {}, ...COLUMNS.map(({ name, right }) => h("th", { scope: "col", class: right ? "right" : null }, name)));
     return h("div", { class: "scroll" }, h("table", { class: "table rows" }, h("thead", {}, head), this.tbody));
   }
 
@@ -150,35 +164,36 @@ export class Verify extends Section {
   }
 
   line() {
-    const mark = stateMark("unknown");
+    const cells = COLUMNS.map((column) => column.cell(this));
+    const element = h("tr", {}, ...cells.map((cell) => cell.element));
+    /** @param {BoundsRow} row */
+    const update = (row) => {
+      setAttribute(element, "data-instance", row.instance);
+      for (const cell of cells) cell.update(row);
+    };
+    return { element, update };
+  }
+
+  /** @returns {Cell} */
+  instanceCell() {
     const open = h("button", { class: "link cut", type: "button" });
     const query = h("span", { class: "cut muted" });
-    const name = h("td", { class: "instance" }, open, query);
-    const why = h("span", { class: "few" });
-    const by = h("td", { class: "by muted" }, why);
-    const bar = h("td", { class: "bounds" });
-    const [margin, low, high, domains, time] = /** @type {HTMLElement[]} */ (
-      Array.from({ length: 5 }, (_, index) => h("td", { class: index === 2 ? null : "right" })));
-    const element = h("tr", {}, name, h("td", {}, mark), by, margin, low, bar, high, domains, time);
+    const element = h("td", { class: "instance" }, open, query);
     /** @param {BoundsRow} row */
     const update = (row) => {
       open.onclick = () => this.choose(row);
-      setAttribute(element, "data-instance", row.instance);
       const [model, asked] = this.named(row);
       setText(open, model ? `${row.instance} · ${this.short.model(model)}` : String(row.instance));
       setText(query, this.short.query(asked));
-      setAttribute(name, "title", row.name);
-      updateStateMark(mark, row.verdict);
-      setText(why, row.decided_by ?? row.reason ?? "–");
-      setAttribute(by, "title", [row.reason, row.note].filter(Boolean).join("; "));
-      const [least, most] = span(row);
-      /** @type {[Element | undefined, string][]} */
-      const texts = [[margin, fixed(row.margin)], [low, fixed(least)], [high, fixed(most)],
-        [domains, number(row.domains)], [time, duration(row.seconds)]];
-      for (const [cell, text] of texts) if (cell) setText(cell, text);
-      fill(bar, this.bar(row));
+      setAttribute(element, "title", row.name);
     };
     return { element, update };
+  }
+
+  /** @returns {Cell} */
+  outputsCell() {
+    const element = h("td", { class: "bounds" });
+    return { element, update: (row) => fill(element, this.bar(row)) };
   }
 
   /** From the least lower to the greatest upper bound, on the scale of all rows; nothing where nothing was bounded. @param {BoundsRow} row */
@@ -199,6 +214,30 @@ export class Verify extends Section {
       setAttribute(line, "aria-selected", line.getAttribute("data-instance") === String(row.instance) ? "true" : null);
     }
   }
+}
+
+/** @returns {Cell} */
+function verdictCell() {
+  const mark = stateMark("unknown");
+  return { element: h("td", {}, mark), update: (row) => updateStateMark(mark, row.verdict) };
+}
+
+/** @returns {Cell} */
+function decidedByCell() {
+  const why = h("span", { class: "few" });
+  const element = h("td", { class: "by muted" }, why);
+  /** @param {BoundsRow} row */
+  const update = (row) => {
+    setText(why, row.decided_by ?? row.reason ?? "–");
+    setAttribute(element, "title", [row.reason, row.note].filter(Boolean).join("; "));
+  };
+  return { element, update };
+}
+
+/** @param {(row: BoundsRow) => string} shown @param {string | null} [style] @returns {Cell} */
+function numberCell(shown, style = "right") {
+  const element = h("td", { class: style });
+  return { element, update: (row) => setText(element, shown(row)) };
 }
 
 /** The class of a sample, and what the model takes it for where that is another. @param {BoundsRow} row */

@@ -1,0 +1,85 @@
+"""What a project has beside its jobs: what they produced, uploads, keys and service accounts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope
+from service.jobs.records.jobs import FrozenModel
+
+
+class Artifact(FrozenModel):
+    name: str
+    bytes: int
+    sha256: str
+    media_type: str
+    created_at: datetime
+
+
+class StoredFile(FrozenModel):
+    """An upload as the project has it that uploaded it first."""
+
+    id: str
+    sha256: str
+    bytes: int
+    media_type: str
+    name: str = ""
+    project: str = DEFAULT_PROJECT
+    owner: str = ""
+    created_at: datetime | None = None
+    """``None`` of one that an older version took."""
+
+
+class Upload(StoredFile):
+    """An upload with its use. ``jobs`` are the newest of the ``job_count`` jobs that name it."""
+
+    last_used_at: datetime | None
+    expires_at: datetime | None
+    """``None`` where uploads are kept, and while an unfinished job needs it (``in_use``)."""
+    in_use: bool
+    job_count: int
+    jobs: tuple[str, ...]
+
+
+class ApiKey(FrozenModel):
+    """A key without its secret. ``admin`` includes ``submit``, which includes ``read``.
+
+    A key speaks for its owner, whose name it has, in one project. Only an admin key may be of none: an operator's.
+    """
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    project: str | None = DEFAULT_PROJECT
+    created_at: datetime
+    last_used_at: datetime | None = None
+    expires_at: datetime | None = None
+    """When it stops working, and its sessions and streams end."""
+    holder: Literal["key", "person", "account"] = "key"
+    """Who speaks by it: whoever was given the secret; a person who signs in through the OpenID Connect provider, for
+    which there is no secret; a service account, of the key's name.
+    """
+    successor: str | None = None
+    """Id of the key that took its place when it was rotated."""
+
+    @property
+    def is_operator(self) -> bool:
+        """Return whether the key may do everything in every project, and run the service."""
+        return self.project is None
+
+    @property
+    def role(self) -> Role:
+        """Return what the key may do in its project, by the greatest of its scopes."""
+        return ROLES[max(map(SCOPES.index, self.scopes))]
+
+
+class ServiceAccount(FrozenModel):
+    """A program that owns jobs: its keys do what the account may, stop together, and begin no session."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    project: str | None = DEFAULT_PROJECT
+    created_at: datetime
+    disabled: bool = False
+    keys: tuple[ApiKey, ...] = ()

@@ -1,0 +1,155 @@
+"""Hosts, what jobs hold there, and the parts of attempts that run on them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Literal
+
+from service.jobs.records.jobs import FrozenModel, HostShare, JobError
+from service.jobs.spec.base import CommonSpec
+
+
+class Holding(FrozenModel):
+    """Devices of a host that an attempt holds. ``lost``: the service gave the attempt up, and the host has yet to
+    confirm that its processes are gone. ``job`` is ``None`` to those who may not read that job."""
+
+    job: str | None
+    attempt: int
+    pool: Literal["cuda", "cpu"]
+    devices: tuple[int, ...]
+    lost: bool = False
+
+
+class AllocatedDevices(FrozenModel):
+    """Describes what one host has of an allocation: devices that a launcher got from its scheduler for one job."""
+
+    launcher: str
+    id: str
+    """What the scheduler calls the allocation."""
+    job: str | None
+    """``None`` to those who may not read that job."""
+    pool: Literal["cuda", "cpu"]
+    devices: int
+
+
+class FailingHost(FrozenModel):
+    """Explains why a host gets no work for a while: parts that were placed there did not start."""
+
+    reason: str
+    since: datetime
+    failed_starts: int
+    retry_in_s: float
+    """Seconds until it is tried with one part; 0 while it may be."""
+
+
+class FleetCapacity(FrozenModel):
+    """Counts the devices of all hosts that are heard of, drained ones among them, by pool (``cuda``, ``cpu``)."""
+
+    devices: dict[str, int]
+    auto_pool: Literal["cuda", "cpu"]
+    """The pool that the device ``auto`` stands for at present (``store/lua/lib/fleet.lua``)."""
+
+
+class Host(FrozenModel):
+    """A worker host as it last reported itself."""
+
+    name: str
+    alive: bool
+    draining: bool
+    address: str
+    cuda: tuple[str, ...]
+    """Device names by CUDA index; empty on a host without GPUs."""
+    cpu_slots: int
+    free: dict[str, tuple[int, ...]]
+    """Free device indices by pool (``cuda``, ``cpu``)."""
+    running: tuple[str, ...]
+    """Ids of the jobs that hold devices here: parts that start, run, or are lost and not yet confirmed as gone."""
+    held: tuple[Holding, ...] = ()
+    """What they hold; together with ``free`` all devices."""
+    failing: FailingHost | None = None
+    """Set while parts that are placed here do not start; resuming the host clears it, and so does a start."""
+    seen_at: datetime
+    clock_skew_s: float = 0.0
+    """Seconds by which its clock was ahead of the broker's when it last reported itself."""
+    versions: dict[str, str]
+    isolation: tuple[str, ...] = ()
+    """What keeps ranks from the host and from other jobs: some of ``limits``, ``files``, ``network``, ``broker``."""
+    launchers: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
+    """Launchers that its worker serves besides its own devices, and what each says of what it has."""
+    allocation: AllocatedDevices | None = None
+    """Set while the host is here for one job alone, on devices that a launcher got for it."""
+
+    @property
+    def takes_work(self) -> bool:
+        """Return whether placement gives it jobs."""
+        return self.alive and not self.draining and self.failing is None and self.allocation is None
+
+
+ISOLATION_PARTS = MappingProxyType(
+    {
+        "limits": "limits on memory, file size, open files and core dumps; no new privileges",
+        "files": "ranks open the files of their own job only (Landlock)",
+        "network": "a job on one host has a network of its own (namespaces)",
+        "broker": "ranks do not see the broker's socket (namespaces)",
+        "memory": "shared memory is a job's own, has a limit and ends with it (namespaces, Linux 6.10)",
+    }
+)
+"""The first always holds, the others where the host allows them."""
+
+
+@dataclass(frozen=True)
+class AttemptRef:
+    """One host's part of one attempt. ``attempt`` is the fencing token of every write."""
+
+    job_id: str
+    attempt: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.job_id}:{self.attempt}:{self.host}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Grants a supervisor its part: the spec, the devices and the lease that come with a claim."""
+
+    ref: AttemptRef
+    spec: CommonSpec
+    shares: tuple[HostShare, ...]
+    """All hosts of the gang; the first one leads the rendezvous."""
+    leader_address: str
+    lease_s: float
+
+    @property
+    def share(self) -> HostShare:
+        return next(share for share in self.shares if share.host == self.ref.host)
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this host leads the rendezvous, and runs rank 0."""
+        return self.shares[0].host == self.ref.host
+
+    @property
+    def ranks(self) -> range:
+        """Return the ranks of the attempt that run on this host."""
+        before = itertools.takewhile(lambda share: share.host != self.ref.host, self.shares)
+        first = sum(len(share.devices) for share in before)
+        return range(first, first + len(self.share.devices))
+
+
+Directive = Literal["run", "stop", "lost"]
+"""Answer to a renewal: go on; end the group and report (cancelled, or a peer failed); the attempt is not yours."""
+
+
+@dataclass(frozen=True)
+class PartOutcome:
+    """Reports how one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that
+    was ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on).
+    """
+
+    status: Literal["succeeded", "failed", "stopped", "interrupted", "lost"]
+    result: dict[str, Any] | None = None
+    error: JobError | None = None

@@ -1,0 +1,125 @@
+"""What is stored of a job that is submitted: its record, its indexes, and what tells two submissions apart."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import orjson
+
+from service.jobs.checks.files import files_of
+from service.jobs.launchers import LOCAL
+from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.spec.base import CommonSpec
+from service.jobs.store.webhooks import notice_fields
+from service.jobs.text import folded
+from service.jobs.tracing import current_traceparent
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+_RANDOM_CHARACTERS = 11
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A spec that its owner submits; ``path`` is where the request's body holds it, ``idem`` the digest of the
+    idempotency key, empty without one.
+    """
+
+    path: str
+    spec: CommonSpec
+    owner: str
+    project: str
+    text: str
+    idem: str
+    body_hash: str
+    launcher: str = LOCAL
+
+    def entry(self) -> dict[str, object]:
+        """Return what the script of submission reads of it."""
+        return {
+            "idem": self.idem,
+            "body_hash": self.body_hash,
+            "suffix": "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)),
+            "record": self.record(),
+            "indexes": _indexes(self),
+            "after": _needed(self.spec),
+            "weights": _only_for_weights(self.spec),
+            "files": uploads_of(self.spec),
+        }
+
+    def record(self) -> dict[str, str]:
+        """Return the fields of the job's hash that submission knows, all of them strings."""
+        spec = self.spec
+        ranks = spec.parallel.world_size
+        is_local = self.launcher == LOCAL
+        return {
+            "kind": spec.kind,
+            "name": spec.name or spec.kind,
+            "labels": json_of(spec.labels),
+            "folded": folded(f"{spec.name or spec.kind} {json_of(spec.labels)}"),
+            "owner": self.owner,
+            "project": self.project,
+            "priority": str(spec.priority),
+            "retries": str(spec.retries),
+            "preemptible": "1" if spec.preemptible else "",
+            "timeout_s": "" if spec.timeout_s is None else str(spec.timeout_s),
+            "parallel": spec.parallel.model_dump_json(),
+            # Of a launcher's jobs it names no device: placement, of whatever version, has none for them.
+            "shape": f"{spec.device if is_local else self.launcher}:{ranks}:{min(spec.max_hosts, ranks)}",
+            **({} if is_local else {"launcher": self.launcher, "device": spec.device}),
+            "after": json_of(_needed(spec)),
+            "weights": json_of(_only_for_weights(spec)),
+            "indexes": json_of(_indexes(self)),
+            "spec": self.text,
+            "exports": " ".join(spec.export.chosen()),
+            "traceparent": current_traceparent() or "",
+            **notice_fields(spec),
+        }
+
+
+def text_of(spec: CommonSpec) -> str:
+    return spec.model_dump_json(by_alias=True)
+
+
+def json_of(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def idempotency_digest(project: str, owner: str, key: str) -> str:
+    """Return what an idempotency key is kept under; in the default project as it was before there were others."""
+    return hashed(json_of([owner, key] if project == DEFAULT_PROJECT else [project, owner, key]))
+
+
+def hashed(*texts: str) -> str:
+    hashed = hashlib.sha256()
+    for text in texts:
+        hashed.update(text.encode())
+    return hashed.hexdigest()
+
+
+def _indexes(submission: Submission) -> list[str]:
+    spec, project = submission.spec, submission.project
+    labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
+    files = [f"file:{project}/{file_id}" for file_id in uploads_of(spec)]
+    needs = [f"needs:{job_id}" for job_id in _needed(spec)]
+    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *needs, *project_indexes(project)]
+
+
+def project_indexes(project: str) -> tuple[str, ...]:
+    """Return the indexes of what belongs to a project, and of what its members see."""
+    return f"project:{project}", f"visible:{project}"
+
+
+def uploads_of(spec: CommonSpec) -> list[str]:
+    return list(dict.fromkeys(file_id for _, file_id in files_of(spec)))
+
+
+def _needed(spec: CommonSpec) -> list[str]:
+    return list(dict.fromkeys(dependency.job_id for dependency in spec.dependencies()))
+
+
+def _only_for_weights(spec: CommonSpec) -> list[str]:
+    """Return the jobs that need not succeed: the spec takes weights that they have left, and no more."""
+    others = {dependency.job_id for dependency in spec.dependencies() if dependency.weights is None}
+    return [job_id for job_id in _needed(spec) if job_id not in others]

@@ -1,0 +1,69 @@
+"""The client's calls about files: uploads, and what is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx2
+
+from service.jobs.records import StoredFile, Upload
+from trivet.connection import Connection
+from trivet.saving import is_written_in_place, writing
+
+_LONGEST_NAME = 200
+
+
+class FileCalls:
+    """Calls of a :class:`trivet.Client` over its connection."""
+
+    _connection: Connection
+
+    def upload(
+        self,
+        path: str | PathLike[str],
+        media_type: str = "application/octet-stream",
+        *,
+        project: str | None = None,
+    ) -> StoredFile:
+        """Upload a file; the same bytes give the same id. Only an operator's key may name another project."""
+        params = {"name": Path(path).name[:_LONGEST_NAME]} | ({} if project is None else {"project": project})
+
+        def send() -> httpx2.Response:
+            headers = {"Content-Type": media_type}
+            with Path(path).open("rb") as file:
+                return self._connection.send("POST", "/v1/files", content=file, params=params, headers=headers)
+
+        answer = self._connection.patience.outlast(send, bears_repetition=True)
+        return StoredFile.model_validate(answer.json())
+
+    def uploads(self, *, project: str | None = None) -> Iterator[Upload]:
+        """Yield a project's uploads, the newest first: their names and sizes, their use, and when they expire."""
+        cursor: str | None = None
+        while True:
+            params = {"project": project, "limit": 1000, "cursor": cursor}
+            page = self._connection.json("GET", "/v1/files", params=params)
+            yield from map(Upload.model_validate, page["items"])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def delete_upload(self, file_id: str, *, project: str | None = None) -> None:
+        """Delete a project's upload, which no unfinished job of it may need."""
+        self._connection.json("DELETE", f"/v1/files/{quote(file_id, safe='')}", params={"project": project})
+
+    def download_file(self, file_id: str, target: str | PathLike[str]) -> int:
+        """Write an uploaded file to ``target``, which appears only when it is complete. Returns its size in bytes."""
+        return self._save(f"/v1/files/{quote(file_id, safe='')}", target)
+
+    def _save(self, url: str, where: str | PathLike[str]) -> int:
+        target = Path(where)
+        return self._connection.patience.outlast(
+            lambda: self._save_once(url, target), bears_repetition=not is_written_in_place(target)
+        )
+
+    def _save_once(self, url: str, target: Path) -> int:
+        with self._connection.stream(url) as response, writing(target) as file:
+            return sum(file.write(chunk) for chunk in response.iter_bytes())
