@@ -31,9 +31,9 @@ from service.bounds.replay import Plain, Recorded
 class Ascent:
     """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration.
 
-    The bounds of an entry from both sides are settled once :data:`STRIDE` iterations narrowed them by no more than
-    ``least_gain`` of their width; a part whose entries are all settled ends. After ``deadline`` (``time.monotonic``) a
-    part has one iteration, where nothing is recorded; two ascents that differ in it alone are equal.
+    Bounds are settled once :data:`STRIDE` iterations narrowed them by no more than ``least_gain`` of their width, those
+    of an entry from both sides; a part whose rows are all settled ends. After ``deadline`` (``time.monotonic``) a part
+    has one iteration, where nothing is recorded; two ascents that differ in it alone are equal.
     """
 
     iterations: int = 20
@@ -43,16 +43,18 @@ class Ascent:
     deadline: float = field(default=inf, compare=False)
 
 
-STRIDE = 4
-"""Iterations after which it is asked what they have brought."""
+STRIDE = 2
+"""Iterations after which it is asked what they have brought. The first step alone may well overshoot; nearly all that
+there is to gain comes with the first three.
+"""
 
 
 @dataclass(eq=False)
 class Brought:
-    """What optimisation has brought to entries that are bounded from both sides, in the mean over all of them.
+    """What optimisation has brought to bounds, in the mean over all of them.
 
     ``before`` and ``after`` are sums of widths, those that are finite; ``iterations`` and ``most`` count the ones that
-    were run and those that might have been, once for each entry.
+    were run and those that might have been, once for each bound.
     """
 
     before: float = 0.0
@@ -61,18 +63,35 @@ class Brought:
     most: int = 0
 
     def add(self, first: Tensor, best: Tensor, iterations: int, most: int) -> None:
-        """Count entries by their widths ``(batch, entries)`` at the start and in the end."""
+        """Count bounds by their widths ``(batch, bounds)`` at the start and in the end."""
         finite = first.isfinite() & best.isfinite()
         self.before += float(torch.where(finite, first, 0.0).double().sum())
         self.after += float(torch.where(finite, best, 0.0).double().sum())
         self.iterations += iterations * first.shape[1]
         self.most += most * first.shape[1]
 
+    @property
+    def narrower(self) -> float:
+        """Return the share of the width that is gone."""
+        return 1 - self.after / self.before if self.before > 0 else 0.0
+
+
+@dataclass(eq=False)
+class Gains:
+    """What optimisation has brought to intermediate bounds, and to those of rows that were asked for."""
+
+    intermediate: Brought = field(default_factory=Brought)
+    asked: Brought = field(default_factory=Brought)
+
+    def __bool__(self) -> bool:
+        return bool(self.intermediate.most or self.asked.most)
+
     def __str__(self) -> str:
-        narrower = 1 - self.after / self.before if self.before > 0 else 0.0
-        return (
-            f"intermediate bounds {narrower:.2%} narrower, by {self.iterations / max(1, self.most):.0%} of iterations"
-        )
+        both = self.intermediate, self.asked
+        share = sum(each.iterations for each in both) / max(1, sum(each.most for each in both))
+        kinds = [("intermediate bounds", self.intermediate), ("bounds asked for", self.asked)]
+        said = [f"{name} {each.narrower:.2%} narrower" for name, each in kinds if each.most]
+        return ", ".join([*said, f"by {share:.0%} of iterations"])
 
 
 @dataclass(eq=False)
@@ -218,7 +237,8 @@ class SlopeOptimiser:
 class RowOptimiser(SlopeOptimiser):
     """Bounds parts of ``start``'s rows, all of the shape of ``rows``, one after the other.
 
-    ``rows`` are as for :meth:`Pass.lower_bounds`.
+    ``rows`` are as for :meth:`Pass.lower_bounds`. Where the width of a row's bounds is known, from its negative beside
+    it or from an upper bound, iterations end where they bring too little.
     """
 
     def __init__(
@@ -229,15 +249,17 @@ class RowOptimiser(SlopeOptimiser):
         self.brought = Brought() if brought is None else brought
         self.best: Tensor | None = None
         self.settled: Tensor | None = None
+        self.above: Tensor | None = None
         self.has_begun = False
         device = families.backward.device
         # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
         alone = device.type == "cuda" and self.anchor is None
         self.repeat = Recorded(device) if alone else Plain()
 
-    def best_bounds(self, rows: InitialRows) -> Tensor:
-        """Return the largest lower bounds ``(batch, rows)`` met on the way."""
+    def best_bounds(self, rows: InitialRows, above: Tensor | None = None) -> Tensor:
+        """Return the largest lower bounds ``(batch, rows)`` met on the way; ``above`` are upper bounds of the rows."""
         overwrite(rows, self.rows)
+        self.above = above
         self.has_begun = False
         if self.best is not None:
             # Also where nothing was to be chosen: bounds of the part before are none of these rows.
@@ -246,7 +268,7 @@ class RowOptimiser(SlopeOptimiser):
                 self.settled.fill_(value=False)
             self.restart()
         with torch.enable_grad():
-            if isinstance(rows, IdentityRows) and rows.mirrored:
+            if above is not None or (isinstance(rows, IdentityRows) and rows.mirrored):
                 self._ascend_while_it_pays()
             else:
                 self.repeat.run(self._ascend, self.ascent.iterations)
@@ -254,7 +276,7 @@ class RowOptimiser(SlopeOptimiser):
         return self.best.clone()
 
     def _ascend_while_it_pays(self) -> None:
-        """Run iterations until all entries are settled, each by itself: what goes with it changes no bound of a row.
+        """Run iterations until all rows are settled, each by itself: what goes with it changes no bound of a row.
 
         Tensor-parallel ranks stop together: each pass needs all of them.
         """
@@ -274,10 +296,10 @@ class RowOptimiser(SlopeOptimiser):
         self.brought.add(first, self._widths(), done, most)
 
     @torch.no_grad()
-    def _settle(self, entries: Tensor) -> None:
-        """Keep the best bounds of ``entries`` ``(batch, entries)`` from here on."""
+    def _settle(self, found: Tensor) -> None:
+        """Keep the best bounds of entries or rows ``(batch, count)`` from here on."""
         assert self.settled is not None
-        self.settled.logical_or_(torch.cat([entries, entries], dim=1))
+        self.settled.logical_or_(found if self.above is not None else torch.cat([found, found], dim=1))
 
     def _is_any_free(self) -> bool:
         """Whether there is a parameter, on any rank or in a stage before, which alone knows of its own."""
@@ -291,9 +313,14 @@ class RowOptimiser(SlopeOptimiser):
 
     @torch.no_grad()
     def _widths(self) -> Tensor:
-        """Return the widths ``(batch, entries)`` between the best bounds of mirrored rows."""
+        """Return the widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and what is
+        above.
+        """
         assert self.best is not None
-        lower, negated = self.best.chunk(2, dim=1)
+        if self.above is not None:
+            lower, negated = self.best, -self.above
+        else:
+            lower, negated = self.best.chunk(2, dim=1)
         widths: Tensor = -negated - lower
         return self.network.tp_group.agree(widths) if self._is_replicated(self.start) else widths
 
@@ -320,19 +347,24 @@ class RowOptimiser(SlopeOptimiser):
 
 
 def optimised_lower_bounds(
-    families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent, brought: Brought | None = None
+    families: Families,
+    start: str,
+    parts: Iterator[tuple[InitialRows, Tensor | None]],
+    ascent: Ascent,
+    brought: Brought | None = None,
 ) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a
-    device. ``brought`` is told what iterations have brought.
+    """Return lower bounds ``(batch, rows)`` of all parts, joined; upper bounds go with those that have them.
+
+    Parts of one shape share what is recorded for a device. ``brought`` is told what iterations have brought.
     """
     optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []
-    for rows in parts:
+    for rows, above in parts:
         shape = tuple((rows.index if isinstance(rows, IdentityRows) else rows).shape)
         if shape not in optimisers:
             optimisers.clear()
             optimisers[shape] = RowOptimiser(families, start, rows, ascent, brought)
-        found.append(optimisers[shape].best_bounds(rows))
+        found.append(optimisers[shape].best_bounds(rows, above))
     return torch.cat(found, dim=1)
 
 

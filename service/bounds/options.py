@@ -10,7 +10,7 @@ import torch
 from service.bounds.interval import Interval
 from service.bounds.memory import UNLIMITED, MemoryBudget
 from service.bounds.network import Network
-from service.bounds.optimise import Ascent
+from service.bounds.optimise import Ascent, Gains
 from service.bounds.progress import ProgressMeter, TimeLimit
 
 
@@ -21,8 +21,8 @@ class BoundOptions:
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
     more rows than fit go in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
-    fit into it, as far as all ranks know. ``ascent`` is for methods that optimise. ``progress`` is told how far an
-    analysis is; two that differ in it alone are equal.
+    fit into it, as far as all ranks know. ``ascent`` is for methods that optimise, and ``gains`` is told what that has
+    brought. ``progress`` is told how far an analysis is; two that differ in what is told alone are equal.
     """
 
     intersect: bool = True
@@ -31,6 +31,7 @@ class BoundOptions:
     memory: MemoryBudget = UNLIMITED
     is_planned: bool = False
     progress: ProgressMeter | None = field(default=None, compare=False)
+    gains: Gains = field(default_factory=Gains, compare=False)
 
     def until(self, deadline: float, tell: Callable[[float], None] = lambda _: None) -> BoundOptions:
         """Return options of analyses that end with :class:`~service.bounds.progress.OutOfTimeError` after ``deadline``

@@ -94,7 +94,7 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(results.write_rows(rows, context.paths.artifacts), results.PARQUET)
-    said = dict.fromkeys(note for task in loaded.tasks for note in _precision(task))
+    said = dict.fromkeys(note for task in loaded.tasks for note in (*_precision(task), *_gains(task)))
     layers = (
         results.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)])
         for task in loaded.tasks
@@ -301,6 +301,11 @@ class _InstanceRunner:
 
 def _precision(task: Task) -> tuple[str, ...]:
     return () if task.precision is None else (task.precision,)
+
+
+def _gains(task: Task) -> tuple[str, ...]:
+    """Return what optimised relaxations have brought to the instances of this rank."""
+    return (f"optimised relaxations: {task.gains}",) if task.gains else ()
 
 
 def _searched_again(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from service.bounds.methods import (
     BoundOptions,
     Method,
 )
-from service.bounds.optimise import Ascent
+from service.bounds.optimise import Ascent, Gains
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.mesh import Mesh
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
@@ -85,7 +85,8 @@ class Task(Assignment):
 
     ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``. ``layers`` are
     those of all stages. ``part`` are the instances that are about this model, where there are several. ``notes`` are
-    lines for the log, ``precision`` what rows say of a model in half precision.
+    lines for the log, ``precision`` what rows say of a model in half precision. ``gains`` tell what is
+    gained by optimisation.
     """
 
     module: nn.Module
@@ -95,6 +96,7 @@ class Task(Assignment):
     part: frozenset[int] | None = None
     notes: tuple[str, ...] = ()
     precision: str | None = None
+    gains: Gains = field(default_factory=Gains)
 
     def is_about(self, instance: int) -> bool:
         """Return whether the instance is about this task's model."""
@@ -111,7 +113,8 @@ class Task(Assignment):
 
     @property
     def options(self) -> BoundOptions:
-        return BoundOptions(ascent=Ascent(iterations=self.spec.budget.iterations), memory=self.memory)
+        ascent = Ascent(iterations=self.spec.budget.iterations)
+        return BoundOptions(ascent=ascent, memory=self.memory, gains=self.gains)
 
     def survives(self, error: Exception) -> bool:
         """Return whether a search can go on after this error: memory ran out, and no other rank waits for this one."""

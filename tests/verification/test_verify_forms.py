@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zipfile
 from typing import Any
 
@@ -68,6 +69,12 @@ def test_optimised_bounds_certify_more_and_say_how_they_were_found(trained: Data
     assert found["mean_width"] < plain["mean_width"]
     expected = "alpha-crown" + (" (fixed intermediate bounds)" if intermediate == "fixed" else "")
     assert {found["method"], *(row["method"] for row in report.bounds)} == {expected}
+    assert "note" not in plain
+    kinds = ["intermediate bounds", "bounds asked for"] if intermediate == "optimised" else ["bounds asked for"]
+    said = ", ".join(rf"{kind} (\d+\.\d\d)% narrower" for kind in kinds)
+    brought = re.fullmatch(rf"optimised relaxations: {said}, by \d+% of iterations", found["note"])
+    assert brought is not None
+    assert all(float(each) > 0 for each in brought.groups())
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,11 +18,18 @@ from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import halving
-from service.bounds.methods.base import Analysis, elements_of_row, no_looser_than_intervals, rows_at_once
+from service.bounds.methods.base import (
+    Analysis,
+    elements_of_row,
+    no_looser_than_intervals,
+    parts_of_rows,
+    passing_at_once,
+    rows_at_once,
+)
 from service.bounds.methods.ibp import inputs_of
-from service.bounds.methods.layers import bound_layers, one_pass
+from service.bounds.methods.layers import bound_layers, numbers, one_pass
 from service.bounds.network import Network
-from service.bounds.optimise import Brought, Families, optimised_lower_bounds
+from service.bounds.optimise import Families, optimised_lower_bounds
 from service.bounds.options import BoundOptions, affordable
 
 LOG = logging.getLogger(__name__)
@@ -32,48 +38,125 @@ Part = TypeVar("Part", Tensor, IdentityRows)
 
 @dataclass(frozen=True, eq=False)
 class OptimisedAnalysis:
-    """Answers with relaxations that are optimised for each row asked for."""
+    """Answers with relaxations of ``families`` that are optimised for each row asked for."""
 
-    backward: Pass
+    families: Families
     inputs: Mapping[str, tuple[Interval, ...]]
     options: BoundOptions
 
+    @property
+    def backward(self) -> Pass:
+        return self.families.backward
+
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        start = self.backward.network.graph.output.name
-        at_once = _at_once(self.backward, start, rows.shape[1], self.options)
+        start, count = self.backward.network.graph.output.name, rows.shape[1]
+        at_once, above = _at_once(self.backward, start, count, self.options), self._above(rows)
 
         def bounds(at_once: int) -> Tensor:
             parts = _counted(equal_parts(rows, at_once), self.backward, start, self.options)
-            return optimised_lower_bounds(Families(self.backward), start, parts, self.options.ascent)[
-                :, : rows.shape[1]
-            ]
+            beside = zip(parts, equal_parts(above, at_once), strict=True)
+            ascent, asked = self.options.ascent, self.options.gains.asked
+            return optimised_lower_bounds(self.families, start, beside, ascent, asked)[:, :count]
 
         found = halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
+        LOG.info("alpha-crown: %s", self.options.gains)
         return no_looser_than_intervals(self.backward, rows, found, self.options)
+
+    @torch.no_grad()
+    def _above(self, rows: Tensor) -> Tensor:
+        """Return upper bounds ``(batch, rows)`` by plain passes, which tell how much a gain is worth."""
+        start = self.backward.network.graph.output.name
+        at_once = passing_at_once(self.backward, start, rows.shape[1], self.options)
+
+        def bounds(part: slice) -> Tensor:
+            return self.backward.lower_bounds(start, -rows[:, part])
+
+        return -torch.cat(parts_of_rows(self.backward, rows.shape[1], at_once, bounds), dim=1)
 
 
 def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analysis:
     """Bound with optimised intermediate bounds, as the literature's default has it."""
-    options, brought = affordable(network, box, options), Brought()
-    backward = bound_layers(network, box, options, partial(both_optimised, brought=brought), decides=True)
-    if brought.most:
-        LOG.info("alpha-crown: %s", brought)
-    return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
+    options = affordable(network, box, options)
+    refine = _Refining()
+    backward = bound_layers(network, box, options, refine, decides=True)
+    return OptimisedAnalysis(refine.of(backward), inputs_of(network, backward.intervals), options)
+
+
+@dataclass(eq=False)
+class _Refining:
+    """:func:`both_optimised` with the families of one pass, which take as long to make as a few iterations."""
+
+    families: Families | None = None
+
+    def of(self, backward: Pass) -> Families:
+        if self.families is None or self.families.backward is not backward:
+            self.families = Families(backward)
+        return self.families
+
+    def __call__(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
+        return both_optimised(backward, name, index, options, self.of(backward))
 
 
 def both_optimised(
-    backward: Pass, name: str, index: Tensor, options: BoundOptions, brought: Brought | None = None
+    backward: Pass, name: str, index: Tensor, options: BoundOptions, families: Families | None = None
 ) -> Interval:
-    """Bound both sides of the entries ``index`` of a value, each optimised for itself; ``brought`` is told by how
-    much.
+    """Bound both sides of the entries ``index`` of a value, each optimised for itself.
+
+    Of many, some are optimised first: where these gain next to nothing, the plain bounds of all are kept.
     """
+    families = families or Families(backward)
+    if index.shape[1] * backward.network.shares(name) <= MANY:
+        return _optimised(families, name, index, options)
+    plain = one_pass(backward, name, index, options)
+    some = _widest(backward, name, plain)
+    if options.progress is not None:
+        options.progress.expect(name, 2 * (index.shape[1] + some.shape[1]))
+    tried = _optimised(families, name, index.expand(len(some), -1).gather(1, some), options)
+    pays = _gain(backward, name, plain.map(lambda end: end.gather(1, some)), tried) > LEAST_GAIN
+    if not bool(backward.network.tp_group.largest(int(pays.any()), backward.device)):
+        return plain
+    if options.progress is not None:
+        options.progress.expect(name, 2 * (2 * index.shape[1] + some.shape[1]))
+    best = _optimised(families, name, index, options)
+    lower, upper = (torch.where(pays, new, old) for new, old in ((best.lower, plain.lower), (best.upper, plain.upper)))
+    return Interval(lower, upper)
+
+
+MANY, SOME, LEAST_GAIN = 128, 32, 5e-3
+"""Entries of which some are optimised first, how many, and the share of their width that is worth the rest."""
+
+
+def _widest(backward: Pass, name: str, plain: Interval) -> Tensor:
+    """Return the places ``(batch, some)`` of the widest ones of all ranks' entries; as many on each rank."""
+    network = backward.network
+    tp_group, widths = network.tp_group, plain.width.nan_to_num(nan=torch.inf)
+    everyone = tp_group.gather(widths, 1) if network.is_own(name) else tp_group.agree(widths)
+    least = everyone.topk(SOME, dim=1).values[:, -1:]
+    chosen = (widths if network.is_own(name) else everyone) >= least
+    count = tp_group.largest(int(chosen.sum(dim=1).amax().clamp(max=SOME)), backward.device)
+    return numbers(chosen, count)
+
+
+def _gain(backward: Pass, name: str, plain: Interval, tried: Interval) -> Tensor:
+    """Return the share ``(batch, 1)`` by which the entries tried on all ranks became narrower in each instance."""
+    network = backward.network
+    before = plain.width
+    known = before.isfinite() & (before > 0)
+    sums = [torch.where(known, each.width, 0.0).sum(dim=1, keepdim=True) for each in (plain, tried)]
+    both = torch.stack([sums[0], torch.minimum(*sums)])
+    total = network.tp_group.sum(both) if network.is_own(name) else network.tp_group.agree(both)
+    # Where no width is known, it pays to look further.
+    return torch.where(total[0] > 0, 1 - total[1] / total[0], 1.0)
+
+
+def _optimised(families: Families, name: str, index: Tensor, options: BoundOptions) -> Interval:
+    backward = families.backward
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], options) // 2)
 
     def bounds(pairs: int) -> Interval:
         parts = [IdentityRows(part) for part in equal_parts(index, pairs)]
-        found = optimised_lower_bounds(
-            Families(backward), name, _counted(parts, backward, name, options), options.ascent, brought
-        )
+        counted = ((part, None) for part in _counted(parts, backward, name, options))
+        found = optimised_lower_bounds(families, name, counted, options.ascent, options.gains.intermediate)
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
         return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
 
@@ -84,7 +167,7 @@ def alpha_crown_fixed(network: Network, box: Interval, options: BoundOptions) ->
     """Bound with CROWN's intermediate bounds; only the rows asked for are optimised."""
     options = affordable(network, box, options)
     backward = bound_layers(network, box, options, one_pass, decides=True)
-    return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), options)
+    return OptimisedAnalysis(Families(backward), inputs_of(network, backward.intervals), options)
 
 
 def _counted(parts: Sequence[Part], backward: Pass, name: str, options: BoundOptions) -> Iterator[Part]:

@@ -15,9 +15,10 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.row_memory import entries_of_a_row
-from service.bounds.memory import in_parts
+from service.bounds.memory import in_parts, is_out_of_memory
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
+from service.bounds.side_by_side import are_worthwhile, side_by_side
 
 T = TypeVar("T")
 
@@ -156,8 +157,14 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
     """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer where memory runs out and no other rank
-    waits.
+    waits; on a CPU for several parts side by side.
     """
+    if backward.device.type == "cpu" and backward.network.is_alone and are_worthwhile(total, at_once):
+        try:
+            return side_by_side(total, at_once, run)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
     return in_parts(total, at_once, run, backward.device, alone=backward.network.is_alone)
 
 

@@ -57,8 +57,8 @@ class Convolution(LinearOperator):
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         batch, rows = coefficients.shape[:2]
         shape = node.input_shapes[0]
-        if (matrix := _matrix_of(node)) is not None:
-            through = (coefficients.flatten(2) @ matrix).reshape(batch, rows, *shape)
+        if (matrices := _matrices_of(node)) is not None:
+            through = _through_matrices(coefficients, matrices).reshape(batch, rows, *shape)
             return Propagated((through,), _constant(node, coefficients))
         flat, weight = coefficients.reshape(batch * rows, *node.shape), node.constant("weight")
         if weight.requires_grad:
@@ -71,9 +71,10 @@ class Convolution(LinearOperator):
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         """The rows are the kernels, wherever they stand, or those of a matrix."""
         weight, bias = node.constant("weight"), node.arguments["bias"]
-        if tp_group.axis.size == 1 and (matrix := _matrix_of(node)) is not None:
+        matrices = _matrices_of(node) if tp_group.axis.size == 1 and node.arguments["groups"] == 1 else None
+        if matrices is not None:
             each = None if bias is None else units.select(bias.repeat_interleave(node.size // len(bias)))
-            return Propagated((GatheredRows(matrix, units.index, units.mirrored),), each)
+            return Propagated((GatheredRows(matrices[0], units.index, units.mirrored),), each)
         if not _moves(node) or node.arguments["groups"] != 1 or tp_group.axis.size > 1:
             return None
         grid = (node.shape[1], node.shape[2])
@@ -152,27 +153,68 @@ PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
 _matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
 
 
-def _matrix_of(node: Node) -> Tensor | None:
-    """Return a convolution as a matrix ``(outputs, inputs)`` where that takes less time on a CPU; else ``None``.
+def _matrices_of(node: Node) -> Tensor | None:
+    """Return a convolution as a matrix for each group ``(groups, outputs, inputs)`` where that takes less time on a
+    CPU; else ``None``.
 
     On an image that is hardly larger than the kernel most of a convolution's products are of zeros around the image.
     """
-    weight, inputs = node.constant("weight"), prod(node.input_shapes[0])
+    weight, shape, groups = node.constant("weight"), node.input_shapes[0], node.arguments["groups"]
+    if weight.device.type != "cpu" or weight.requires_grad:
+        return None
+    used, _ = _cropped(weight, node.shape, shape, _geometry(node))
     # Of either kind of kernel the second dimension is what each group has of one side.
-    products = weight.numel() * prod(node.input_shapes[0][1:] if node.arguments["transposed"] else node.shape[1:])
-    entries = node.size * inputs
-    if weight.device.type != "cpu" or entries > min(MATRIX, PRODUCTS_FOR_ONE * products) or weight.requires_grad:
+    products = used.numel() * prod(shape[1:] if node.arguments["transposed"] else node.shape[1:])
+    outputs, inputs = node.size // groups, prod(shape) // groups
+    if groups * outputs * inputs > min(MATRIX, PRODUCTS_FOR_ONE * products):
         return None
     if node not in _matrices:
-        identity = torch.eye(node.size, dtype=weight.dtype).reshape(node.size, *node.shape)
+        own = (outputs, groups, node.shape[0] // groups, *node.shape[1:])
+        # The groups' rows side by side.
+        rows = torch.eye(outputs, dtype=weight.dtype).reshape(outputs, 1, *own[2:]).expand(own).flatten(1, 2)
         with torch.no_grad():
-            _matrices[node] = _adjoint(identity, weight, node.input_shapes[0], _geometry(node)).reshape(-1, inputs)
+            through = _adjoint(rows, weight, shape, _geometry(node))
+        _matrices[node] = through.reshape(outputs, groups, inputs).transpose(0, 1).contiguous()
     return _matrices[node]
+
+
+def _through_matrices(coefficients: Tensor, matrices: Tensor) -> Tensor:
+    """Return the coefficients of inputs, flat, by a matrix for each group."""
+    groups, outputs, inputs = matrices.shape
+    if groups == 1:
+        return coefficients.flatten(2) @ matrices[0]
+    if outputs == inputs == 1:
+        return coefficients.flatten(2) * matrices.flatten()
+    apart = coefficients.reshape(-1, groups, outputs).transpose(0, 1)
+    return torch.bmm(apart, matrices).transpose(0, 1)
+
+
+def _cropped(
+    weight: Tensor, own: tuple[int, ...], shape: tuple[int, ...], geometry: list[Any]
+) -> tuple[Tensor, list[int]]:
+    """Return a kernel without what stands out of the images on both sides, wherever it is, and its padding.
+
+    ``own`` and ``shape`` are those of the outputs and of the inputs.
+    """
+    stride, padding, dilation, transposed, *_ = geometry
+    left = [*padding]
+    if transposed or set(dilation) != {1}:
+        return weight, left
+    for axis, (step, pad, kernel) in enumerate(zip(stride, padding, weight.shape[2:], strict=True)):
+        before, behind = pad - (own[axis + 1] - 1) * step, kernel - shape[axis + 1] - pad
+        if (crop := min(before, behind)) > 0:
+            weight = weight.narrow(axis + 2, crop, kernel - 2 * crop)
+            left[axis] = pad - crop
+    return weight, left
 
 
 def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:
     """Return the coefficients of inputs ``(n, *shape)`` from those of outputs ``(n, out, height, width)``."""
-    stride, padding, dilation, transposed, _, groups = geometry
+    weight, padding = _cropped(weight, tuple(flat.shape[1:]), shape, geometry)
+    stride, _, dilation, transposed, added, groups = geometry
+    if weight[0].numel() == 1 and groups == len(weight) and set(stride) == {1} and not any(padding):
+        return flat * weight.reshape(-1, *(1 for _ in padding))
+    geometry = [stride, padding, dilation, transposed, added, groups]
     is_dense = groups == 1 or set(stride) == {1}
     if len(shape) == IMAGE and not transposed and set(dilation) == {1} and is_dense:
         return _adjoint_of_images(flat, weight, shape, (stride[0], stride[-1]), (padding[0], padding[-1]), groups)

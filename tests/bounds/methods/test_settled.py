@@ -11,8 +11,8 @@ from nets import prepared
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import ALPHA_CROWN, CROWN, BoundOptions
-from service.bounds.optimise import STRIDE, Ascent, Brought, RowOptimiser
+from service.bounds.methods import ALPHA_CROWN, CROWN, BoundOptions, alpha
+from service.bounds.optimise import STRIDE, Ascent, Families, Gains, RowOptimiser
 
 MOST = 3 * STRIDE + 1
 
@@ -77,34 +77,97 @@ def test_bounds_are_never_wider_than_those_of_crown() -> None:
         assert bool((best.upper <= plain.upper + 1e-6).all())
 
 
-def test_what_iterations_brought_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_iterations_brought_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    network, box = prepared(net(nn.ReLU), 4), Interval(torch.full((1, 4), -0.2), torch.full((1, 4), 0.8))
+    options = BoundOptions(ascent=Ascent(iterations=MOST, least_gain=-1.0))
+    analysis = ALPHA_CROWN(network, box, options)
     with caplog.at_level(logging.INFO, logger="service.bounds.methods.alpha"):
-        intermediate(nn.ReLU, 0.5, least_gain=-1.0)
+        best = analysis.lower_bounds(torch.eye(2)[None])
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("alpha-crown: ")]
-    assert line.endswith("narrower, by 100% of iterations")
-    assert "intermediate bounds 0.00%" not in line
+    assert line.endswith("by 100% of iterations")
+    plain = CROWN(network, box, options).inputs[network.nonlinear[1].name][0].width.sum()
+    narrower = 1 - analysis.inputs[network.nonlinear[1].name][0].width.sum() / plain
+    assert options.gains.intermediate.narrower == pytest.approx(float(narrower), abs=1e-5)
+    backward = analysis.backward
+    before, above = (backward.lower_bounds(network.graph.output.name, sign * torch.eye(2)[None]) for sign in (1, -1))
+    gained = (best - before).sum() / (-above - before).sum()
+    assert options.gains.asked.narrower == pytest.approx(float(gained), abs=1e-5)
+    assert options.gains.asked.narrower > 0.001
 
 
 def test_widths_that_are_not_finite_count_for_nothing() -> None:
-    brought, inf = Brought(), torch.inf
-    brought.add(torch.tensor([[2.0, inf]]), torch.tensor([[1.0, 5.0]]), iterations=5, most=20)
-    assert str(brought) == "intermediate bounds 50.00% narrower, by 25% of iterations"
+    gains, inf = Gains(), torch.inf
+    gains.intermediate.add(torch.tensor([[2.0, inf]]), torch.tensor([[1.0, 5.0]]), iterations=5, most=20)
+    assert str(gains) == "intermediate bounds 50.00% narrower, by 25% of iterations"
+    gains.asked.add(torch.tensor([[4.0, 4.0]]), torch.tensor([[3.0, 3.0]]), iterations=15, most=20)
+    said = "intermediate bounds 50.00% narrower, bounds asked for 25.00% narrower, by 50% of iterations"
+    assert str(gains) == said
 
 
 def test_nothing_is_divided_by_nothing() -> None:
-    brought = Brought()
-    brought.add(torch.zeros(1, 0), torch.zeros(1, 0), iterations=1, most=20)
-    assert str(brought) == "intermediate bounds 0.00% narrower, by 0% of iterations"
+    gains = Gains()
+    assert not gains
+    gains.intermediate.add(torch.zeros(1, 0), torch.zeros(1, 0), iterations=1, most=20)
+    assert str(gains) == "by 0% of iterations"
 
 
-def test_rows_that_are_asked_for_take_all_iterations(iterations: Counter[str]) -> None:
+@pytest.mark.parametrize(("least_gain", "expected"), [(-1.0, MOST), (0.5, 1 + STRIDE)])
+def test_rows_that_are_asked_for_take_the_iterations_that_narrow_them(
+    least_gain: float, expected: int, iterations: Counter[str]
+) -> None:
     network = prepared(net(nn.Tanh), 4)
     box = Interval(torch.full((1, 4), -0.2), torch.full((1, 4), 0.8))
-    analysis = ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_gain=0.5)))
+    analysis = ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_gain=least_gain)))
     iterations.clear()
     found: Tensor = analysis.lower_bounds(torch.eye(2)[None])
-    assert iterations[network.graph.output.name] == MOST
+    assert iterations[network.graph.output.name] == expected
     assert found.shape == (1, 2)
+
+
+@pytest.mark.parametrize(("least_gain", "pays"), [(-1.0, True), (1.0, False)])
+def test_of_many_entries_some_are_tried_first(
+    least_gain: float, pays: bool, iterations: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where these gain too little, all keep the bounds that CROWN has; else all are optimised."""
+    monkeypatch.setattr(alpha, "LEAST_GAIN", least_gain)
+    tried = list[int]()
+    optimised = alpha._optimised
+
+    def counting(families: Families, name: str, index: Tensor, options: BoundOptions) -> Interval:
+        tried.append(index.shape[1])
+        return optimised(families, name, index, options)
+
+    monkeypatch.setattr(alpha, "_optimised", counting)
+    torch.manual_seed(0)
+    wide = nn.Sequential(
+        nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, alpha.MANY + 1), nn.Tanh(), nn.Linear(alpha.MANY + 1, 2)
+    )
+    network, box = prepared(wide, 4), Interval(torch.full((1, 4), -0.2), torch.full((1, 4), 0.8))
+    value = network.nonlinear[1].name
+    (found,), (plain,) = (
+        method(network, box, BoundOptions(ascent=Ascent(iterations=4))).inputs[value] for method in (ALPHA_CROWN, CROWN)
+    )
+    assert tried == ([alpha.SOME, alpha.MANY + 1] if pays else [alpha.SOME])
+    narrower = 1 - found.width.sum() / plain.width.sum()
+    assert (
+        float(narrower) > 1e-3
+        if pays
+        else torch.equal(found.lower, plain.lower) and torch.equal(found.upper, plain.upper)
+    )
+
+
+def test_each_instance_of_a_batch_decides_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A box in which the network is all but straight beside one where it is bent."""
+    monkeypatch.setattr(alpha, "MANY", 7)
+    monkeypatch.setattr(alpha, "SOME", 4)
+    network = prepared(net(nn.Tanh).double(), 4)
+    radius = torch.tensor([1e-4, 0.5], dtype=torch.float64)[:, None].expand(2, 4)
+    boxes, value = Interval(0.3 - radius, 0.3 + radius), network.nonlinear[1].name
+    options = BoundOptions(ascent=Ascent(iterations=5))
+    (found,), (plain,) = (method(network, boxes, options).inputs[value] for method in (ALPHA_CROWN, CROWN))
+    assert torch.equal(found.lower[0], plain.lower[0])
+    assert torch.equal(found.upper[0], plain.upper[0])
+    assert float(found.width[1].sum() / plain.width[1].sum()) < 1 - alpha.LEAST_GAIN
 
 
 def test_what_goes_with_an_entry_changes_none_of_its_bounds() -> None:

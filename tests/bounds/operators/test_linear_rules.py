@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -174,14 +175,46 @@ def test_a_convolution_of_a_small_image_is_a_matrix(monkeypatch: pytest.MonkeyPa
     assert made == [node.size, 2 * node.size, 2 * node.size, 2 * node.size]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_grouped_convolution_of_a_small_image_is_a_matrix_for_each_group(
+    groups: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, 5, padding=2, groups=groups)
+    network = prepared(nn.Sequential(layer, nn.Flatten()).double(), 4, size, size)
+    box = box_around(torch.randn(2, 4, size, size, dtype=torch.float64), 0.2)
+    backward, node = Pass(network, {network.graph.input.name: box}, {}), network.graph.nodes[1]
+    rows = torch.randn(2, 3, *node.shape, dtype=torch.float64)
+    monkeypatch.setattr(convolution, "MATRIX", 0)
+    expected = backward.lower_bounds(node.name, rows)
+    monkeypatch.undo()
+    backward.lower_bounds(node.name, rows)
+    monkeypatch.setattr(convolution, "_adjoint", None)
+    torch.testing.assert_close(backward.lower_bounds(node.name, rows), expected)
+
+
+@pytest.mark.parametrize(("size", "kernel", "padding"), [(1, 1, 0), (2, 3, 1), (3, 5, 2), (8, 5, 2)])
+def test_a_kernel_is_cropped_to_what_an_image_meets(size: int, kernel: int, padding: int) -> None:
+    weight = torch.arange(25.0).reshape(1, 1, 5, 5)
+    found, left = convolution._cropped(
+        weight, (1, size, size), (1, size, size), [[1, 1], [2, 2], [1, 1], False, [0, 0], 1]
+    )
+    around = (5 - kernel) // 2
+    assert torch.equal(found, weight[:, :, around : 5 - around, around : 5 - around])
+    assert left == [padding, padding]
+
+
 @given(
+    by_matrix=st.booleans(),
     sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     channels=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
 )
-def test_a_convolution_and_its_adjoint_give_the_same_products(
+def test_a_convolution_and_its_adjoint_give_the_same_products(  # noqa: PLR0917 - one for each property
+    by_matrix: bool,
     sizes: tuple[int, int],
     kernel: tuple[int, int],
     stride: tuple[int, int],
@@ -199,6 +232,7 @@ def test_a_convolution_and_its_adjoint_give_the_same_products(
     fixed = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": groups}
     arguments = {"input": Ref("x"), "weight": weight, "bias": None, "stride": stride, "padding": padding, **fixed}
     node = Node("c", "aten.convolution.default", arguments, tuple(values.shape[1:]), (tuple(x.shape[1:]),))
-    (through,) = Convolution().backward(node, y, RankGroup()).coefficients
+    with patch.object(convolution, "MATRIX", convolution.MATRIX if by_matrix else 0):
+        (through,) = Convolution().backward(node, y, RankGroup()).coefficients
     assert isinstance(through, Tensor)
     torch.testing.assert_close((through * x[:, None]).sum(dim=(2, 3, 4)), (values[:, None] * y).sum(dim=(2, 3, 4)))
