@@ -20,6 +20,7 @@ from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_k
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.distribution import differs_in_distribution
 from service.compilation.run.draws import draws_like_eager, random_numbers
+from service.compilation.run.kinks import are_kinks, doubtful, jumps
 from service.compilation.run.limits import own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
 from service.compilation.run.parity import Comparison
@@ -43,6 +44,8 @@ from service.jobs.spec.compile import Tolerance
 
 _BRIEF = 6
 """How much shorter a race is, and each of its blocks, that decides nothing."""
+_REDRAWN = "other random numbers, of the same distribution"
+_KINK = "the other side of a kink"
 _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
@@ -136,6 +139,7 @@ class _RungRun:
     audit: Audit = field(default_factory=Audit)
     comparisons: list[Comparison] = field(default_factory=list)
     redrawn: bool = False
+    kinks: tuple[Comparison, ...] = ()
 
     def observation(self, folder: Path, kept: Path | None) -> Observation:
         """Return all that is seen of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
@@ -164,6 +168,7 @@ class _RungRun:
         """Compare, and run the program again where that does not tell."""
         self.comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
         self._excuse_draws(program_run)
+        self._excuse_kinks(run)
         self._audit(program_run)
         self.records.excuse()
 
@@ -175,7 +180,17 @@ class _RungRun:
             differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
             self.redrawn = may and bool(wrong) and not differs
         if self.redrawn:
-            self.comparisons = [each if each.passed else _excused(each) for each in self.comparisons]
+            self.comparisons = [each if each.passed else _excused(each, _REDRAWN) for each in self.comparisons]
+
+    def _excuse_kinks(self, run: Run) -> None:
+        """Leave out gradients that rounding decides in eager too. All ranks look, or none."""
+        found = doubtful(self.comparisons, len(run.records))
+        if not self.plan.agree(float(bool(found))):
+            return
+        most = jumps(self.program, self.case.phase, self.reference)
+        if are_kinks(found, run, self.reference, most):
+            self.kinks = found
+            self.comparisons = [each if each.passed else _excused(each, _KINK) for each in self.comparisons]
 
     def _own_draws(self) -> str:
         """Return what has another distribution than in eager where generated code draws as it does in a job."""
@@ -266,6 +281,9 @@ class _RungRun:
         yield from _notes(self.reference, self._usage)
         if self.redrawn:
             yield "draws other random numbers than eager, of the same distribution over seeds"
+        if self.kinks:
+            names = names_of(sorted({each.name for each in self.kinks}))
+            yield f"rounding decides on which side of a kink, as of a relu, in eager too: {names}"
         if self.audit.unseen and not (self.audit.read or self.audit.problem):
             same = f"a stale value would be the right one of {names_of(self.audit.unseen)}, the same in every iteration"
             yield f"{same}: with shuffled parameters, or for want of anything held over a replay, none is read"
@@ -302,8 +320,8 @@ class _RungRun:
         return run, cold_seconds(seconds, compiled)
 
 
-def _excused(comparison: Comparison) -> Comparison:
-    return replace(comparison, excess=0.0, is_noisy=False, note="other random numbers, of the same distribution")
+def _excused(comparison: Comparison, why: str) -> Comparison:
+    return replace(comparison, excess=0.0, is_noisy=False, note=why)
 
 
 def describe(error: Exception) -> str:

@@ -16,6 +16,8 @@ from service.compilation.run.sampling import Key, kept, local_part
 from service.parallel.containers import tensors_in
 
 _VARIED = 4
+_MEMBERS = 10**6
+"""More than any program has parameters."""
 
 
 def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
@@ -67,6 +69,12 @@ class Snapshot:
         pairs = zip(program_run.members, self.values, strict=True)
         return replace(self, values=tuple(_shuffled(each, before, generator) for each, before in pairs))
 
+    def nudged(self, units: int) -> Snapshot:
+        """Return the same with each number that is no whole one moved by so many ``units`` in the last place, up or
+        down at random.
+        """
+        return replace(self, values=tuple(_nudged(each, units, index) for index, each in enumerate(self.values)))
+
     def vary(self, program_run: ProgramRun, iteration: int) -> None:
         """Set the parameters to what they were, times a number near 1 that is another in each of ``_VARIED``
         iterations. Buffers stay as they are.
@@ -82,6 +90,14 @@ def _shuffled(member: Tensor, before: Tensor, generator: torch.Generator) -> Ten
     if not (isinstance(member, nn.Parameter) and before.is_floating_point()):
         return before
     return before.flatten()[torch.randperm(before.numel(), generator=generator)].view_as(before)
+
+
+def _nudged(value: Tensor, units: int, index: int) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    generator = torch.Generator().manual_seed(units * _MEMBERS + index)
+    signs = torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1)
+    return value * (1 + signs.to(value.dtype) * units * torch.finfo(value.dtype).eps)
 
 
 def _on_host(state: Any) -> Any:

@@ -1,0 +1,82 @@
+"""Finds out whether a gradient that is another than eager's is that of the other side of a kink.
+
+A relu, a maximum or a sorting has a gradient that jumps where two numbers are equal. The order of a sum decides on
+which side of the border a number lies that is within rounding of it: both are right, outputs are the same, and in a
+deep network some number is that near in one iteration of a few. So eager runs again from numbers that are off by a few
+units in the last place: gradients that jump there, somewhere, may be off once by as much, and iterations that go on
+from each other may part as far as eager's do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from service.compilation.program import Program
+from service.compilation.run.parity import SETTINGS, Comparison, noise_of
+from service.compilation.run.program_run import build
+from service.compilation.run.reference import Reference, Run, run
+from service.compilation.run.sampling import Key
+from service.jobs.spec.compile import Phase
+
+_UNITS = (2, 4, 8, 16)
+"""Units in the last place that parameters and buffers are moved by, in a run each."""
+_TIMES = 2.0
+"""How many times as far as eager's a gradient may jump: several numbers may lie near a border."""
+_GRADIENT = "gradient"
+
+
+def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Comparison, ...]:
+    """Return what kinks may be the reason of: gradients that are off in fewer than half of the ``iterations``, and what
+    comes after these; nothing where anything else is off, or has the value of an iteration before.
+    """
+    wrong = [each for each in comparisons if not each.passed]
+    judged = [each for each in wrong if each.iteration < iterations]
+    times = Counter((each.kind, each.name) for each in judged)
+    if any(each.stale_by for each in wrong) or any(not each.kind.startswith(_GRADIENT) for each in judged):
+        return ()
+    return tuple(wrong) if all(2 * number < iterations for number in times.values()) else ()
+
+
+def jumps(program: Program, phase: Phase, reference: Reference) -> Mapping[Key, float]:
+    """Return how far each tensor of the uncompiled program is off at most, as a part of its size, where its numbers are
+    moved by a few units.
+    """
+    found: dict[Key, float] = defaultdict(float)
+    eager = reference.eager
+    for units in _UNITS:
+        moved = run(build(program, phase), len(eager.records), [each.nudged(units) for each in eager.starts])
+        for iteration in moved.compared:
+            for key, value in moved.tensors(iteration).items():
+                found[key] = max(found[key], _off(key, iteration, value, reference))
+    return found
+
+
+def are_kinks(found: Sequence[Comparison], own: Run, reference: Reference, most: Mapping[Key, float]) -> bool:
+    """Return whether what was ``found`` in the compiled run is no further off than it jumps in eager, and could not
+    hide a fault.
+    """
+    return all(_permitted(each, reference, most) >= _off_by(each, own, reference) for each in found)
+
+
+def _permitted(comparison: Comparison, reference: Reference, most: Mapping[Key, float]) -> float:
+    jump = most.get((comparison.kind, comparison.name), 0.0)
+    if comparison.iteration < len(reference.eager.records):
+        return min(_TIMES * jump, SETTINGS.noise_limit)
+    return SETTINGS.drift * jump
+
+
+def _off_by(comparison: Comparison, own: Run, reference: Reference) -> float:
+    key = (comparison.kind, comparison.name)
+    value = own.tensors(comparison.iteration).get(key)
+    return float("inf") if value is None else _off(key, comparison.iteration, value, reference)
+
+
+def _off(key: Key, iteration: int, value: Tensor, reference: Reference) -> float:
+    """Return how far a tensor is from eager's, as a part of its size; infinitely far where eager has none."""
+    oracle = reference.oracles(iteration).get(key)
+    if oracle is None or not oracle.scale:
+        return float("inf")
+    return noise_of(oracle.eager, value).rms / oracle.scale
