@@ -1,6 +1,6 @@
 """Decides which jobs and projects a caller may see and change: the only place where routes get one of them from.
 
-Who may not see a job is told what somebody is told who asks for one that does not exist.
+A job that the caller may not see is answered like one that does not exist.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ MaintainedProject = Annotated[Project, Depends(_maintained_project)]
 
 
 def host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
-    """Return a host without what it tells of jobs that the caller may not read: their devices count as held, and no
-    more.
-    """
+    """Return a host without the jobs that the caller may not read: their devices only count as held."""
     if caller.project is None:
         return host
     allocation = host.allocation

@@ -93,7 +93,7 @@ class Monitor:
                 await asyncio.to_thread(self._report)
 
     def _report(self) -> None:
-        """Add what was counted here, and remember the numbers when that is due; without a broker both wait."""
+        """Add this process's counts, and store the numbers when they are due; without a broker both wait."""
         with contextlib.suppress(StoreUnavailable):
             self.store.counts.add(self.meter)
             if self.store.samples.is_due():

@@ -91,10 +91,10 @@ def respond(
     if errors is not None:
         content["errors"] = [error.model_dump() for error in errors]
     sent = dict(headers or {}) | ({} if request_id is None else {"X-Request-ID": request_id})
-    return _Answer(content, status_code=status, media_type=MEDIA_TYPE, headers=sent)
+    return _ProblemResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=sent)
 
 
-class _Answer(JSONResponse):
+class _ProblemResponse(JSONResponse):
     """A refused value may hold what no UTF-8 text can, a lone surrogate: it goes back as JSON's escape for it."""
 
     def render(self, content: Any) -> bytes:

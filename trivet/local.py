@@ -227,7 +227,9 @@ class LocalService:
         """Start again what was ended from outside; raise :class:`StartError` for a part that fails by itself."""
         for part in self.parts.values():
             if (part.process.poll() or 0) > 0 and not self.said:
-                raise StartError(_obituary(part))
+                raise StartError(
+                    f"the {part.name} {how(part.process.poll() or 0)}; {part.log} says:\n{part.last_lines()}"
+                )
         self.said += self.revive()
         return True
 
@@ -245,7 +247,3 @@ def _until(holds: Callable[[], bool], within_s: float, otherwise: str) -> None:
         if time.monotonic() > deadline:
             raise StartError(f"{otherwise} within {within_s:.0f} s")
         time.sleep(_POLL_S)
-
-
-def _obituary(part: ChildProcess) -> str:
-    return f"the {part.name} {how(part.process.poll() or 0)}; {part.log} says:\n{part.last_lines()}"

@@ -1,4 +1,4 @@
-"""Marks operations of a model that is traced by what the file that it was read from calls them."""
+"""Marks the operations of a traced model by their names in the file that it came from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEY = "trivet_source"
 
 
 def annotated(name: str) -> AbstractContextManager[object]:
-    """Return a context in which what is traced is part of the operation ``name``."""
+    """Return a context whose traced operations belong to the operation ``name``."""
     return annotate({_KEY: name})
 
 

@@ -221,7 +221,7 @@ class GraphBuilder:
         return Repeated(target(**once, size=[1, *arguments["size"][1:]]))
 
     def _fold(self, fx: FxNode, target: torch._ops.OpOverload) -> Any:
-        """Compute what depends on constants only, unless that draws random numbers."""
+        """Fold operations on constants alone, unless they draw random numbers."""
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise _unsupported(fx)
         return target(*self._value(fx.args), **{name: self._value(value) for name, value in fx.kwargs.items()})

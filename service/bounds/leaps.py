@@ -51,8 +51,8 @@ def trees_of(network: Network) -> dict[str, Tree]:
 
 
 def _tree(network: Network, last: Node) -> Tree | None:
-    """Return the tree of a maximum: back to where nothing is compared, or what is compared is used twice, since two
-    coefficients may have two signs.
+    """Return the tree of a maximum: back to a node that compares nothing, or to a comparison with two users, whose
+    coefficients may differ in sign.
     """
     nodes, uses = list[Node](), {last.name: torch.ones(1, 1, *last.shape)}
     for node in network.graph.nodes[network.position[last.name] :: -1]:
@@ -123,7 +123,7 @@ class Leap:
 
 
 @dataclass(frozen=True, eq=False)
-class _Form:
+class _SharesOfEntries:
     """A value as sums of shares of the source's entries.
 
     ``entry`` ``(shares, *shape)`` counts them, in float64; ``lower`` and ``upper`` are ``(shares · batch, *shape)``,
@@ -162,13 +162,13 @@ def _is_finite(lines: Relaxation) -> bool:
     return lines.lower_intercept is None and all(each is not None and bool(each.isfinite().all()) for each in given)
 
 
-def _identity(source: Node, like: Tensor) -> _Form:
+def _identity(source: Node, like: Tensor) -> _SharesOfEntries:
     entry = torch.arange(source.size, dtype=torch.float64, device=like.device).reshape(1, *source.shape)
     ones = like.new_ones(len(like), *source.shape)
-    return _Form(entry, ones, ones, torch.zeros_like(ones))
+    return _SharesOfEntries(entry, ones, ones, torch.zeros_like(ones))
 
 
-def _compared(lines: Relaxation, left: _Form, right: _Form) -> _Form:
+def _compared(lines: Relaxation, left: _SharesOfEntries, right: _SharesOfEntries) -> _SharesOfEntries:
     assert lines.upper_intercept is not None
     lower, upper = (
         torch.cat([_scaled(left_shares, slope), _scaled(right_shares, 1 - slope)])
@@ -178,24 +178,24 @@ def _compared(lines: Relaxation, left: _Form, right: _Form) -> _Form:
         )
     )
     above = lines.upper_slope * left.above + (1 - lines.upper_slope) * right.above + lines.upper_intercept
-    return _Form(torch.cat([left.entry, right.entry]), lower, upper, above)
+    return _SharesOfEntries(torch.cat([left.entry, right.entry]), lower, upper, above)
 
 
 def _scaled(shares: Tensor, factor: Tensor) -> Tensor:
     return (shares.reshape(-1, *factor.shape) * factor).reshape(shares.shape)
 
 
-def _moved(network: Network, node: Node, forms: list[_Form]) -> _Form:
+def _moved(network: Network, node: Node, forms: list[_SharesOfEntries]) -> _SharesOfEntries:
     most = max(len(form.entry) for form in forms)
     filled = [_filled(form, most) for form in forms]
     entry, lower, upper, above = (
         OPERATORS[node.operator].interval(node, [Interval.point(each) for each in parts], network.tp_group).lower
         for parts in zip(*(form.parts() for form in filled), strict=True)
     )
-    return _Form(entry, lower, upper, above)
+    return _SharesOfEntries(entry, lower, upper, above)
 
 
-def _filled(form: _Form, most: int) -> _Form:
+def _filled(form: _SharesOfEntries, most: int) -> _SharesOfEntries:
     """Return a form with shares of nothing, so that it has as many as others."""
     missing, batch = most - len(form.entry), len(form.above)
 
@@ -203,10 +203,10 @@ def _filled(form: _Form, most: int) -> _Form:
         return torch.cat([tensor, tensor.new_zeros(count, *tensor.shape[1:])])
 
     lower, upper = (more(each, missing * batch) for each in (form.lower, form.upper))
-    return _Form(more(form.entry, missing), lower, upper, form.above)
+    return _SharesOfEntries(more(form.entry, missing), lower, upper, form.above)
 
 
-def _leap(source: Node, relaxed: Mapping[str, Relaxed], form: _Form) -> Leap:
+def _leap(source: Node, relaxed: Mapping[str, Relaxed], form: _SharesOfEntries) -> Leap:
     batch, count = len(form.above), len(form.entry)
     lower, upper = (
         each.reshape(count, batch, -1).transpose(0, 1).reshape(batch, -1) for each in (form.lower, form.upper)

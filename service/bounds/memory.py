@@ -137,9 +137,7 @@ UNLIMITED = MemoryBudget()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or what caused it, says that memory ran out: of torch, its libraries, Python or the
-    system.
-    """
+    """Return whether an error or its cause says that memory ran out: of torch, its libraries, Python or the system."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError | MemoryShortageError):
             return True

@@ -111,7 +111,7 @@ class Recorded:
     For a CUDA device. The first run is as written, since that is when libraries make their plans and the body its
     tensors; the second is recorded; the rest replay the record. Kernels are the same, and so are results. The body is
     given anew at each call, and must be the same one: to keep it here would make its owner, and so the record, live
-    until the garbage collector comes by.
+    until the next garbage collection.
     """
 
     def __init__(self, device: torch.device, memory: Memory | None = None) -> None:

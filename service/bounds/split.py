@@ -181,7 +181,7 @@ def constrained(
     coefficients: Tensor,
     biases: Tensor,
 ) -> dict[str, Relaxed]:
-    """Return ``relaxed``, by node, with what multipliers add at the values that they read.
+    """Return ``relaxed``, by node, with the multipliers' terms at the values that they read.
 
     ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
     """

@@ -31,7 +31,7 @@ Polynomial = Mapping[int, float]
 
 
 def written_whole(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
-    """Return the nodes with the operators in the place of what is spelled out; what is not used any more stays.
+    """Return the nodes, with an operator for each activation that is spelled out; unused nodes stay.
 
     Only in float32: bounds in float64 may be rigorous, and hold for the constants of the model to the last digit.
     """
@@ -42,7 +42,7 @@ def written_whole(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class _ScaledNode:
     """``scale · value of a node + offset``."""
 
     scale: float
@@ -51,7 +51,7 @@ class _Affine:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _WrittenOut:
     """``factor`` times an operator of one node's value."""
 
     factor: float
@@ -83,7 +83,7 @@ class _ExpressionReader:
         else:
             yield node
 
-    def _whole(self, product: Node) -> _Whole | None:
+    def _whole(self, product: Node) -> _WrittenOut | None:
         """Return the function that a product is: a value, maybe multiplied, times a gate of the same value."""
         if product.operator != PRODUCT or product.input_shapes != (product.shape, product.shape):
             return None
@@ -95,13 +95,13 @@ class _ExpressionReader:
                     return replace(found, factor=found.factor * factor)
         return None
 
-    def _gated(self, x: Node, gate: _Affine) -> _Whole | None:
+    def _gated(self, x: Node, gate: _ScaledNode) -> _WrittenOut | None:
         """Return what ``x`` times a gate is."""
         if not gate.node.inputs:
             return None
         inner = gate.node.inputs[0]
         if gate.node.operator == TANH and not gate.offset and self._is_softplus(inner, x.name):
-            return _Whole(gate.scale, MISH, x.name, {})
+            return _WrittenOut(gate.scale, MISH, x.name, {})
         of_x = self._polynomial(inner, x.name)
         return None if of_x is None else _gelu(x.name, gate, of_x) or _silu(x.name, gate, of_x)
 
@@ -117,12 +117,12 @@ class _ExpressionReader:
             factor, node = factor * step[0], self.nodes[node.inputs[0]]
             yield factor, node
 
-    def _affine(self, name: str) -> _Affine:
+    def _affine(self, name: str) -> _ScaledNode:
         """Return a value as an affine function of the last one that is none of another."""
         scale, offset, node = 1.0, 0.0, self.nodes[name]
         while (step := _step(node)) is not None:
             scale, offset, node = scale * step[0], offset + scale * step[1], self.nodes[node.inputs[0]]
-        return _Affine(scale, offset, node)
+        return _ScaledNode(scale, offset, node)
 
     def _polynomial(self, name: str, of: str, left: int = DEEPEST) -> Polynomial | None:
         """Return coefficients by powers of the value ``of``; ``None`` for what is no polynomial of it."""
@@ -140,22 +140,22 @@ class _ExpressionReader:
         return _combined(node, known)
 
 
-def _gelu(x: str, gate: _Affine, of_x: Polynomial) -> _Whole | None:
+def _gelu(x: str, gate: _ScaledNode, of_x: Polynomial) -> _WrittenOut | None:
     if not isclose(gate.offset, gate.scale, rel_tol=CLOSE):
         return None
     if gate.node.operator == ERF and _is_close(of_x, {1: 1 / sqrt(2)}):
-        return _Whole(2 * gate.scale, GELU, x, {"approximate": "none"})
+        return _WrittenOut(2 * gate.scale, GELU, x, {"approximate": "none"})
     if gate.node.operator == TANH and _is_close(of_x, {1: sqrt(2 / pi), 3: sqrt(2 / pi) * CUBIC}):
-        return _Whole(2 * gate.scale, GELU, x, {"approximate": "tanh"})
+        return _WrittenOut(2 * gate.scale, GELU, x, {"approximate": "tanh"})
     return None
 
 
-def _silu(x: str, gate: _Affine, of_x: Polynomial) -> _Whole | None:
+def _silu(x: str, gate: _ScaledNode, of_x: Polynomial) -> _WrittenOut | None:
     """Return ``x·σ(k·x)`` as SiLU of ``k·x``."""
     if gate.node.operator != SIGMOID or gate.offset or of_x.keys() != {1} or of_x[1] <= 0:
         return None
     is_plain = isclose(of_x[1], 1.0, rel_tol=CLOSE)
-    return _Whole(gate.scale / of_x[1], SILU, x if is_plain else gate.node.inputs[0], {})
+    return _WrittenOut(gate.scale / of_x[1], SILU, x if is_plain else gate.node.inputs[0], {})
 
 
 def _combined(node: Node, known: Sequence[Polynomial]) -> Polynomial | None:

@@ -121,8 +121,7 @@ class Unpacking:
         self._counted: dict[str, int] = {}
 
     def read(self, data: bytes, name: str, most: int) -> bytes:
-        """Return what gzip compressed, or the data as it is; of what has more than ``most`` bytes, one byte more than
-        those.
+        """Return the data, decompressed if gzip compressed it; at most one byte more than ``most``.
 
         Unpacking ends as soon as a limit is passed. Raises :class:`UploadError` where all that was read of the upload,
         each ``name`` once, has more bytes than it may have, and where the data are damaged.

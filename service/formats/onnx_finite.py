@@ -47,7 +47,7 @@ _UNKNOWN = _KnownValue(finite=False)
 
 
 def without_settled_questions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with what is false in the place of ``IsNaN`` and ``IsInf`` of values that are always finite."""
+    """Return the model with false in place of ``IsNaN`` and ``IsInf`` of values that are always finite."""
     if not any(node.op_type in _ASKING for node in model.graph.node):
         return model
     known = {value.name: _KnownValue(finite=True) for value in model.graph.input}

@@ -1,4 +1,4 @@
-"""Keeps folders of what ranks made, of uploaded files and of code that they compiled, within a limit."""
+"""Keeps folders that ranks derived from uploads, and those of compiled code, within a limit."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class EventWriter:
                 self._write()
 
     def _write(self) -> None:
-        """Write what is buffered; after an error nothing is written any more, lest a torn line be continued."""
+        """Write the buffer; after an error write nothing more, lest a torn line be continued."""
         try:
             while self._buffer and self._error is None:
                 del self._buffer[: os.write(self._file, self._buffer)]

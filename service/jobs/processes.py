@@ -1,6 +1,4 @@
-"""Identifies processes, and those that hold a lock: what outlives the process that started it is found
-again.
-"""
+"""Identifies processes, and the holders of a lock, so that one that outlives its parent is found again."""
 
 from __future__ import annotations
 

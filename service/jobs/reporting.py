@@ -111,7 +111,7 @@ class RankReporter(Reporter):
         self._send({"type": "done"})
 
     def flush(self) -> None:
-        """Bring what was reported into the file, if that can still be done."""
+        """Flush the reports to the file, if it can still be written."""
         with contextlib.suppress(OSError):
             self._events.flush()
 

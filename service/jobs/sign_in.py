@@ -1,5 +1,6 @@
-"""Says who a person is that signed in through OpenID Connect, and what that person may do: claims become an owner, a
-project and scopes."""
+"""Says who signed in through OpenID Connect, and what they may do: claims become an owner, a project and
+scopes.
+"""
 
 from __future__ import annotations
 

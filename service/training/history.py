@@ -79,7 +79,7 @@ def _is_evaluated(row: Row) -> bool:
 
 
 def _merged(recorded: dict[float, Row], stored: dict[float, Row]) -> dict[float, Row]:
-    """Return the rows by step; what is stored counts, and what is absent there comes from what was recorded."""
+    """Return the rows by step: stored ones, and recorded ones for the steps that are missing there."""
     present = {step: {name: value for name, value in row.items() if value is not None} for step, row in stored.items()}
     return recorded | {step: {**recorded.get(step, {}), **row} for step, row in present.items()}
 

@@ -198,7 +198,7 @@ class Loop:
             self.context.report.metric(self.step, metrics)
 
     def _report_pipeline(self) -> None:
-        """Report what the pipeline did in the step that has just ended, for some of the steps."""
+        """Report the pipeline's work in the last step, for some of the steps."""
         engine, report = self.training.engine, self.context.report
         if not self.reported_undivided and (layers := engine.undivided_backwards()):
             schedule = self.spec.pipeline.schedule

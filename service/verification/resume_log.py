@@ -1,4 +1,4 @@
-"""Keep what is decided on disk: a requeued job goes on where the attempt before was lost.
+"""Keep decided instances on disk: a requeued job goes on where the attempt before was lost.
 
 Each rank that leads an instance group appends a line for every instance to a file of its own, before it is reported.
 A later attempt takes what all files of earlier ones hold; the last line of one may be torn.

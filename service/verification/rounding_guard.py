@@ -74,7 +74,7 @@ class RoundingGuard:
         return again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _undecided(again)
 
     def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
-        """Return what rounding may cost a row of the query, and what margins allow for anyway."""
+        """Return how much rounding may cost a row of the query, and how much its margin allows for."""
         box, tp_group = self.task.asked.batch([instance], self.task.like).box, self.task.engine.network.tp_group
         x = within(box.lower, box.upper, POINTS, torch.Generator().manual_seed(instance))
         exact = tp_group.agree(self.checker.precise(x.double()))

@@ -58,7 +58,7 @@ class SearchRunner:
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
     def decided(self, row: BoundsRow) -> BoundsRow:
-        """Return the row with what the search found in the seconds that its bounds have left. Raises
+        """Return the row with the result of a search in the seconds that its bounds have left. Raises
         :class:`StoppedError`.
         """
         query, limit = self._query(row), self.limit(row.instance) - row.seconds

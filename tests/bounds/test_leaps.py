@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from service.bounds.graph import Node
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.leaps import trees_of
-from service.bounds.linear.plain import PlainArithmetic
+from service.bounds.linear.plain import PlainRowArithmetic
 from service.bounds.linear.row_traversal import RowTraversal
 from service.bounds.linear.sharding import Pending
 from service.bounds.methods import layers
@@ -57,7 +57,7 @@ def test_a_pool_is_one_step_that_gives_the_same_bounds(name: str, monkeypatch: p
     propagate = RowTraversal.propagate
 
     def counting(self: RowTraversal, node: Node, arrived: Pending) -> Iterable[tuple[str, Pending]]:
-        assert isinstance(self.arithmetic, PlainArithmetic)
+        assert isinstance(self.arithmetic, PlainRowArithmetic)
         met[node.name] += len(self.arithmetic.backward.relaxations) == len(network.nonlinear)
         return propagate(self, node, arrived)
 

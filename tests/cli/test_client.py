@@ -73,8 +73,20 @@ def with_shutdown(end: socket.socket) -> None:
 def test_a_lost_answer_to_a_submission_is_asked_for_again_and_gives_one_job(
     url: str, secret: str, store: Store
 ) -> None:
-    with proxy(url, lambda connection, _: connection == 0) as lossy, Client(lossy, secret) as client:
+    lost: set[int] = set()
+
+    def lose(connection: int, _: int) -> bool:
+        """Lose what comes by the connection of the first submission, not by the one of the question before it."""
+        if submitting.is_set() and not lost:
+            lost.add(connection)
+        return connection in lost
+
+    submitting = threading.Event()
+    with proxy(url, lose) as lossy, Client(lossy, secret) as client:
+        client.kinds()  # a service that has answered is waited for, however long its first check takes
+        submitting.set()
         job = client.submit(TRAIN)
+    assert lost
     assert [found.id for found in store.jobs.list().items] == [job.id]
 
 

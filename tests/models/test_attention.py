@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from service.jobs.spec.model import TransformerConfig
-from service.models.rotary import Rotary
-from service.models.transformer import Attention
+from service.models.transformer import Attention, Rotary
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import Replicated
 from service.parallel.tensor.placement import own_part, sharded_dimensions

@@ -12,8 +12,7 @@ from torch._functorch import config
 from torch._inductor import compile_fx
 from torch.distributed.fsdp import FSDPModule
 
-from service.models.compiled import COMPILE_MODES, apply_compile
-from service.models.cudagraph_params import copying_inductor
+from service.models.compiled import COMPILE_MODES, apply_compile, copying_inductor
 
 MODE = COMPILE_MODES["reduce-overhead"].mode
 

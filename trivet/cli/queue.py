@@ -45,16 +45,12 @@ def queue(
     rows = table("place", "id", "name", "owner", "project", "priority", "start", "waits")
     for line in page.items:
         words = (line.job, line.name, line.owner, line.project, str(line.priority), start(line), line.reason or "")
-        rows.add_row(_place(line), *words)
+        rows.add_row("" if line.place is None else str(line.place), *words)
     out.print(rows if page.items else "nothing waits")
     if page.next_cursor is not None:
         out.print(
             f"{page.pending} wait for devices, {page.dependent} for other jobs; more: --cursor {page.next_cursor}"
         )
-
-
-def _place(line: QueueLine) -> str:
-    return "" if line.place is None else str(line.place)
 
 
 def start(line: QueueLine) -> str:

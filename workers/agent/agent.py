@@ -33,7 +33,6 @@ from service.jobs.tracing import Attributes, tracing_for
 from workers.agent.admission import CannotWork, address_of, check_admitted
 from workers.agent.celery_app import Dispatcher, create_app, serve
 from workers.agent.launching import open_desks
-from workers.agent.outage import Outage
 from workers.agent.supervisors import SUPERVISOR, Supervisors, supervisor_command
 from workers.inventory import cpu_slots, cuda_devices, versions
 from workers.launcher.confinement import available
@@ -41,6 +40,38 @@ from workers.supervisor.compiled_code import compiled_caches
 from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
+
+_REPEAT_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """Says once that the broker is away, and once that it is back, however many threads notice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._said = 0.0
+
+    def note(self, error: Exception) -> None:
+        """Log the error, unless the outage that it belongs to was logged in the last minute."""
+        with self._lock:
+            now = time.monotonic()
+            if self._began is None:
+                self._began, self._said = now, now
+                logger.warning("the broker is away, and waited for: %s", error)
+            elif now - self._said >= _REPEAT_S:
+                self._said = now
+                logger.warning("the broker has been away for %.0f s: %s", now - self._began, error)
+
+    def over(self) -> None:
+        """Log that the broker answers again, where it had not."""
+        with self._lock:
+            if self._began is not None:
+                logger.info("the broker is back after %.1f s", time.monotonic() - self._began)
+                self._began = None
+
 
 _DAY_S = 86_400.0
 

@@ -66,7 +66,7 @@ class Supervisors:
                 return
         server = self._server
         fork = server.fork() if server is not None and server.is_ready() else None
-        if fork is not None and _sent(fork.connection, _environment_line() + order.to_line()):
+        if fork is not None and _sent(fork.connection, json.dumps(dict(os.environ)).encode() + b"\n" + order.to_line()):
             with self._lock:
                 self._forked.append(fork.process)
                 self._parts[order.ref] = fork.process
@@ -183,10 +183,6 @@ class _ForkServerProcess:
 
 def _is_alive(process: subprocess.Popen[bytes] | Process) -> bool:
     return process.alive if isinstance(process, Process) else process.poll() is None
-
-
-def _environment_line() -> bytes:
-    return json.dumps(dict(os.environ)).encode() + b"\n"
 
 
 def _sent(to: IO[bytes] | socket.socket, text: bytes) -> bool:

@@ -18,12 +18,11 @@ import orjson
 from service.jobs.event_files import host_file, rank_file
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import DataLayout
-from service.jobs.logs import set_log_fields
 from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS, RESULT
 from service.jobs.safe_files import Folder
 from service.jobs.store import Store, StoreUnavailable
-from service.jobs.tracing import trace_id, tracing_for
+from service.jobs.tracing import tracing_for
 from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
@@ -31,7 +30,7 @@ from workers.rank.stacks import stacks_file
 from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
 from workers.supervisor.attempt_folder import open_attempt, read_result
-from workers.supervisor.attempt_trace import AttemptTrace, traced_attempt
+from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
 from workers.supervisor.collector import Collector
@@ -57,23 +56,19 @@ _NOT_THE_RANKS = ("lease_expired", "lost", "interrupted", "terminated", "fault")
 
 
 async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str], settings: SupervisorSettings) -> None:
-    """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
+    """Claim the ordered part, run it, report how it ended. Returns quietly when the part cannot be claimed."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     granted = await claim_part(store, order, settings)
     if granted is not None:
         claim, asked_at = granted
         tracing = tracing_for("supervisor", os.environ)
-        parent = (
-            await retry_until(settings.claim_within_s, store.jobs.traceparent, order.job_id) if tracing.is_on else None
-        )
-        if parent is not None:
-            set_log_fields(trace_id=trace_id(parent))
+        parent = await submitting_span(tracing, store, order.job_id, settings)
         with traced_attempt(tracing, parent, claim, DataLayout(Path(order.data)).job(order.job_id)) as trace:
-            await _PartRun(store, group, _Part(claim, asked_at, order, tuple(program), settings), trace).run()
+            await _PartRun(store, group, _ClaimedPart(claim, asked_at, order, tuple(program), settings), trace).run()
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ClaimedPart:
     """A claimed part, and how it is to be run."""
 
     claim: Claim
@@ -88,7 +83,7 @@ class _Part:
 class _PartRun:
     """Runs one part from its launch to its report. Whatever happens first ends it: see :class:`PartEnding`."""
 
-    def __init__(self, store: Store, group: Group, part: _Part, trace: AttemptTrace) -> None:
+    def __init__(self, store: Store, group: Group, part: _ClaimedPart, trace: AttemptTrace) -> None:
         claim, settings = part.claim, part.settings
         self._store, self._group, self._trace = store, group, trace
         self._claim, self._order, self._program, self._settings = claim, part.order, part.program, settings

@@ -13,14 +13,28 @@ from typing import Any
 
 from service.jobs.events import ErrorEvent
 from service.jobs.layout import JobPaths
+from service.jobs.logs import set_log_fields
 from service.jobs.records import Claim, PartOutcome
 from service.jobs.safe_files import Folder
-from service.jobs.tracing import TraceSpan, Tracing, valid_traceparent
+from service.jobs.store import Store
+from service.jobs.tracing import TraceSpan, Tracing, trace_id, valid_traceparent
+from workers.supervisor.broker_retry import retry_until
+from workers.supervisor.settings import SupervisorSettings
 
 _FILE = "traceparent"
 _LONGEST = 1024
 _ALL_UNTIL = 20
 _THEN_EVERY = 100
+
+
+async def submitting_span(tracing: Tracing, store: Store, job_id: str, settings: SupervisorSettings) -> str | None:
+    """Return the span that submitted a job, where spans are made; its trace is named in what this process logs."""
+    if not tracing.is_on:
+        return None
+    parent = await retry_until(settings.claim_within_s, store.jobs.traceparent, job_id)
+    if parent is not None:
+        set_log_fields(trace_id=trace_id(parent))
+    return parent
 
 
 @contextmanager

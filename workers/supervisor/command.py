@@ -78,8 +78,8 @@ def rank_environment(
     environment: Mapping[str, str],
     more: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return what the ranks find besides what torchrun sets. ``environment`` is the supervisor's own; ``more`` names
-    variables of it that the operator adds to those of :func:`allowed`.
+    """Return the variables of the ranks' environment beside torchrun's. ``environment`` is the supervisor's own;
+    ``more`` names variables of it that the operator adds to those of :func:`allowed`.
     """
     share = claim.share
     variables = {

@@ -72,7 +72,7 @@ class _KeeperEnds:
     output: int
 
 
-class _Process(Protocol):
+class _SpawnedProcess(Protocol):
     """A child of this process."""
 
     @property
@@ -81,7 +81,9 @@ class _Process(Protocol):
     def kill(self) -> None: ...
 
 
-def _spawn(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _Process:
+def _spawn(
+    ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool
+) -> _SpawnedProcess:
     """Start a keeper, which starts a launcher that imports everything."""
     options = ([launcher.OWN_NAMESPACES] if own_namespaces else []) + ([launcher.PRELOAD] if preload else [])
     command = [sys.executable, "-u", "-P", "-m", "workers.launcher", *options]
@@ -96,7 +98,7 @@ def _spawn(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces:
     )
 
 
-def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _Process:
+def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _SpawnedProcess:
     """Fork a keeper from this process, and from that a launcher. What is to be preloaded is there, or is not to be.
 
     The keeper is then the program that it always is: nothing of what this process has imported stays in it.
@@ -218,7 +220,7 @@ class Group:
         return code
 
     def _end_orphans(self) -> None:
-        """End what a keeper leaves behind that was killed itself."""
+        """End the processes that a killed keeper leaves behind."""
         if self._adopting:
             keeper.end_descendants()
 

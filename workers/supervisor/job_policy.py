@@ -1,4 +1,4 @@
-"""Limits what jobs may use of a host as its operator chose, and works out what that allows one attempt."""
+"""Limits jobs' use of a host, as its operator chose, and works out the limits of one attempt."""
 
 from __future__ import annotations
 

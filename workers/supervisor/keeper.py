@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     try:
         status = _watch(life, wake, child, deadline)
         was_terminated = False
-    except _Terminated:
+    except _SigtermReceived:
         status, was_terminated = None, True
     deadline.clear()
     end_descendants()
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-class _Terminated(Exception):  # noqa: N818
+class _SigtermReceived(Exception):  # noqa: N818
     """SIGTERM came to this process."""
 
 
@@ -159,7 +159,7 @@ def _wake_on_signals() -> int:
 
 def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
     """Wait until the command or the supervisor ends; the command's wait status when that is what ended. Raises
-    :class:`_Terminated`.
+    :class:`_SigtermReceived`.
     """
     if (status := _reap(child)) is not None:  # before this process heard of the ends of children
         return status
@@ -170,7 +170,7 @@ def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
             if (status := _reap(child)) is not None:
                 return status
             if signal.SIGTERM in numbers:
-                raise _Terminated
+                raise _SigtermReceived
         if life in ready:
             text = os.read(life, 1 << 16)
             if not text:

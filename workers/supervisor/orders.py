@@ -1,4 +1,4 @@
-"""Defines what a supervisor is told by the worker that starts it: one line of JSON on standard input."""
+"""Defines the orders that a supervisor gets from its worker: one line of JSON on standard input."""
 
 from __future__ import annotations
 

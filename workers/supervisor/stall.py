@@ -36,7 +36,7 @@ class StallWatch:
         """The innermost frame of each rank that hangs."""
 
     async def stalled(self) -> bool:
-        """Return true once the ranks hang, having asked them where. They get longer to come up, if need be."""
+        """Return true once the ranks hang, and ask them where. Ranks that are still starting get longer."""
         while self._stall_s is not None:
             limit = self._stall_s if self._relay.ranks else max(self._stall_s, self._settings.first_rank_within_s)
             quiet = time.monotonic() - self._relay.heard_at

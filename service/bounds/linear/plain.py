@@ -82,7 +82,7 @@ class Pass:
 
     def _traversed(self, start: str, rows: InitialRows, own: bool) -> Tensor:
         """Return bounds of this rank's share of the rows where they are divided at ``start``."""
-        arithmetic = PlainArithmetic(self)
+        arithmetic = PlainRowArithmetic(self)
         traversal = RowTraversal(arithmetic, self.divided)
         traversal.begin(start, Pending(rows, own))
         traversal.run(start)
@@ -92,7 +92,7 @@ class Pass:
 
 
 @dataclass(eq=False)
-class PlainArithmetic(RowArithmetic):
+class PlainRowArithmetic(RowArithmetic):
     """The arithmetic of a plain pass: coefficients and biases are what their dtype makes of them."""
 
     accumulates = True

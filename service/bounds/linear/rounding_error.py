@@ -58,7 +58,7 @@ class RoundedSums(ByOwnership[RoundedTerms]):
 def _with_parts(
     terms: RoundedTerms, partial: RoundedTerms, add_up: Callable[[Tensor], Tensor], ranks: int
 ) -> RoundedTerms:
-    """Add what the ranks' parts come to: at least the sum of their bounds, added up in any order, less what that loses.
+    """Add a lower bound of the sum of the ranks' parts: the sum of their bounds, in any order, less its rounding.
 
     All ranks have a part, or none has.
     """

@@ -108,7 +108,7 @@ class RowTraversal:
         if self.arithmetic.ends(node, arrived):
             return ()
         if (leap := self.arithmetic.leap(node)) is not None:
-            through, bias = leap.backward(self._dense(node, arrived))
+            through, bias = leap.backward(dense(node, arrived.rows, self.arithmetic.like))
             self.arithmetic.add_bias(node, arrived.own, bias)
             return [(leap.source.name, Pending(through, arrived.own, fresh=True))]
         if self._is_accumulated(node, arrived):
@@ -187,6 +187,3 @@ class RowTraversal:
             if not isinstance(term.rows, Tensor)
         )
         return first.plus(second)
-
-    def _dense(self, node: Node, pending: Pending) -> Tensor:
-        return dense(node, pending.rows, self.arithmetic.like)

@@ -37,8 +37,8 @@ class Pending:
 
 @dataclass(frozen=True, eq=False)
 class ByOwnership(Generic[T]):
-    """Accounts of what rows have come by: where values are ``replicated``, this rank's part where they differ by rank
-    (``partial``), and all of the rows that only this rank has (``own``).
+    """Accounts of the terms that rows have collected: where values are ``replicated``, this rank's part where they
+    differ by rank (``partial``), and all of the rows that only this rank has (``own``).
     """
 
     replicated: T

@@ -37,7 +37,7 @@ class Record:
     _layers: Repeat = field(init=False)
 
     def __post_init__(self, repeat: Callable[[Memory], Repeat], memory: Memory) -> None:
-        self.options = replace(self.options, progress=None)  # a replay does not come by here
+        self.options = replace(self.options, progress=None)  # a replay skips this
         self._rows = RecordCache(repeat, MOST, memory)
         self._layers = self._rows.repeater()
         self._layers.run(self._bound, WARM + 1)

@@ -49,7 +49,7 @@ class _Shape:
 
 
 @dataclass(eq=False)
-class _Known:
+class _ShapeRecord:
     """Facts about one shape of boxes: the most rows that were needed, the record if there is one, and how often it was
     made.
     """
@@ -69,7 +69,7 @@ class Repeating:
     """
 
     passes: Passes
-    known: RecordCache[_Shape, _Known]
+    known: RecordCache[_Shape, _ShapeRecord]
     turn: int = 0
 
     @classmethod
@@ -86,7 +86,7 @@ class Repeating:
             return self.passes(network, box, options)
         shape = _Shape(network, options, type(box), box.lower.shape, box.lower.dtype)
         known = self.known.take(shape)
-        self.known.keep(shape, newest := known or _Known())
+        self.known.keep(shape, newest := known or _ShapeRecord())
         if known is None:
             return self.as_written(newest, network, box, options)
         record = self._taking(known, network, box, options)
@@ -95,14 +95,14 @@ class Repeating:
         self.turn += 1
         return _Replayed(_Asked(self, known, network, box, options), record, self.turn)
 
-    def as_written(self, known: _Known, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
+    def as_written(self, known: _ShapeRecord, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
         """Analyse without a record, and plan the next one by what was needed now."""
         noted = Noted()
         found = self.passes.bounded(network, box, self.passes.affordable(network, box, options), noted)
         known.plan, known.record = planned(network, len(box.lower), noted.found, known.plan), None
         return found
 
-    def _taking(self, known: _Known, network: Network, box: Interval, options: BoundOptions) -> Record | None:
+    def _taking(self, known: _ShapeRecord, network: Network, box: Interval, options: BoundOptions) -> Record | None:
         """Return the record of this shape, perhaps a new one, with the bounds of the box."""
         if known.record is not None:
             known.record.take(box)
@@ -150,7 +150,7 @@ def elements(plan: Plan, network: Network, batch: int) -> list[int]:
 @dataclass(frozen=True, eq=False)
 class _Asked:
     repeated: Repeating
-    known: _Known
+    known: _ShapeRecord
     network: Network
     box: Interval
     options: BoundOptions

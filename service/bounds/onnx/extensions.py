@@ -57,7 +57,7 @@ def _transposed(value: Value) -> Value:
 
 
 def skip_layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
-    """Normalise a sum. Of what it may give besides, the sum itself is the fourth output."""
+    """Normalise a sum; the fourth output is the sum itself."""
     return _normalised_sum(call, values, shape, (2, 3, 4), centred=True)
 
 

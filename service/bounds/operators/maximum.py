@@ -74,7 +74,7 @@ class Maximum(Elementwise, NonlinearOperator):
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         compared = self._compared(node, bounds)
         relaxation = RELU.relax(compared)
-        return _FreeSlopes(relaxation, RELU.unstable(compared), node, (relaxation.lower_slope,))
+        return _SlopesOfMaximum(relaxation, RELU.unstable(compared), node, (relaxation.lower_slope,))
 
     def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         nothing = (torch.zeros_like(each.lower, dtype=torch.bool) for each in bounds[1:])
@@ -157,7 +157,7 @@ class LinesOfDifference(Relaxed):
 
 
 @dataclass(frozen=True, eq=False)
-class _FreeSlopes:
+class _SlopesOfMaximum:
     """Lines of the difference with a free lower slope where it is ``open_``; a parameter for every entry, so that it
     has the same meaning on all bounds.
     """

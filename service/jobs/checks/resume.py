@@ -32,7 +32,7 @@ def check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckCont
 
 
 def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Problem]:
-    """Yield what would give another order of the samples than the one that the job was in."""
+    """Yield the changes that would reorder the samples of the resumed job."""
     if spec.data != first.data:
         got = spec.data.model_dump(mode="json", by_alias=True)
         yield Problem("data", f"job {job.id} trains on other data", str(got), f"its data, or model: {{job: {job.id}}}")

@@ -53,7 +53,7 @@ class Catalogue(Generic[Kind]):
     unavailable: tuple[_Unavailable, ...] = ()
 
     def declaration(self, name: str) -> Kind:
-        """Return what is declared under a name. Raises ``KeyError`` where that is not available."""
+        """Return the declaration of a name. Raises ``KeyError`` where it is not available."""
         return self.provided[name].declaration
 
     def union(self) -> Any:

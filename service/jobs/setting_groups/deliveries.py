@@ -69,6 +69,6 @@ class DeliverySettings(BaseModel):
 
     @property
     def bearer_tokens(self) -> dict[str, str]:
-        """Return by host, or host and port, what servers that jobs are exported to get as bearer token."""
+        """Return the bearer tokens of export servers, by host, or by host and port."""
         pairs = (entry.partition("=") for entry in entries(self._tokens))
         return {host.strip().lower(): token.strip() for host, _, token in pairs}

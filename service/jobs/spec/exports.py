@@ -41,7 +41,7 @@ class ExportTargets(Strict):
         return tuple(name for name in ExportTargets.model_fields if getattr(self, name))
 
     def with_defaults(self, defaults: ExportTargets) -> Self:
-        """Return the same with what ``defaults`` say of targets that are not mentioned."""
+        """Return these targets, with those of ``defaults`` for the ones that are not mentioned."""
         missing = {name: value for name, value in defaults if value is not None and getattr(self, name) is None}
         return self.model_copy(update=missing)
 

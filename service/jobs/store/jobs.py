@@ -106,7 +106,7 @@ class Jobs:
         return None if text is None else Project.model_validate_json(text).quotas.default_time_s
 
     def _with_defaults(self, spec: CommonSpec, default_time_s: float | None) -> CommonSpec:
-        """Return the spec with what project and operator say of fields that it leaves open."""
+        """Return the spec with the project's and the operator's defaults for fields that it leaves open."""
         changes: dict[str, object] = {"export": spec.export.with_defaults(self.limits.exports)}
         if spec.timeout_s is None:
             changes["timeout_s"] = default_time_s

@@ -1,4 +1,4 @@
-"""Describes what a project has too much of, for a job that is not accepted because of it."""
+"""Describes the quota that a refused job would exceed."""
 
 from __future__ import annotations
 

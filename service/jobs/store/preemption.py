@@ -8,7 +8,6 @@ import orjson
 
 from service.jobs.queue.pending import PendingJob
 from service.jobs.queue.preemption import PreemptibleJob, Preemption, plan
-from service.jobs.records import Host
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
@@ -41,7 +40,7 @@ class Preemptions:
         found = plan(
             [_pending_job(view, auto) for view in map(decode.fields_of, stubs.waiting(self.client, *pending))],
             [_preemptible(row) for row in running],
-            {pool: _free(hosts, pool) for pool in ("cuda", "cpu")},
+            {pool: {host.name: len(host.free.get(pool, ())) for host in hosts} for pool in ("cuda", "cpu")},
             self.limits.preemption_min_run_s,
         )
         return found if found is not None and self._stop(found) else None
@@ -51,10 +50,6 @@ class Preemptions:
         job = found.beneficiary
         words = orjson.dumps(victims).decode()
         return stubs.preempt(self.client, self.limits.script_argument, job.id, job.pool, words) == 1
-
-
-def _free(hosts: list[Host], pool: str) -> dict[str, int]:
-    return {host.name: len(host.free.get(pool, ())) for host in hosts}
 
 
 def _pending_job(view: dict[str, str], auto: str) -> PendingJob:

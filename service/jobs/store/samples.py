@@ -35,7 +35,7 @@ class SampleStore:
         self.client.call("LTRIM", SAMPLES(), -_KEPT, -1)
 
     def history(self) -> list[Moment]:
-        """Return what is remembered, by time. What is later than the last is of before a clock was set back."""
+        """Return the remembered samples by time. Those later than the last are from before a clock was set back."""
         moments = [_moment(orjson.loads(text)) for text in self.client.call("LRANGE", SAMPLES(), 0, -1)]
         last = moments[-1].at if moments else 0.0
         return sorted((each for each in moments if each.at <= last), key=lambda each: each.at)

@@ -43,7 +43,7 @@ class CheckEnding(FrozenModel):
 
 
 @dataclass
-class _ForkServer:
+class _CheckForks:
     """Forks, ends and reaps the processes of checks; single-threaded, as a process that forks must be."""
 
     control: socket.socket
@@ -116,7 +116,7 @@ def main(descriptor: int) -> None:
     gc.collect()
     gc.freeze()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        _ForkServer(socket.socket(fileno=descriptor)).serve()
+        _CheckForks(socket.socket(fileno=descriptor)).serve()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Arrays in NumPy's format, of which nobody has vouched: what a header claims, and whether that much is there."""
+"""Untrusted arrays in NumPy's format: what a header claims, and whether the data is there."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def holders_of(
     Python, has no holders. With ``read_again`` variables that are not read any more do not count, and what nothing else
     holds is left out too.
     """
-    search = _Search(names)
+    search = _HolderSearch(names)
     found = {}
     for storage, own in tensors.items():
         passed = (tensors, own, *ignored)
@@ -168,7 +168,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 @dataclass
-class _Search:
+class _HolderSearch:
     """One look. ``variables`` are the local ones of the functions that now run, in all threads: ``gc`` does not see
     their frames.
     """

@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -26,7 +29,6 @@ from service.jobs.checkpoints import Checkpoint, require
 from service.parallel.checkpoint import folder as folders
 from service.parallel.checkpoint.shards import ShardWriter
 from service.parallel.checkpoint.stored import stored
-from service.parallel.checkpoint.unpadded import UnpaddedLoadPlanner, UnpaddedSavePlanner
 
 
 class PublishError(RuntimeError):
@@ -96,7 +98,7 @@ def on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None
     do, on all others.
     """
     failed: OSError | None = None
-    if _is_first_rank():
+    if not _distributed() or dist.get_rank() == 0:
         try:
             act()
         except OSError as error:
@@ -150,5 +152,57 @@ def _distributed() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _is_first_rank() -> bool:
-    return not _distributed() or dist.get_rank() == 0
+class UnpaddedSavePlanner(DefaultSavePlanner):
+    """Plans to write each tensor without its padding: files hold what every layout has.
+
+    ``rows`` counts, for each tensor whose first dimension is padded at its end, the rows before that.
+    """
+
+    def __init__(self, rows: Mapping[str, int]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        items = (self._without_padding(item) for item in plan.items)
+        self.plan = replace(plan, items=[item for item in items if item is not None])
+        return self.plan
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - the name of the base class
+        found = super().transform_object(write_item, object)
+        if write_item.index.fqn not in self._rows or write_item.tensor_data is None:
+            return found
+        assert isinstance(found, Tensor)
+        return found[: write_item.tensor_data.chunk.sizes[0]]
+
+    def _without_padding(self, item: WriteItem) -> WriteItem | None:
+        """Return the item for what its chunk has before the padding; ``None`` where that is nothing."""
+        rows, data = self._rows.get(item.index.fqn), item.tensor_data
+        if rows is None or data is None:
+            return item
+        own = min(rows - data.chunk.offsets[0], data.chunk.sizes[0])
+        if own <= 0:
+            return None
+        chunk = replace(data.chunk, sizes=torch.Size((own, *data.chunk.sizes[1:])))
+        return replace(item, tensor_data=replace(data, chunk=chunk, size=torch.Size((rows, *data.size[1:]))))
+
+
+class UnpaddedLoadPlanner(DefaultLoadPlanner):
+    """Leaves the padding of tensors as it is."""
+
+    def __init__(self, rows: Mapping[str, int]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        if metadata is not None:
+            held = dict(metadata.state_dict_metadata)
+            for name in self._rows.keys() & held.keys() & state_dict.keys():
+                # As large as the tensor here, so that the base class takes both for one; no file has the rest.
+                entry = held[name]
+                assert isinstance(entry, TensorStorageMetadata)
+                held[name] = replace(entry, size=state_dict[name].shape)
+            metadata = replace(metadata, state_dict_metadata=held)
+        super().set_up_planner(state_dict, metadata, is_coordinator)

@@ -87,7 +87,7 @@ class BoundingEngine(ABC):
 
     @abstractmethod
     def repeated_bounder(self, method: Method) -> Bounder:
-        """Return the same for many analyses of boxes of one shape; what it caches ends with it."""
+        """Return such a bounder for many analyses of boxes of one shape; its cache ends with it."""
 
     @abstractmethod
     def shaped(self, box: Interval) -> Interval:

@@ -71,8 +71,8 @@ class TaskLoader:
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_content(self, module: nn.Module, input_shape: Sequence[int], content: str) -> BoundingEngine:
-        """Return what bounds a module that this rank has whole and whose file ``content`` names: traced now, or by an
-        earlier job.
+        """Return the engine of a module that this rank has whole, traced now or by an earlier job; ``content`` names
+        its file.
         """
         self.report.phase("preparing")
         like = next(iter(local_state(module).values()))

@@ -15,7 +15,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
 from service.jobs.store_limits import StoreLimits
 from workers.agent.admission import CannotWork, address_of, check_admitted
-from workers.agent.outage import Outage
+from workers.agent.agent import Outage
 
 ELSEWHERE = "redis://192.0.2.7:6379/0"
 """An address of the range for documents; nothing is sent there."""

@@ -23,7 +23,7 @@ class StructuredRows(ABC):
         return True
 
     def wider(self, shape: tuple[int, ...], like: Tensor) -> StructuredRows | None:
-        """Return the same rows in the next more general representation; ``None`` where only dense rows are left."""
+        """Return these rows in the next more general representation; ``None`` where only dense rows are left."""
         return None
 
     def plus(self, other: StructuredRows) -> StructuredRows | None:
