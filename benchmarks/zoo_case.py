@@ -38,7 +38,7 @@ from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 ROWS, POINTS, AT_ONCE = 16, 2000, 100
 """Outputs that are bounded, points that are sampled, and how many of them go together."""
-AGAIN_S = {"cpu": 1.0, "cuda": 5.0}
+AGAIN_S = {"cpu": 1.0, "cuda": 20.0}
 """A run that takes less is done again, warm, and the second is the one that counts: the first builds kernels."""
 LEGACY, DYNAMO = (17, 18, 19, 20), (18, 20, 21, 22, 23, 24)
 """Opsets that the exporters write in turn."""
