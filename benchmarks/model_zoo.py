@@ -10,7 +10,8 @@ the mean width of the outputs of 2,000 points, of which half are corners; *insid
 every bound. Where a checkout of auto_LiRPA is at ``--peer``, it bounds the same module on the same box in the same
 process.
 With ``--json`` a model that the file has already is not run again: a long run can go in parts. With ``--device cpu
-cuda`` both are measured on one host: models side by side on ``--pairs`` of cores, and one at a time on the GPU.
+cuda`` both are measured on one host: models side by side on ``--pairs`` of cores, and one at a time on the GPU. On a
+host with a GPU the CPU alone is measured with ``CUDA_VISIBLE_DEVICES=``, since processes fork after a first trace.
 """
 
 from __future__ import annotations
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["ibp", "crown", "alpha-crown"])
     parser.add_argument("--seconds", type=float, default=60.0, help="for each method")
     parser.add_argument("--export-seconds", type=float, default=60.0, help="for each export, and for loading its file")
+    parser.add_argument("--first", action="store_true", help="no further export once a file is accepted")
     parser.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda, or both, one after the other")
     parser.add_argument("--pairs", type=int, default=0, help="models side by side, each on a pair of cores")
     parser.add_argument("--start", default="fork", choices=["fork", "spawn"], help="how processes of models start")

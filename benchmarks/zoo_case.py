@@ -38,7 +38,7 @@ from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 ROWS, POINTS, AT_ONCE = 16, 2000, 100
 """Outputs that are bounded, points that are sampled, and how many of them go together."""
-AGAIN_S = {"cpu": 1.0, "cuda": 5.0}
+AGAIN_S = {"cpu": 1.0, "cuda": 20.0}
 """A run that takes less is done again, warm, and the second is the one that counts: the first builds kernels."""
 LEGACY, DYNAMO = (17, 18, 19, 20), (18, 20, 21, 22, 23, 24)
 """Opsets that the exporters write in turn."""
@@ -138,9 +138,14 @@ def _torch(model: nn.Module, x: Tensor, dynamo: bool, opset: int) -> bytes:
     return file.getvalue()
 
 
-def accepted(model: Any, x: Tensor, number: int, log: Log, seconds: float) -> Loaded | None:
-    """Return a file that is accepted, loaded; every exporter's is tried, all but the last in processes beside this."""
+def accepted(model: Any, x: Tensor, number: int, log: Log, given: argparse.Namespace) -> Loaded | None:
+    """Return a file that is accepted, loaded; every exporter's is tried, all but the last in processes beside this, or
+    only until one is accepted.
+    """
+    seconds = given.export_seconds
     *others, last = exports(model, x, number)
+    if given.first:
+        return next(filter(None, (_taken(each, log, seconds) for each in (last, *others))), None)
     beside = [multiprocessing.get_context("fork").Process(target=_taken, args=(each, log, seconds)) for each in others]
     for process in beside:
         process.start()
@@ -279,7 +284,7 @@ def beyond(bounds: tuple[Tensor, Tensor], met: tuple[Tensor, Tensor]) -> float:
 def run(entry: Entry, number: int, log: Log, given: argparse.Namespace) -> None:
     """Measure one entry on each device: Trivet, and the peer."""
     model, x = seeded(entry)
-    loaded = accepted(model, x, number, log, given.export_seconds)
+    loaded = accepted(model, x, number, log, given)
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(mode=True)
     box, found = Interval(*((x + moved).flatten()[None] for moved in (-entry.eps, entry.eps))), {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
+from threading import Lock
 
 import torch
 
@@ -24,7 +25,7 @@ class ProgressMeter:
 
     A row costs as much as the values are large through which it is propagated backward. Until a value is reached, both
     bounds of all of its entries are expected. On a CUDA device a row counts when the device has bounded it, not when
-    the host has asked for it; nothing waits for that.
+    the host has asked for it; nothing waits for that. Threads may add side by side, and tell one after the other.
     """
 
     tell: Callable[[float], None]
@@ -32,6 +33,7 @@ class ProgressMeter:
     _expected: dict[str, float] = field(default_factory=dict)
     _done: float = 0.0
     _running: deque[tuple[torch.cuda.Event, float]] = field(default_factory=deque)
+    _lock: Lock = field(default_factory=Lock)
 
     def start(self, network: Network, names: Iterable[str]) -> None:
         """Begin an analysis that bounds the entries of the values ``names``, and of the output."""
@@ -49,7 +51,10 @@ class ProgressMeter:
 
     def add(self, name: str, rows: int, device: torch.device) -> None:
         """Count ``rows`` bounded rows of a value."""
-        work = rows * self._cost[name]
+        with self._lock:
+            self._add(rows * self._cost[name], device)
+
+    def _add(self, work: float, device: torch.device) -> None:
         if device.type == "cuda":
             self._running.append((torch.cuda.Event(), work))  # type: ignore[no-untyped-call]
             self._running[-1][0].record()

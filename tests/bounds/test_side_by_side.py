@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from nets import box_around, output_bounds, prepared
 from torch import Tensor, nn
 
-from service.bounds.methods import BoundOptions
+from service.bounds.interval import Interval
+from service.bounds.methods import BoundOptions, ProgressMeter
+from service.bounds.network import Network
+from service.bounds.progress import OutOfTimeError, TimeLimit
 from service.bounds.side_by_side import are_worthwhile, side_by_side
 
 
@@ -62,12 +68,43 @@ def test_one_part_one_thread_and_gradients_need_none() -> None:
     assert not are_worthwhile(3, 2)
 
 
-def test_bounds_are_those_of_one_thread() -> None:
+IN_PARTS = BoundOptions(elements=2 * 72 * 10)
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[Network, Interval]:
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()]
     module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 36, 5)).double()
-    network, box = prepared(module, 2, 6, 6), box_around(torch.rand(2, 2, 6, 6, dtype=torch.float64), 0.1)
-    options = BoundOptions(elements=2 * 72 * 10)
+    return prepared(module, 2, 6, 6), box_around(torch.rand(2, 2, 6, 6, dtype=torch.float64), 0.1)
+
+
+def test_progress_is_told_by_all_threads_and_ends_at_one(images: tuple[Network, Interval]) -> None:
+    told = list[tuple[float, int]]()
+    meter = ProgressMeter(lambda share: told.append((share, threading.get_ident())))
+    output_bounds(*images, "crown", replace(IN_PARTS, progress=meter))
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert threading.get_ident() not in {thread for _, thread in told[:-1]}
+
+
+def test_the_end_of_the_time_ends_all_threads(images: tuple[Network, Interval]) -> None:
+    options = IN_PARTS.until(time.monotonic() + 3600)
+    assert isinstance(options.progress, TimeLimit)
+    limit = options.progress
+
+    def over(share: float) -> None:
+        limit.deadline = 0.0
+
+    limit.tell = over
+    with pytest.raises(OutOfTimeError):
+        output_bounds(*images, "crown", options)
+    assert torch.get_num_threads() == 2
+
+
+def test_bounds_are_those_of_one_thread(images: tuple[Network, Interval]) -> None:
+    (network, box), options = images, IN_PARTS
     parallel = output_bounds(network, box, "crown", options)
     torch.set_num_threads(1)
     alone = output_bounds(network, box, "crown", options)

@@ -142,9 +142,9 @@ def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
     return max(1, options.elements // elements_of_row(backward, start))
 
 
-IN_CACHE = 2**20
-"""Elements of a part on a CPU: larger tensors leave its caches, and each is new memory, which the system fills with
-zeros first.
+IN_CACHE = 2**22
+"""Elements of a part on a CPU: products of fewer rows read the weights too often, and larger tensors leave its caches
+and are new memory, which the system fills with zeros first.
 """
 
 
