@@ -32,4 +32,5 @@ COMPILE = JobKind(
     check,
     page="api.dashboard:static/kinds/compile.js",
     report="report.json",
+    preloads=("service.compilation.job",),
 )
