@@ -32,5 +32,4 @@ COMPILE = JobKind(
     check,
     page="api.dashboard:static/kinds/compile.js",
     report="report.json",
-    preloads=("service.compilation.job",),
 )
