@@ -46,6 +46,8 @@ class Toolchain:
     def __post_init__(self) -> None:
         if self.cache is not None:
             keep_headers(self.cache)
+        if self.device.type == "cpu":  # torch would start processes that compile for GPUs, also where it uses none
+            os.environ.setdefault("TORCH_WARM_POOL", "0")
 
     def begin(self) -> None:
         """Let the C++ compiler prepare headers meanwhile, if there is a folder where they may stay.
