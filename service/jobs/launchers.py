@@ -15,7 +15,11 @@ from importlib.metadata import entry_points
 LOCAL = "local"
 LAUNCHER_NAME = re.compile(r"^[a-z]{2,20}$")
 GROUP = "trivet.launchers"
-_BUILT_IN = {"slurm": "workers.launchers.slurm:Slurm"}
+_BUILT_IN = {
+    "kubernetes": "workers.launchers.kubernetes:Kubernetes",
+    "ray": "workers.launchers.ray:Ray",
+    "slurm": "workers.launchers.slurm:Slurm",
+}
 _DEVICES = frozenset({"auto", "cuda", "cpu"})
 
 
