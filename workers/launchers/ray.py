@@ -202,7 +202,7 @@ def bundles(ranks: int, max_hosts: int, nodes: Sequence[int]) -> list[int] | Non
     return None
 
 
-class Bundle:
+class RayBundle:
     """Runs the command in one bundle; an actor of Ray."""
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ def _start(asked: AskedDevices, pool: str) -> tuple[list[Any], list[Any]]:
     group, sizes = _reserve(asked, pool)
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     actors = [
-        ray.remote(Bundle)
+        ray.remote(RayBundle)
         .options(
             num_cpus=size if pool == "CPU" else 0,
             num_gpus=size if pool == "GPU" else 0,
