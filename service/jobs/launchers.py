@@ -17,7 +17,11 @@ from typing import Literal
 LOCAL = "local"
 LAUNCHER_NAME = re.compile(r"^[a-z]{2,20}$")
 GROUP = "trivet.launchers"
-_BUILT_IN = {"slurm": "workers.launchers.slurm:Slurm"}
+_BUILT_IN = {
+    "kubernetes": "workers.launchers.kubernetes:Kubernetes",
+    "ray": "workers.launchers.ray:Ray",
+    "slurm": "workers.launchers.slurm:Slurm",
+}
 _DEVICES = frozenset({"auto", "cuda", "cpu"})
 
 

@@ -71,6 +71,16 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
     slurm_options: str = Field(
         "", description="further options of sbatch for the launcher `slurm`, such as --partition=gpu --account=lab"
     )
+    ray_options: str = Field(
+        "",
+        description="for the launcher `ray`, such as --address=http://head:8265 and further resources of each device, "
+        "--resources='{\"accelerator_type:H100\": 0.001}'",
+    )
+    kubernetes_options: str = Field(
+        "",
+        description="for the launcher `kubernetes`, first of all --template=FILE and --namespace=NAME, and "
+        "--queue=NAME with Kueue",
+    )
     stop_jobs: bool = Field(
         False,
         description="a worker that is stopped stops its jobs first, which write a checkpoint and go back to the queue, "

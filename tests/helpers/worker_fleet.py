@@ -200,6 +200,12 @@ class MortalBroker:
     def up(self) -> None:
         self.server = EmbeddedBroker.start(self._folder)
 
+    def restart(self) -> None:
+        """Kill it, and start it again with what it has on disk."""
+        self.server.process.kill()
+        self.server.process.wait(LIMIT_S)
+        self.server.restart()
+
     @contextmanager
     def away(self) -> Iterator[None]:
         """It is down meanwhile."""

@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from service.jobs.atomic import atomic_write
+from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX, config_file
 from service.jobs.states import TERMINAL
@@ -193,6 +194,11 @@ class LauncherDesk:
         self._outage = said
 
 
+def service_of(data: DataLayout) -> str:
+    """Return what tells a service's allocations from those of others."""
+    return sha256(str(data.root).encode()).hexdigest()[:16]
+
+
 def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
     """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for what is none.
 
@@ -211,9 +217,9 @@ def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
         shared[f"{ENV_PREFIX}DATA"] = str(settings.layout.root)
         atomic_write(folder / "settings.json", json.dumps(shared).encode())
         context = LauncherContext(
-            service=sha256(str(settings.layout.root).encode()).hexdigest()[:16],
+            service=service_of(settings.layout),
             folder=folder,
-            options=settings.slurm_options if name == "slurm" else "",
+            options=getattr(settings, f"{name}_options", ""),
             stop_grace_s=settings.stop_grace_s,
         )
         desks.append(LauncherDesk(name, launcher_class(name)(context), store, settings.worker_name, folder))

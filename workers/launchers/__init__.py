@@ -113,7 +113,10 @@ def launcher_class(name: str) -> type[Launcher]:
     module, _, attribute = launchers().get(name, "").partition(":")
     if not module:
         raise ValueError(unknown_launcher(name))
-    found = getattr(importlib.import_module(module), attribute)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"launcher {name}: there is no module {error.name}; pip install 'trivet[{name}]'") from error
     if not (isinstance(found, type) and issubclass(found, Launcher)):
         raise ValueError(f"launcher {name}: {module}:{attribute} is no workers.launchers.Launcher")  # noqa: TRY004
     return found

@@ -162,4 +162,7 @@ def test_what_gives_devices_is_the_specs_choice_then_the_operators(store: Store,
     with pytest.raises(Rejected) as refused:
         store.jobs.submit(train(launcher="flux"), "ada")
     (problem,) = refused.value.problems
-    assert (problem.path, problem.message) == ("launcher", "there is no launcher flux; there are local, slurm")
+    assert (problem.path, problem.message) == (
+        "launcher",
+        "there is no launcher flux; there are local, kubernetes, ray, slurm",
+    )

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scheduled_site import Site
 from waiting import LIMIT_S, eventually
-from worker_fleet import MortalBroker, train_spec
+from worker_fleet import MortalBroker
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import Job
-from service.jobs.store import Store, StoreUnavailable
+from service.jobs.store import Store
 from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
 from workers.launchers.slurm import Slurm, tasks_per_node
 
@@ -74,66 +73,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         Cluster(folder).script("stop", str(folder))
 
 
-class Site:
-    """A service whose only worker has no devices of its own, and asks the cluster for them."""
-
-    def __init__(self, store: Store, data: DataLayout, cluster: Cluster, log: Path, broker: str) -> None:
-        self.store, self._data, self._log = store, data, log
-        self._environment = os.environ | {
-            "TRIVET_DATA": str(data.root),
-            "TRIVET_REDIS_URL": broker,
-            "TRIVET_WORKER_NAME": "login",
-            "TRIVET_CPU_SLOTS": "0",
-            "TRIVET_LAUNCHERS": "slurm",
-            "TRIVET_WARM_SUPERVISORS": "0",
-            "TRIVET_STOP_GRACE_S": "50",
-            "SLURM_CONF": str(cluster.folder / "slurm.conf"),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self.worker = subprocess.Popen(
-                [sys.executable, "-m", "workers"], env=self._environment, stdout=log, stderr=log
-            )
-
-    def submit(self, name: str, ranks: int, **fields: Any) -> Job:
-        fields = {"launcher": "slurm", "max_hosts": 2, "batch": {"global": 12 * ranks}, "steps": 10} | fields
-        return self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")[0]
-
-    def now(self, job: Job) -> Job:
-        return self.store.jobs.get(job.id)
-
-    def ended(self, job: Job) -> Job:
-        def look() -> Job | None:
-            try:
-                return now if (now := self.now(job)).ended_at is not None else None
-            except StoreUnavailable:
-                return None
-
-        return eventually(look, within_s=5 * LIMIT_S)
-
-    def until(self, job: Job, state: str) -> Job:
-        return eventually(lambda: now if (now := self.now(job)).state == state else None, within_s=2 * LIMIT_S)
-
-    def events(self, job: Job, *types: str) -> list[dict[str, Any]]:
-        page = self.store.events.page(job.id, after="0-0", types=set(types), limit=10_000)
-        return [item.event for item in page.items]
-
-    def works(self, job: Job) -> None:
-        """Its ranks have taken steps."""
-        eventually(lambda: self.events(job, "metric"), within_s=2 * LIMIT_S)
-
-    def said(self) -> str:
-        printed = [path.read_text() for path in self._data.launcher("slurm").glob("*.log")]
-        return "\n".join([self._log.read_text(), *printed])
-
-
 @pytest.fixture
 def site(cluster: Cluster, mortal: MortalBroker, data: DataLayout, tmp_path: Path) -> Iterator[Site]:
     store = Store.connect(mortal.server.url, data)
-    site = Site(store, data, cluster, tmp_path / "worker.log", mortal.server.url)
+    site = Site(
+        "slurm", store, data, tmp_path / "worker.log", mortal.server.url, SLURM_CONF=f"{cluster.folder}/slurm.conf"
+    )
     yield site
     site.worker.terminate()
     site.worker.wait(LIMIT_S)

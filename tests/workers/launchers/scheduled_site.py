@@ -1,0 +1,91 @@
+"""A service of one worker that gets the devices of all jobs from a scheduler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from waiting import LIMIT_S, eventually
+from worker_fleet import train_spec
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import Job
+from service.jobs.store import Store, StoreUnavailable
+from workers.agent.launching import service_of
+
+
+class Site:
+    """A service whose only worker has no devices of its own, and asks a scheduler for them."""
+
+    def __init__(self, launcher: str, store: Store, data: DataLayout, log: Path, broker: str, **variables: str) -> None:
+        """``variables`` are further ones of the worker's environment."""
+        self.store, self._launcher, self._data, self._log = store, launcher, data, log
+        self.service = service_of(data)
+        self._environment = os.environ | {
+            "TRIVET_DATA": str(data.root),
+            "TRIVET_REDIS_URL": broker,
+            "TRIVET_WORKER_NAME": "login",
+            "TRIVET_CPU_SLOTS": "0",
+            "TRIVET_LAUNCHERS": launcher,
+            "TRIVET_WARM_SUPERVISORS": "0",
+            "TRIVET_STOP_GRACE_S": "50",
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.worker = subprocess.Popen(
+                [sys.executable, "-m", "workers"], env=self._environment, stdout=log, stderr=log
+            )
+
+    def restart(self) -> None:
+        """Kill the worker, and start it again."""
+        self.worker.kill()
+        self.worker.wait(LIMIT_S)
+        self.start()
+
+    def submit(self, name: str, ranks: int, **fields: Any) -> Job:
+        fields = {"launcher": self._launcher, "max_hosts": 2, "batch": {"global": 12 * ranks}, "steps": 10} | fields
+        return self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")[0]
+
+    def now(self, job: Job) -> Job:
+        return self.store.jobs.get(job.id)
+
+    def ended(self, job: Job) -> Job:
+        def look() -> Job | None:
+            try:
+                return now if (now := self.now(job)).ended_at is not None else None
+            except StoreUnavailable:
+                return None
+
+        return eventually(look, within_s=5 * LIMIT_S)
+
+    def all_ended(self, jobs: Sequence[Job]) -> bool:
+        """Tell whether none of them goes on."""
+        return all(self.now(job).ended_at is not None for job in jobs)
+
+    def history(self, job: Job) -> list[dict[str, Any]]:
+        """Return all its events, with their ids."""
+        page = self.store.events.page(job.id, after="0-0", types=None, limit=100_000)
+        return [{**item.event, "id": item.id} for item in page.items]
+
+    def until(self, job: Job, state: str) -> Job:
+        return eventually(lambda: now if (now := self.now(job)).state == state else None, within_s=2 * LIMIT_S)
+
+    def events(self, job: Job, *types: str) -> list[dict[str, Any]]:
+        page = self.store.events.page(job.id, after="0-0", types=set(types), limit=10_000)
+        return [item.event for item in page.items]
+
+    def works(self, job: Job) -> None:
+        """Its ranks have taken steps."""
+        eventually(lambda: self.events(job, "metric"), within_s=2 * LIMIT_S)
+
+    def said(self) -> str:
+        printed = [path.read_text() for path in self._data.launcher(self._launcher).glob("*.log")]
+        return "\n".join([self._log.read_text(), *printed])

@@ -1,0 +1,260 @@
+"""Gets devices from Kubernetes: one indexed Job for each attempt, with a pod for each host, in a queue of Kueue's where
+one is named.
+
+What a pod looks like is the operator's: a template of a Job, as in ``docker/kubernetes/attempt.yaml``, into which the
+command, the number of pods and their devices are put. All goes through the official client, ``trivet[kubernetes]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import math
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client, config
+from urllib3.exceptions import HTTPError
+
+from workers.launchers import (
+    AllocatedHost,
+    AllocationRequest,
+    Booking,
+    Launcher,
+    LauncherContext,
+    LauncherUnavailable,
+    Pool,
+)
+
+_ANSWER_S = 30.0
+_NAME = "trivet-"
+_SERVICE, _JOB = "trivet/service", "trivet/job"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_HERE = "TRIVET_KUBERNETES"
+"""The variable that tells the pods of a Job what it has; each knows its own index from Kubernetes."""
+_GONE = 404
+_KEPT_S = 3600
+"""Seconds for which Kubernetes keeps a Job that has ended, and what its pods printed."""
+_MARGIN_S = 15.0
+"""Seconds that hosts have to report beyond the grace of their ranks, before pods are killed."""
+
+
+def pods(ranks: int, max_hosts: int, most: int) -> tuple[int, int]:
+    """Return how many pods of how many devices each hold all ranks, as few as can be. The pods of a Job are alike, so
+    the last may have devices to spare. Raises :class:`LauncherUnavailable` where so many pods do not hold them.
+    """
+    count = math.ceil(ranks / most)
+    if count > max_hosts:
+        raise LauncherUnavailable(
+            f"{ranks} ranks need {count} pods of {most} devices each, and max_hosts is {max_hosts}"
+        )
+    size = math.ceil(ranks / count)
+    return math.ceil(ranks / size), size
+
+
+class Kubernetes(Launcher):
+    """Asks the API server of one namespace. ``priority`` is the template's, by a class of Kubernetes or Kueue, and
+    ``timeout_s`` the supervisor's.
+    """
+
+    def __init__(self, context: LauncherContext) -> None:
+        super().__init__(context)
+        self._options = _options(context.options)
+        self._template = _template(Path(self._options.template))
+        access = _access(self._options.context)
+        self._batch, self._core = client.BatchV1Api(access), client.CoreV1Api(access)
+
+    def describe(self) -> str:
+        """Return where Jobs are made, and how many of this service run and wait."""
+        bookings = self.allocations()
+        waiting = sum(booking.is_waiting for booking in bookings)
+        queue = f", queue {self._options.queue}" if self._options.queue else ""
+        return f"namespace {self._options.namespace}{queue}: {len(bookings) - waiting} jobs run, {waiting} wait"
+
+    def request(self, request: AllocationRequest) -> str:
+        """Create a Job whose pods run the command."""
+        manifest = self.manifest(request)
+        job = client.V1Job.from_dict(manifest)
+        assert job is not None
+        with _errors():
+            self._batch.create_namespaced_job(self._options.namespace, job, _request_timeout=_ANSWER_S)
+        return str(manifest["metadata"]["name"])
+
+    def manifest(self, request: AllocationRequest) -> dict[str, Any]:
+        """Return the Job for a request, made from the operator's template. Raises :class:`LauncherUnavailable`."""
+        count, size = pods(request.ranks, request.max_hosts, self._options.devices_per_pod)
+        name, labels = f"{_NAME}{secrets.token_hex(5)}", {_SERVICE: self.context.service, _JOB: request.job_id}
+        has_gpus = (self._options.auto if request.device == "auto" else request.device) == "cuda"
+        resource = self._options.gpu_resource if has_gpus else "cpu"
+        facts = {"namespace": self._options.namespace, "job": name}
+        if self._options.queue:
+            facts["queue"] = self._options.queue
+        told = {"name": name, "ranks": request.ranks, "size": size, "pool": _pool(has_gpus), "facts": facts}
+        job = copy.deepcopy(self._template)
+        job["metadata"] = {**job.get("metadata", {}), "name": name}
+        job["metadata"]["labels"] = {**job["metadata"].get("labels", {}), **labels}
+        job["spec"] |= {
+            "completions": count,
+            "parallelism": count,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,  # a host that is lost ends the attempt, and the next one is another Job's
+            "ttlSecondsAfterFinished": _KEPT_S,
+        }
+        if self._options.queue:
+            job["metadata"]["labels"][_QUEUE] = self._options.queue
+            job["spec"]["suspend"] = True  # until Kueue admits it
+        template = job["spec"]["template"]
+        template.setdefault("metadata", {}).setdefault("labels", {}).update(labels)
+        template["spec"]["restartPolicy"] = "Never"
+        template["spec"]["terminationGracePeriodSeconds"] = math.ceil(self.context.stop_grace_s + _MARGIN_S)
+        container = template["spec"]["containers"][0]
+        container["command"] = list(request.command)
+        container["env"] = [*container.get("env", []), {"name": _HERE, "value": json.dumps(told)}]
+        for kind in ("requests", "limits") if has_gpus else ("requests",):
+            container.setdefault("resources", {}).setdefault(kind, {})[resource] = str(size)
+        return job
+
+    def allocations(self) -> list[Booking]:
+        """Return the Jobs of this service that have neither ended nor been deleted."""
+        with _errors():
+            jobs = self._list(self._batch.list_namespaced_job)
+            found = self._list(self._core.list_namespaced_pod) if any(map(_waits, jobs)) else []
+        reasons = {pod.metadata.labels[_JOB]: said for pod in found if (said := _unscheduled(pod))}
+        return [_booking(job, reasons) for job in jobs if not (_is_over(job) or job.metadata.deletion_timestamp)]
+
+    def cancel(self, allocations: Sequence[Booking]) -> None:
+        """Delete Jobs, and their pods in the background, which get the grace of ranks."""
+        for allocation in allocations:
+            with _errors(gone_is_fine=True):
+                self._batch.delete_namespaced_job(
+                    allocation.id,
+                    self._options.namespace,
+                    propagation_policy="Background",
+                    _request_timeout=_ANSWER_S,
+                )
+
+    @staticmethod
+    def here(environment: Mapping[str, str]) -> AllocatedHost:
+        """Return what this pod has: its share of the ranks."""
+        told, index = json.loads(environment[_HERE]), int(environment["JOB_COMPLETION_INDEX"])
+        ranks, size = told["ranks"], told["size"]
+        return AllocatedHost(
+            allocation=told["name"],
+            index=index,
+            count=math.ceil(ranks / size),
+            pool=told["pool"],
+            devices=min(size, ranks - index * size),
+            facts=told["facts"],
+        )
+
+    def _list(self, call: Callable[..., Any]) -> list[Any]:
+        selector = f"{_SERVICE}={self.context.service}"
+        return list(call(self._options.namespace, label_selector=selector, _request_timeout=_ANSWER_S).items)
+
+
+def _options(text: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="TRIVET_KUBERNETES_OPTIONS", exit_on_error=False, add_help=False)
+    parser.add_argument("--template", default="")
+    parser.add_argument("--namespace", default="default")
+    parser.add_argument("--context")
+    parser.add_argument("--queue", default="")
+    parser.add_argument("--devices-per-pod", type=int, default=8)
+    parser.add_argument("--gpu-resource", default="nvidia.com/gpu")
+    parser.add_argument("--auto", choices=("cuda", "cpu"), default="cuda")
+    try:
+        options, unknown = parser.parse_known_args(shlex.split(text))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"TRIVET_KUBERNETES_OPTIONS: {error}") from error
+    if unknown:
+        raise ValueError(f"TRIVET_KUBERNETES_OPTIONS: there is no option {unknown[0]}")
+    if not options.template:
+        raise ValueError(
+            "TRIVET_KUBERNETES_OPTIONS needs --template=FILE, a Job such as docker/kubernetes/attempt.yaml"
+        )
+    if options.devices_per_pod < 1:
+        raise ValueError("TRIVET_KUBERNETES_OPTIONS: --devices-per-pod is 1 at least")
+    return options
+
+
+def _access(context: str | None) -> client.ApiClient:
+    """Return a client with the rights of this pod, or of the user whom ``KUBECONFIG`` or ``kubectl`` name."""
+    settings = client.Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            file = os.environ.get("KUBECONFIG")
+            config.load_kube_config(config_file=file, context=context, client_configuration=settings)
+    except (config.ConfigException, OSError) as error:
+        raise ValueError(f"there is no access to Kubernetes: {error}") from error
+    settings.retries = 0  # the worker asks again
+    return client.ApiClient(settings)
+
+
+def _template(path: Path) -> dict[str, Any]:
+    """Return the operator's Job. Raises ``ValueError`` for a file that holds none with a container."""
+    found = yaml.safe_load(path.read_text())
+    try:
+        is_job = found["kind"] == "Job" and bool(found["spec"]["template"]["spec"]["containers"][0])
+    except (TypeError, KeyError, IndexError):
+        is_job = False
+    if not is_job:
+        raise ValueError(f"{path} is no manifest of a Job with a container")
+    return dict(found)
+
+
+def _pool(has_gpus: bool) -> Pool:
+    return "cuda" if has_gpus else "cpu"
+
+
+def _is_over(job: Any) -> bool:
+    conditions = (job.status and job.status.conditions) or []
+    return any(one.type in ("Complete", "Failed", "FailureTarget") and one.status == "True" for one in conditions)
+
+
+def _waits(job: Any) -> bool:
+    """Tell whether no pod of the Job runs yet, nor has run since the Job was started."""
+    status = job.status
+    has_run = status is not None and bool(status.ready or status.succeeded or status.failed)
+    return bool(job.spec.suspend) or not has_run
+
+
+def _unscheduled(pod: Any) -> str:
+    """Return why a pod has no node, in Kubernetes' words."""
+    conditions = (pod.status and pod.status.conditions) or []
+    return next((one.message or "" for one in conditions if one.type == "PodScheduled" and one.status == "False"), "")
+
+
+def _booking(job: Any, reasons: Mapping[str, str]) -> Booking:
+    name, job_id = job.metadata.name, job.metadata.labels[_JOB]
+    if not _waits(job):
+        return Booking(name, job_id, is_waiting=False)
+    queue = job.metadata.labels.get(_QUEUE)
+    why = f"is in the queue {queue}" if job.spec.suspend else reasons.get(job_id) or "starts"
+    return Booking(name, job_id, is_waiting=True, reason=f"Kubernetes job {name}: {why}")
+
+
+@contextlib.contextmanager
+def _errors(gone_is_fine: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except client.ApiException as error:
+        if not (gone_is_fine and error.status == _GONE):
+            raise LauncherUnavailable(f"Kubernetes: {error.status}, {_said(error)}") from error
+    except HTTPError as error:
+        raise LauncherUnavailable(f"Kubernetes: {error}") from error
+
+
+def _said(error: client.ApiException) -> str:
+    """Return the message of an answer, which is a Status of Kubernetes or whatever stood before it."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)
