@@ -103,7 +103,7 @@ export class Chart {
   /** @param {number | undefined} factor of what is shown, around the crosshair */
   magnify(factor) {
     const [low, high] = this.crosshair.view ?? this.reach ?? [0, 0];
-    const middle = this.crosshair.at ?? (low + high) / 2;
+    const middle = Math.min(Math.max(this.crosshair.at ?? (low + high) / 2, low), high);
     if (factor) this.look(middle - (middle - low) * factor, middle + (high - middle) * factor);
   }
 
