@@ -62,7 +62,7 @@ PAGES = (
     ),
     Page("/submit", "New job", "submit.html", "submit.js", ("timeline.css", "charts.css", "submit.css"), parent="/"),
     Page("/compare", "Compare", "compare.html", "compare.js", ("charts.css", "compare.css"), parent="/"),
-    Page("/hosts", "Hosts", "hosts.html", "hosts.js", ("hosts.css",), nav="Hosts"),
+    Page("/hosts", "Hosts", "hosts.html", "hosts.js", ("charts.css", "timeline.css", "hosts.css"), nav="Hosts"),
     Page("/login", "Sign in", "login.html", "login.js", ("login.css",), public=True),
     Page("/login/callback", "Sign in", "login.html", "login.js", ("login.css",), public=True),
     Page("/docs", "API reference", "docs.html", "docs.js", ("swagger/swagger-ui.css", "docs.css"), "API", public=True),

@@ -63,6 +63,18 @@ def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path
     ]
 
 
+def test_jobs_that_differ_in_their_seed_are_their_mean(page: Page, fleet: Fleet) -> None:
+    for lr, seed, loss in ((0.1, 0, 0.2), (0.1, 1, 0.4), (0.01, 0, 0.9)):
+        trained(fleet, f"rate {lr}", lr, loss, seed=seed)
+    page.goto("/compare?sweep=none")
+    entries = page.locator("#curves .legend .entry")
+    expect(entries).to_have_count(3)
+    page.get_by_label("Mean of seeds").check()
+    expect(entries).to_have_text(["rate 0.010.9500", "rate 0.1 (2 seeds)0.3500"])
+    colours = "rows => rows.map((row) => row.querySelector('.swatch').dataset.series)"
+    assert page.locator("#table tbody tr").evaluate_all(colours) == ["0", "1", "1"]
+
+
 def test_results_are_drawn_over_fields_of_the_specs(page: Page, fleet: Fleet) -> None:
     """Each job is a point over a field and a result, and a line over all fields that differ; both lead to it."""
     found = [trained(fleet, f"lr {lr}", lr, loss, seed=seed) for seed, (lr, loss) in enumerate(LOSSES)]

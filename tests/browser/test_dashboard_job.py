@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from dashboard_service import Complaints
 from fleet import Fleet, train_spec, verify_spec
@@ -23,6 +25,33 @@ def test_evaluations_are_marked_and_the_best_is_named(page: Page, fleet: Fleet) 
     expect(chart.locator("[data-name='eval_loss'] .best")).to_have_text("best 0.2500 at 20")
     attempt.metric(40, loss=0.1, eval_loss=0.1)
     expect(chart.locator("[data-name='eval_loss'] .best")).to_have_text("")
+
+
+def test_a_part_of_all_charts_is_shown_and_curves_are_smoothed(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    for step in range(101):
+        attempt.metric(step, loss=float(step % 2), lr=0.1, eval_loss=1.0)
+    attempt.succeed()
+    page.goto(f"/jobs/{attempt.job_id}")
+    loss, rate = (page.locator(f"[data-chart='{name}']") for name in ("Loss", "Learning rate"))
+    expect(loss.locator("canvas")).to_have_attribute("data-view", "0 to 100")
+    box = loss.locator("canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 40)
+    page.mouse.up()
+    for chart in (loss, rate):
+        expect(chart.locator("canvas")).to_have_attribute("data-view", re.compile(r"^[45]\d(\.\d+)? to 100$"))
+    for _ in range(2):
+        loss.locator("canvas").press("-")
+    expect(rate.locator("canvas")).to_have_attribute("data-view", "0 to 100")
+    loss.locator("canvas").press("+")
+    rate.get_by_role("button", name="whole").click()
+    expect(loss.locator("canvas")).to_have_attribute("data-view", "0 to 100")
+    page.get_by_label("Smoothing").fill("0.99")
+    expect(loss.locator("[data-name='loss'] .value")).to_have_text(re.compile(r"^0\.4\d+$"))
+    expect(loss.locator("[data-name='eval_loss'] .value")).to_have_text("1")
 
 
 def test_the_log_of_a_job_that_broke_opens_where_it_broke(page: Page, fleet: Fleet) -> None:

@@ -268,6 +268,16 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged correctly")
 
 
+@pytest.mark.slow
+def test_an_open_gate_is_a_line_to_copy(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(compile_spec())
+    open_gate = REPORT | {"gate": REPORT["gate"] | {"train": "eager"}}
+    attempt.artifact("report.json", json.dumps(open_gate).encode(), "application/json")
+    attempt.succeed()
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator(".snippet code")).to_have_text(f"compile: {{train: true, gate: {attempt.job_id}}}")
+
+
 def check_rungs(page: Page) -> None:
     row = page.locator("[data-rung='inductor train']")
     expect(row).to_contain_text("fail parity")

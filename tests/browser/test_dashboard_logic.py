@@ -115,6 +115,11 @@ def test_decimation_looks_only_at_the_view(run: Any) -> None:
     assert (kept["x"][0], kept["x"][-1]) == (399, 421)
 
 
+def test_a_mean_is_taken_where_all_curves_are(run: Any) -> None:
+    lines = [{"x": [0, 1, 2, 3], "y": [0, 1, 2, 3]}, {"x": [1, 3, 5], "y": [3, 7, 9]}]
+    assert run("seeds", "mean", lines) == {"x": [1, 2, 3], "y": [2, 3.5, 5], "low": [1, 2, 3], "high": [3, 5, 7]}
+
+
 @pytest.mark.parametrize(("target", "index"), [(-5, 0), (4.9, 1), (7.6, 2), (99, 2)])
 def test_nearest_point(run: Any, target: float, index: int) -> None:
     assert run("decimate", "nearest", [0, 5, 10], target) == index

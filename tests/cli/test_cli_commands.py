@@ -19,6 +19,7 @@ from waiting import eventually
 from service.jobs.records import AllocatedDevices, Artifact, AttemptRef
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOST
+from trivet.cli.main import OTHER_NAMES
 from trivet.client import Client
 
 METRICS = [{"type": "metric", "step": step, "values": {"loss": 1.0 / step}} for step in (1, 2, 3)]
@@ -98,6 +99,8 @@ def test_watching_a_sweep_ends_with_a_table_of_its_jobs(trivet: Cli, store: Stor
     assert f"best: {second}, loss 0.25" in out
     assert first in trivet.ok("show", parent).out
     assert trivet.ok("jobs", "--sweep", parent, "--json").json["items"][0]["parameters"] == {"optimizer.lr": 0.2}
+    for given, listed in ((), [parent]), (("--sweep", "all"), [second, first, parent]):
+        assert [job["id"] for job in trivet.ok("jobs", "--json", *given).json["items"]] == listed
 
 
 @pytest.mark.slow
@@ -592,6 +595,14 @@ def test_settings_lists_every_setting_with_its_source(trivet: Cli) -> None:
 )
 def test_wrong_usage_exits_2(trivet: Cli, words: list[str]) -> None:
     assert trivet(*words).code == 2
+
+
+def test_a_command_of_another_tool_is_answered_with_ours(trivet: Cli) -> None:
+    wrong = trivet("ls")
+    assert (wrong.code, "Did you mean 'jobs'?" in wrong.err) == (2, True)
+    text = trivet.ok("--help").out
+    assert all(f"  {name} " in text for name in OTHER_NAMES.values())
+    assert not any(f"  {name} " in text for name in OTHER_NAMES)
 
 
 def test_help_names_every_promised_command(trivet: Cli) -> None:

@@ -26,11 +26,25 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
         for line in result_lines(job.result or {}):
             out.print(f"  {line}")
         out.print(_NEXT.get(job.kind, _ANY_KIND).format(id=job.id))
+        if line := _gated(job):
+            out.print(line)
         return
     if job.error is not None:
         err.block(f"{job.error.type}: {job.error.message}", style="red", indent=2)
         err.print(f"see: trivet logs {job.id}")
     err.print(f"again, from its last checkpoint: trivet retry {job.id}")
+
+
+def _gated(job: Job) -> str | None:
+    """Return the command that trains with what a compile check allows, on its mesh; None where there is none."""
+    gate = (job.result or {}).get("gate") if job.kind == "compile" else None
+    phases = [phase for phase in ("train", "inference") if isinstance(gate, dict) and gate.get(phase)]
+    if not phases:
+        return None
+    mesh = ", ".join(f"{name}: {size}" for name, size in job.spec["parallel"].items() if size != 1)
+    asked = "".join(f"{phase}: true, " for phase in phases)
+    compiled = f"--set 'compile={{{asked}gate: {job.id}}}' --set 'parallel={{{mesh}}}'"
+    return f"train with it: trivet submit train.yaml {compiled}"
 
 
 def result_lines(result: Mapping[str, Any]) -> Iterator[str]:

@@ -52,8 +52,9 @@ def list_jobs(
     owner: Annotated[str | None, typer.Option(help="name of the key that submitted")] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
     sweep: Annotated[
-        str | None, typer.Option(help="only jobs of the sweep with this id; none: those of no sweep")
-    ] = None,
+        str,
+        typer.Option(help="jobs of the sweep with this id; all: those of sweeps, too, which are one line each else"),
+    ] = "none",
     q: Annotated[str | None, typer.Option("--query", "-q", help="part of an id, a name or a label")] = None,
     order: Annotated[
         JobOrder, typer.Option(help="active: what runs, then the queue in its order, then what is over")
@@ -69,7 +70,7 @@ def list_jobs(
             label=label,
             owner=owner,
             project=project,
-            sweep=sweep,
+            sweep=None if sweep == "all" else sweep,
             q=q,
             order=order,
             limit=limit,

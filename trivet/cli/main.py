@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trivet.cli import (
     accounts,
@@ -28,8 +29,34 @@ from trivet.cli import (
 from trivet.cli.context import out
 from trivet.terminal import tolerate_narrow_encodings
 
+OTHER_NAMES = {
+    "describe": "show",
+    "download": "artifacts",
+    "kill": "cancel",
+    "list": "jobs",
+    "ls": "jobs",
+    "ps": "jobs",
+    "rm": "delete",
+    "run": "submit",
+    "start": "up",
+    "status": "show",
+    "stop": "cancel",
+}
+"""What commands of this meaning are called elsewhere, and here."""
+
+
+class _Commands(TyperGroup):
+    """Says what a command is called here whose name is another tool's."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and (name := OTHER_NAMES.get(args[0])) is not None:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{name}'?")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="trivet",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -3,6 +3,7 @@
 import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
 import { MEASURED } from "../lib/plane.js";
+import { bySeed, mean, named } from "../lib/seeds.js";
 import { panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call } from "../ui/api.js";
@@ -24,8 +25,8 @@ const AXES = {
 };
 
 export class Curves {
-  /** @param {(metric: string) => void} chosen told which metric the user wants */
-  constructor(chosen) {
+  /** @param {(metric: string) => void} chosen told which metric the user wants @param {() => void} redrawn told that other curves are drawn */
+  constructor(chosen, redrawn) {
     /** @type {Job[]} */
     this.jobs = [];
     /** @type {string[]} */
@@ -48,11 +49,17 @@ export class Curves {
       this.weight = Number(this.smoothing.value);
       this.draw();
     });
+    this.means = h("input", { type: "checkbox" });
+    this.means.addEventListener("change", () => {
+      this.draw();
+      redrawn();
+    });
+    this.seeds = h("label", { class: "choice" }, this.means, "Mean of seeds");
     this.place = h("div", { class: "curves" });
     this.note = h("span", { class: "note" });
     this.element = h("section", { class: "panel", id: "curves", "aria-label": "Curves" },
       h("header", {}, h("h2", {}, "Curves"), this.note,
-        h("span", { class: "aside" }, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch(), this.select)),
+        h("span", { class: "aside" }, this.seeds, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch(), this.select)),
       this.place);
   }
 
@@ -115,16 +122,33 @@ export class Curves {
     this.select.hidden = found.length === 0;
   }
 
-  /** The jobs that have the metric, with its series. */
-  drawn() {
-    return this.jobs.flatMap((job, index) => {
-      const series = this.series.get(`${job.id} ${this.metric}`);
-      return series ? [{ name: this.names[index] ?? job.id, series }] : [];
+  /** The jobs of each curve, by their places. @returns {number[][]} */
+  groups() {
+    const groups = bySeed(this.jobs);
+    this.seeds.hidden = groups.length === this.jobs.length;
+    return this.means.checked && !this.seeds.hidden ? groups : this.jobs.map((_, index) => [index]);
+  }
+
+  /** The curves, each with its jobs: one of a job, or the mean of those that differ in their seed. */
+  curves() {
+    return this.groups().flatMap((group) => {
+      const found = group.flatMap((index) => this.series.get(`${this.jobs[index]?.id} ${this.metric}`) ?? []);
+      if (found.length === 0) return [];
+      const jobs = group.map((index) => this.names[index] ?? "");
+      const lines = found.map((series) => this.curve(series));
+      const [first] = lines;
+      if (group.length === 1 && first) return [{ ...first, name: jobs[0] ?? "", jobs }];
+      return [{ ...mean(lines), name: named(group.flatMap((index) => this.jobs[index] ?? [])), jobs }];
     });
   }
 
+  /** Which curve is a job's, by the job's name. @returns {Map<string, number>} */
+  drawn() {
+    return new Map(this.curves().flatMap(({ jobs }, index) => jobs.map((name) => /** @type {const} */ ([name, index]))));
+  }
+
   draw() {
-    const curves = this.drawn().map(({ name, series }) => ({ ...this.curve(series), name }));
+    const curves = this.curves();
     this.element.hidden = this.jobs.length > 0 && curves.length === 0 && !this.jobs.some((job) => job.kind === "train");
     if (curves.length === 0) return void fill(this.place, blank("No curves", "These jobs reported no metrics so far."));
     if (!this.chart) {
@@ -146,6 +170,6 @@ export class Curves {
 
   /** @param {string | null} name of the job whose curve is to stand out */
   raise(name) {
-    this.chart?.raise(name);
+    this.chart?.raise(this.chart.curves.find(({ jobs }) => name !== null && jobs?.includes(name))?.name ?? null);
   }
 }

@@ -29,7 +29,7 @@ export class JobTable {
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of jobs" }, this.table));
   }
 
-  /** @param {Job[]} jobs @param {string[]} names @param {string} sort @param {string[]} drawn names of the curves, in their order */
+  /** @param {Job[]} jobs @param {string[]} names @param {string} sort @param {ReadonlyMap<string, number>} drawn the curve of each job, by the job's name */
   show(jobs, names, sort, drawn) {
     const { columns, cells } = compared(jobs);
     const paths = [...FIXED, ...columns.map(({ path }) => path)];
@@ -57,14 +57,14 @@ export class JobTable {
 
   /**
    * @param {Job[]} jobs @param {number} index @param {Map<string, unknown>} values @param {string[]} paths
-   * @param {Set<string>} numeric @param {string[]} drawn
+   * @param {Set<string>} numeric @param {ReadonlyMap<string, number>} drawn
    */
   row(jobs, index, values, paths, numeric, drawn) {
     const job = /** @type {Job} */ (jobs[index]);
     const name = String(values.get("job"));
-    const curve = drawn.indexOf(name);
+    const curve = drawn.get(name);
     const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
-    const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, drawn.length <= TOLD_APART && (curve >= 0 ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
+    const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, Math.max(-1, ...drawn.values()) < TOLD_APART && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
       h("td", {}, stateMark(job.state)),
       ...paths.slice(2).map((path) => h("td", { class: numeric.has(path) ? "right" : null }, shown(values.get(path)))));
     row.addEventListener("pointerenter", () => this.pointed(name));

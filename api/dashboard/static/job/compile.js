@@ -4,6 +4,7 @@ import { number } from "../lib/format.js";
 import { climbed, entries, fastest, furthest, held, invocations, payoff, provisional, title, tone } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
+import { copy } from "../ui/clipboard.js";
 import { fill, h } from "../ui/dom.js";
 import { downloadLink, stateMark } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
@@ -76,7 +77,7 @@ export class Compile extends Section {
   update(report) {
     const rungs = /** @type {Rung[]} */ (report.rungs ?? []);
     const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, name)));
-    fill(this.body, gate(report.gate ?? {}, rungs), sentences(report.summary ?? []), this.causes(report.diagnoses ?? []),
+    fill(this.body, gate(report.gate ?? {}, rungs, this.job?.id ?? ""), sentences(report.summary ?? []), this.causes(report.diagnoses ?? []),
       h("div", { class: "scroll" }, h("table", { class: "table ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)))),
       ...lifetimes(rungs), ...calls(rungs), proofs(report.selftest ?? []));
   }
@@ -103,13 +104,24 @@ function reproduction(found, job) {
 /** @param {string[]} all */
 const sentences = (all) => all.length > 0 && h("ul", { class: "sentences" }, ...all.map((one) => h("li", {}, one)));
 
-/** What training jobs may compile because of this report. @param {Record<string, any>} found @param {Rung[]} rungs */
-function gate(found, rungs) {
+/** What training jobs may compile because of this report. @param {Record<string, any>} found @param {Rung[]} rungs @param {string} job */
+function gate(found, rungs, job) {
   const checked = PHASES.filter((phase) => !found.worth || phase in found.worth);
   const valid = entries(found.fingerprint);
   return h("div", { class: "gate" },
     h("div", { class: "permissions" }, ...checked.map((phase) => permission(phase, found, rungs.filter((rung) => rung.phase === phase)))),
+    snippet(checked.filter((phase) => (found[phase] ?? null) !== null), job),
     valid.length > 0 && h("details", {}, h("summary", {}, "Holds for this configuration only"), pairs(valid)));
+}
+
+/** What a training's spec says to be compiled by this gate. @param {readonly string[]} phases @param {string} job */
+function snippet(phases, job) {
+  if (phases.length === 0) return null;
+  const text = `compile: {${phases.map((phase) => `${phase}: true, `).join("")}gate: ${job}}`;
+  const shown = h("code", {}, text);
+  const button = h("button", { class: "tiny", type: "button" }, "Copy");
+  button.addEventListener("click", () => void copy(text, shown, "The line"));
+  return h("p", { class: "snippet" }, h("span", { class: "muted" }, "In a training's spec"), shown, button);
 }
 
 /** @param {string} phase @param {Record<string, any>} found @param {Rung[]} rungs */

@@ -2,7 +2,7 @@
 
 import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
-import { best, isEvaluation, panels, table, take } from "../lib/series.js";
+import { best, isEvaluation, panels, smoothed, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { Crosshair } from "../ui/canvas.js";
@@ -37,7 +37,13 @@ export class Metrics extends Section {
     this.grid = h("div", { class: "charts" });
     this.empty = h("div", {});
     this.body.append(this.grid, this.empty);
-    this.aside.append(this.axisSwitch());
+    this.weight = 0;
+    this.smoothing = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "Smoothing" });
+    this.smoothing.addEventListener("input", () => {
+      this.weight = Number(this.smoothing.value);
+      this.update();
+    });
+    this.aside.append(h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch());
     this.draw = oncePerFrame(() => this.update());
   }
 
@@ -106,6 +112,7 @@ export class Metrics extends Section {
   curve(name) {
     const series = this.series.get(name) ?? { step: [], time: [], value: [] };
     const x = this.by === "step" ? series.step : series.time.map((time) => time - this.start);
-    return { name, x, y: series.value, marked: isEvaluation(name), best: isEvaluation(name) ? best(name, series.value) : null };
+    const isMarked = isEvaluation(name);
+    return { name, x, y: this.weight && !isMarked ? smoothed(series.value, this.weight) : series.value, marked: isMarked, best: isMarked ? best(name, series.value) : null };
   }
 }

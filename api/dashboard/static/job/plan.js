@@ -42,7 +42,7 @@ export class PipelinePlan extends Section {
 
 /** @param {Plan} plan @returns {[string, string, string][]} */
 const figures = (plan) => [
-  ["predicted bubble", percent(plan.bubble, 1), "share of the time in which ranks wait"],
+  ["predicted bubble", percent(plan.bubble, 1), "share of the time in which ranks wait, where a forward takes as long everywhere and nothing else takes time; what was measured has messages, the optimizer and other work of the host besides"],
   ["stages", `${number(plan.stages)} on ${number(plan.ranks)} ranks`, "pieces of the model"],
   ["micro-batches", number(plan.micro_batches), "per step and data-parallel rank"],
   ["activations kept", byRank(plan, (row) => row.peak_activations), "most at once, in micro-batches, by rank"],

@@ -36,7 +36,7 @@ function remember(name, value) {
 const curves = new Curves((metric) => {
   remember("metric", metric);
   void draw();
-});
+}, () => list());
 const raise = (/** @type {string | null} */ name) => {
   curves.raise(name);
   plane.raise(name);
@@ -93,7 +93,7 @@ function reveal() {
   fill(byId("blank"), jobs.length === 0 && nothing());
 }
 
-const list = () => table.show(jobs, names(jobs), given().get("sort") ?? "", curves.drawn().map(({ name }) => name));
+const list = () => table.show(jobs, names(jobs), given().get("sort") ?? "", curves.drawn());
 
 /** The jobs over their fields and results, as the address asks for. */
 const over = () => plane.show(jobs, names(jobs), wantedView(), (job, name) => curves.series.get(`${job.id} ${name}`)?.value ?? []);

@@ -1,10 +1,13 @@
 /** Worker hosts: what devices they have, what runs on them, and taking them out of service. */
 
-import { ago, unix } from "../lib/format.js";
+import { ago, duration, unix } from "../lib/format.js";
+import { reach } from "../lib/gantt.js";
+import { rowsOf } from "../lib/ran.js";
 import { title } from "../lib/state.js";
 import { Problem, call, items, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
+import { Gantt, key } from "../ui/gantt.js";
 import { keepCounting, now, stateMark, updateStateMark } from "../ui/parts.js";
 import { QueueTable } from "../ui/queue.js";
 import { blank, notify, showConnection } from "../ui/status.js";
@@ -16,10 +19,14 @@ import { blank, notify, showConnection } from "../ui/status.js";
 
 const POLL_MS = 2500;
 const ALERTS_MS = 15_000;
+/** Jobs whose devices and times are drawn, the newest of all. */
+const DRAWN = 200;
 /** @type {Map<string, {element: Element, update: (host: Host) => void}>} */
 const cards = new Map();
 /** @type {Map<string, Job>} */
 let jobs = new Map();
+/** What has run lately. @type {Job[]} */
+let ran = [];
 const queue = new QueueTable(byId("waiting"));
 /** Whether the session's key is an operator's, who alone drains hosts and is told of alerts. */
 let operator = false;
@@ -62,13 +69,18 @@ class HostCard {
     this.versions = h("p", { class: "versions muted" });
     this.failing = h("p", { class: "failing" });
     this.launchers = h("p", { class: "launchers note" });
+    this.gantt = new Gantt("What ran here", (seconds) => (seconds === 0 ? "now" : `${duration(-seconds)} ago`));
+    this.legend = h("div", {});
+    this.ran = h("details", { class: "ran" }, h("summary", {}, "What ran here"), this.legend, this.gantt.element);
+    this.ran.addEventListener("toggle", () => this.showRan());
     /** @type {Host | null} */
     this.host = null;
     this.shown = "";
+    this.kinds = "";
     this.action.addEventListener("click", () => void this.toggle());
     this.element = h("section", { class: "panel host" },
       h("header", {}, this.name, this.address, h("span", { class: "aside" }, this.state, this.seen, this.action)),
-      this.failing, this.launchers, this.grid, this.versions);
+      this.failing, this.launchers, this.grid, this.ran, this.versions);
   }
 
   /** @param {Host} host */
@@ -87,6 +99,7 @@ class HostCard {
     setText(this.action, host.draining || host.failing ? "Resume" : "Drain");
     setAttribute(this.action, "hidden", !operator || host.allocation !== null);
     this.showDevices(devices(host));
+    this.showRan();
     const versions = Object.entries(host.versions).map(([name, version]) => `${name} ${version}`);
     const isolation = host.isolation.length > 0 ? [`ranks isolated by ${host.isolation.join(", ")}`] : [];
     setText(this.versions, [...versions, ...isolation].join("  ·  "));
@@ -107,6 +120,17 @@ class HostCard {
     return h("div", { class: "pool" },
       h("h3", {}, pool === "cuda" ? (all[0]?.model ?? "CUDA") : "CPU slots", h("span", { class: "muted" }, ` ${busy} of ${all.length} busy`)),
       h("ul", { class: "devices" }, ...all.map(deviceCell)));
+  }
+
+  /** Which jobs had which device when, for those who ask. */
+  showRan() {
+    const rows = this.host ? rowsOf(ran, this.host.name, now()) : [];
+    this.ran.hidden = rows.length === 0;
+    if (!this.ran.open) return;
+    const kinds = [...new Set(rows.flatMap(({ lanes }) => lanes.flat().map(({ tone }) => tone)))].sort();
+    if (kinds.join() !== this.kinds) fill(this.legend, key(kinds));
+    this.kinds = kinds.join();
+    this.gantt.set(rows, [Math.min(reach(rows)?.[0] ?? 0, -1), 0]);
   }
 
   async toggle() {
@@ -186,6 +210,11 @@ async function refreshAlerts() {
   }
 }
 
+async function refreshRan() {
+  ran = await call(`/v1/jobs?limit=${DRAWN}`).then(items, () => ran);
+  for (const card of cards.values()) /** @type {HostCard} */ (card).showRan();
+}
+
 /** @param {Alert} alert */
 function alertLine(alert) {
   const about = Object.values(alert.labels).join(", ");
@@ -193,7 +222,7 @@ function alertLine(alert) {
 }
 
 window.setInterval(() => {
-  if (!document.hidden) void refreshAlerts();
+  if (!document.hidden) void Promise.all([refreshAlerts(), refreshRan()]);
 }, ALERTS_MS);
 window.setInterval(() => {
   if (!document.hidden) void refresh();
@@ -202,5 +231,6 @@ window.setInterval(() => {
 async function start() {
   operator = await call("/v1/me").then((me) => me.operator, () => false);
   await Promise.all([refresh(), refreshAlerts()]);
+  await refreshRan();
 }
 void start();

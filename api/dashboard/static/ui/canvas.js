@@ -131,10 +131,18 @@ export function line(context, x0, y0, x1, y1) {
   context.stroke();
 }
 
-/** A position that several charts point at together. */
+/** A position that several charts point at together, and the part of the horizontal axis that they show. */
 export class Crosshair extends EventTarget {
   /** @type {number | null} */
   at = null;
+  /** The whole when null. @type {[number, number] | null} */
+  view = null;
+
+  /** @param {[number, number] | null} view */
+  show(view) {
+    this.view = view;
+    this.dispatchEvent(new Event("view"));
+  }
 
   /** @param {number | null} at in units of the horizontal axis */
   move(at) {

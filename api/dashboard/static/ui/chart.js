@@ -1,6 +1,6 @@
-/** A live line chart: several series, linear or logarithmic, with a crosshair that reads the values. */
+/** A live line chart: several series, linear or logarithmic, with a crosshair that reads the values; dragging zooms. */
 
-import { decimate, nearest } from "../lib/decimate.js";
+import { decimate, lowerBound, nearest } from "../lib/decimate.js";
 import { number, percent } from "../lib/format.js";
 import { extent, footed, linear, linearTicks, logarithmic, logTicks, padded, percentLabel, tickLabel } from "../lib/scales.js";
 import { PERCENT } from "../lib/series.js";
@@ -16,10 +16,15 @@ import { h, setAttribute, setText } from "./dom.js";
  * @property {readonly number[]} y
  * @property {boolean} [marked] whether each of its points is drawn
  * @property {number | null} [best] the index of its best value
+ * @property {readonly number[]} [low] the least of what the curve is the mean of, and
+ * @property {readonly number[]} [high] the greatest
+ * @property {readonly string[]} [jobs] whose curve it is
  */
 /** @typedef {{at: number, x: number, text: string, width: number, middle: number}} Reading the crosshair and its words */
 
 const COLOURS = 6;
+/** A drag over fewer pixels is a click. */
+const DRAGGED = 5;
 /** Points of a curve that can be marked one by one. */
 const MARKED = 400;
 /** How lines of one colour differ. */
@@ -55,13 +60,58 @@ export class Chart {
     this.legend = h("div", { class: "legend" });
     this.toggle = h("button", { class: "tiny", type: "button", "aria-pressed": String(this.log), title: "Logarithmic axis" },
       "log");
+    this.whole = h("button", { class: "tiny", type: "button", hidden: true, title: "Show all steps" }, "whole");
+    /** @type {[number, number] | null} pixels */
+    this.drag = null;
     this.element = h("figure", { class: "chart", "data-chart": panel.title },
-      h("figcaption", {}, h("span", { class: "title" }, panel.title), h("span", { class: "unit" }, shares ? "" : panel.unit), this.toggle),
+      h("figcaption", {}, h("span", { class: "title" }, panel.title), h("span", { class: "unit" }, shares ? "" : panel.unit), this.whole, this.toggle),
       this.legend, this.canvas);
     this.surface = new Surface(this.canvas, (context, area) => this.paint(context, area));
     this.toggle.addEventListener("click", () => this.setLog(!this.log));
     crosshair.addEventListener("move", () => this.pointed());
     follow(this.canvas, crosshair, (pixel) => this.across.invert(pixel), (from, steps) => this.neighbour(from, steps));
+    this.zoomable();
+  }
+
+  /** Dragging shows a part of the horizontal axis in all charts of the crosshair; so do + and -. */
+  zoomable() {
+    const { canvas, crosshair } = this;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.pointerType !== "touch") this.drag = [event.offsetX, event.offsetX];
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (this.drag) this.drag = [this.drag[0], event.offsetX];
+    });
+    canvas.addEventListener("pointerup", (event) => this.released(event.offsetX));
+    canvas.addEventListener("pointerleave", () => (this.drag = null));
+    canvas.addEventListener("dblclick", () => crosshair.show(null));
+    this.whole.addEventListener("click", () => crosshair.show(null));
+    canvas.addEventListener("keydown", (event) => this.magnify({ "+": 0.5, "-": 2 }[event.key]));
+    crosshair.addEventListener("view", () => {
+      this.whole.hidden = crosshair.view === null;
+      this.surface.changed();
+    });
+  }
+
+  /** @param {number} to */
+  released(to) {
+    const from = this.drag?.[0] ?? to;
+    this.drag = null;
+    if (Math.abs(to - from) >= DRAGGED) this.look(this.across.invert(Math.min(from, to)), this.across.invert(Math.max(from, to)));
+  }
+
+  /** @param {number | undefined} factor of what is shown, around the crosshair */
+  magnify(factor) {
+    const [low, high] = this.crosshair.view ?? this.reach ?? [0, 0];
+    const middle = Math.min(Math.max(this.crosshair.at ?? (low + high) / 2, low), high);
+    if (factor) this.look(middle - (middle - low) * factor, middle + (high - middle) * factor);
+  }
+
+  /** Shows a part of what there is; all of it as the whole. @param {number} low @param {number} high */
+  look(low, high) {
+    const [first, last] = this.reach ?? [0, 0];
+    const view = /** @type {[number, number]} */ ([Math.max(low, first), Math.min(high, last)]);
+    if (view[0] < view[1]) this.crosshair.show(view[0] === first && view[1] === last ? null : view);
   }
 
   /**
@@ -147,9 +197,10 @@ export class Chart {
   /** @param {CanvasRenderingContext2D} context @param {Box} area */
   paint(context, area) {
     const curves = this.shown();
-    const wide = this.reach;
-    const high = extent(curves.map((curve) => curve.y), this.log);
+    const wide = this.crosshair.view ?? this.reach;
+    const high = extent(curves.flatMap((curve) => within(curve, this.crosshair.view)), this.log);
     if (!wide || !high) return void this.paintNothing(context, area);
+    setAttribute(this.canvas, "data-view", wide.map(this.axis.label).join(" to "));
     this.across = linear(wide[0] === wide[1] ? [wide[0] - 1, wide[1] + 1] : wide, [area.left, area.right]);
     const zero = this.log && curves.some((curve) => curve.y.includes(0));
     const span = padded(high, this.log);
@@ -157,12 +208,23 @@ export class Chart {
     const reading = this.reading(context, area, curves);
     this.paintFrame(context, area, up, zero, reading);
     const raised = curves.filter((curve) => curve.name === this.raised);
+    context.save();
+    if (this.crosshair.view) clip(context, area);
     for (const curve of [...curves.filter((curve) => curve.name !== this.raised), ...raised]) {
       context.globalAlpha = raised.length && curve.name !== this.raised ? 0.2 : 1;
       this.paintCurve(context, area, up, curve);
     }
-    context.globalAlpha = 1;
+    context.restore();
     if (reading) this.paintCrosshair(context, area, up, curves, reading);
+    if (this.drag) this.paintDrag(context, area, this.drag);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {[number, number]} drag */
+  paintDrag(context, area, [from, to]) {
+    context.fillStyle = colour(this.canvas, "--accent");
+    context.globalAlpha = 0.18;
+    context.fillRect(Math.min(from, to), area.top, Math.abs(to - from), area.bottom - area.top);
+    context.globalAlpha = 1;
   }
 
   /** @param {CanvasRenderingContext2D} context @param {Box} area */
@@ -203,6 +265,7 @@ export class Chart {
 
   /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {Curve & {index: number}} curve */
   paintCurve(context, area, up, curve) {
+    this.paintSpread(context, up, curve);
     const [low, high] = this.across.domain;
     const kept = decimate(curve.x, curve.y, low, high, Math.max(Math.floor(area.right - area.left), 1));
     context.strokeStyle = this.seriesColour(curve.index);
@@ -226,6 +289,18 @@ export class Chart {
     context.stroke();
     context.setLineDash([]);
     this.paintMarks(context, up, curve);
+  }
+
+  /** The band between the least and the greatest of what a curve is the mean of. @param {CanvasRenderingContext2D} context @param {Scale} up @param {Curve & {index: number}} curve */
+  paintSpread(context, up, { x, low = [], high = [], index }) {
+    const before = context.globalAlpha;
+    context.globalAlpha = before * 0.18;
+    context.fillStyle = this.seriesColour(index);
+    context.beginPath();
+    for (const at of low.keys()) context.lineTo(this.across.at(x[at] ?? Number.NaN), up.at(low[at] ?? Number.NaN));
+    for (const at of [...high.keys()].reverse()) context.lineTo(this.across.at(x[at] ?? Number.NaN), up.at(high[at] ?? Number.NaN));
+    context.fill();
+    context.globalAlpha = before;
   }
 
   /** A dot at each point of a curve that is marked, and a ring round its best. @param {CanvasRenderingContext2D} context @param {Scale} up @param {Curve & {index: number}} curve */
@@ -278,6 +353,20 @@ export class Chart {
   seriesColour(index) {
     return colour(this.canvas, `--series-${index % COLOURS}`);
   }
+}
+
+/** Keeps what is drawn within the frame. @param {CanvasRenderingContext2D} context @param {Box} area */
+function clip(context, area) {
+  context.beginPath();
+  context.rect(area.left, 0, area.right - area.left, area.bottom);
+  context.clip();
+}
+
+/** The values of a curve in a part of the horizontal axis, with the nearest on both sides. @param {Curve} curve @param {[number, number] | null} view */
+function within({ x, y, low = [], high = [] }, view) {
+  if (!view) return [y, low, high];
+  const [first, last] = [lowerBound(x, view[0]), lowerBound(x, view[1])];
+  return [y, low, high].map((values) => values.slice(Math.max(first - 1, 0), last + 1));
 }
 
 /** @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {number} radius */
