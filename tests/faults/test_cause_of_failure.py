@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import psutil
 import pytest
 from waiting import eventually
-from worker_fleet import Fleet, all_gone, is_gone, processes_of, rank_process
+from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_gone, processes_of, rank_process
 
-from service.jobs.records import AttemptRef, JobError
+from service.jobs.records import AttemptRef, Job, JobError
 
 pytestmark = pytest.mark.distributed
 
@@ -106,3 +106,31 @@ def test_the_host_of_the_rank_that_was_killed_is_waited_for_in_a_gang(fleet: Fle
     error = failed(fleet, ref)
     assert (error.type, error.rank) == ("RankDied", 1)
     assert "was killed by SIGKILL" in error.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["short leases"])
+def test_a_host_that_dies_with_all_of_its_part_costs_a_gang_no_retry(fleet: Fleet) -> None:
+    """The ranks elsewhere see broken connections long before its lease is over, and are not to blame."""
+    fleet.slots = 1
+    fleet.beat("beta")
+    ref = fleet.submit("waiting", ranks=2, max_hosts=2)
+    parts = [replace(ref, host=share.host) for share in fleet.job(ref).placement]
+    started = {part.host: fleet.supervise(part) for part in parts}
+    eventually(lambda: sum("met the others" in event["line"] for event in fleet.events(ref, "log")) == 2)
+    other, dying = rank_process(ref, 0), rank_process(ref, 1)
+    host = next(name for name, each in started.items() if dying in family(each))
+    group = family(started[host])
+    started[host].kill()
+    for process in group:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    eventually(lambda: is_gone(other))
+
+    def decided() -> Job | None:
+        fleet.store.attempts.reap()
+        return job if (job := fleet.job(ref)).state != "running" else None
+
+    job = eventually(decided)
+    assert (job.state, job.error) == ("queued", None)
+    assert "queued again without using a retry" in (job.reason or "")

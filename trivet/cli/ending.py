@@ -26,8 +26,8 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
         for line in result_lines(job.result or {}):
             out.print(f"  {line}")
         out.print(_NEXT.get(job.kind, _ANY_KIND).format(id=job.id))
-        if line := _gated(job):
-            out.print(line)
+        if command := _gated(job):
+            out.print(command)
         return
     if job.error is not None:
         err.block(f"{job.error.type}: {job.error.message}", style="red", indent=2)

@@ -332,8 +332,9 @@ class _PartRun:
     async def _let_others_speak_first(self) -> None:
         """Wait for the other hosts, as the first fault that is reported is the attempt's. The host of the rank that
         failed first may need a moment longer than the others to see it; once it has reported, a renewal says ``stop``.
+        One that is gone itself never reports: its lease ends the attempt, which is then nobody's fault.
         """
-        deadline = uptime() + self._settings.others_within_s
+        deadline = uptime() + self._settings.others_within_s + self._claim.lease_s
         with contextlib.suppress(StoreUnavailable):
             while uptime() < deadline and not self._ending.is_lost:
                 if await asyncio.to_thread(self._store.attempts.renew, self._claim.ref) != "run":

@@ -45,7 +45,9 @@ class SupervisorSettings:
     torchrun_reports_s: float = 10.0
     """Time for it to report after all ranks were killed."""
     others_within_s: float = 10.0
-    """Time for the other hosts of a gang to report a failure that may have come before the one that was seen here."""
+    """Time beside a lease for the other hosts of a gang to report a failure that may have come before the one seen
+    here.
+    """
 
     first_rank_within_s: float = 600.0
     """Time for the first rank to be heard of, before ``stall_s`` counts."""
