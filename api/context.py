@@ -40,26 +40,29 @@ def context_of(app: FastAPI) -> Context:
     return cast(Context, app.state.context)
 
 
-def _context(request: Request) -> Context:
+# Each is a coroutine: the framework would run a plain function in a thread.
+
+
+async def _context(request: Request) -> Context:
     return context_of(request.app)
 
 
 ContextDep = Annotated[Context, Depends(_context)]
 
 
-def _store(context: ContextDep) -> Store:
+async def _store(context: ContextDep) -> Store:
     return context.store
 
 
-def _hub(context: ContextDep) -> Hub:
+async def _hub(context: ContextDep) -> Hub:
     return context.hub
 
 
-def _checker(context: ContextDep) -> Checker:
+async def _checker(context: ContextDep) -> Checker:
     return context.checker
 
 
-def _settings(context: ContextDep) -> Settings:
+async def _settings(context: ContextDep) -> Settings:
     return context.settings
 
 

@@ -186,6 +186,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await context.hub.stop()
     await context.checker.stop()
     await context.monitor.stop()
+    await context.store.client.leave_loop()
     context.probe.close()
 
 
