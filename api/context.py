@@ -40,32 +40,31 @@ def context_of(app: FastAPI) -> Context:
     return cast(Context, app.state.context)
 
 
-# Each is a coroutine: the framework would run a plain function in a thread.
+# Each is a coroutine, since a plain function would be run in a thread, and asks for nothing but the request, since the
+# framework takes its time for each dependency of a dependency.
 
 
 async def _context(request: Request) -> Context:
     return context_of(request.app)
 
 
+async def _store(request: Request) -> Store:
+    return context_of(request.app).store
+
+
+async def _hub(request: Request) -> Hub:
+    return context_of(request.app).hub
+
+
+async def _checker(request: Request) -> Checker:
+    return context_of(request.app).checker
+
+
+async def _settings(request: Request) -> Settings:
+    return context_of(request.app).settings
+
+
 ContextDep = Annotated[Context, Depends(_context)]
-
-
-async def _store(context: ContextDep) -> Store:
-    return context.store
-
-
-async def _hub(context: ContextDep) -> Hub:
-    return context.hub
-
-
-async def _checker(context: ContextDep) -> Checker:
-    return context.checker
-
-
-async def _settings(context: ContextDep) -> Settings:
-    return context.settings
-
-
 StoreDep = Annotated[Store, Depends(_store)]
 HubDep = Annotated[Hub, Depends(_hub)]
 CheckerDep = Annotated[Checker, Depends(_checker)]

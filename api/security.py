@@ -17,7 +17,7 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 from starlette.concurrency import run_in_threadpool
 
 from api.audit import audit_refusal, remember_caller
-from api.context import StoreDep
+from api.context import context_of
 from api.problems import ProblemError
 from service.jobs.projects import DEFAULT_PROJECT, Scope
 from service.jobs.records import ApiKey
@@ -64,14 +64,13 @@ def granted(key: ApiKey) -> frozenset[Scope]:
 async def authenticated(
     request: Request,
     scopes: SecurityScopes,
-    store: StoreDep,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     _: Annotated[str | None, Depends(_cookie)],
 ) -> Caller:
     """Return the key of this request; 401 without a valid one, 403 when it lacks a scope. Its key is looked up once."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
-        caller = request.state.caller = await _admitted(request, store, bearer)
+        caller = request.state.caller = await _admitted(request, bearer)
     missing = [scope for scope in scopes.scopes if scope not in granted(caller)]
     if missing:
         raise ProblemError(
@@ -80,7 +79,8 @@ async def authenticated(
     return caller
 
 
-async def _admitted(request: Request, store: Store, bearer: HTTPAuthorizationCredentials | None) -> Caller:
+async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Caller:
+    store = context_of(request.app).store
     if bearer is not None:
         caller = await _by_key(request, store, bearer.credentials)
     elif (session := session_cookie(request)) is not None:
