@@ -27,7 +27,7 @@ async def in_loop(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -
     return await outcome
 
 
-class LoopCall(greenlet):
+class LoopCall(greenlet):  # type: ignore[misc]  # the library has no types
     """A call under way in an event loop."""
 
     def __init__(self, function: Callable[[], Any], outcome: asyncio.Future[Any]) -> None:
