@@ -13,18 +13,18 @@ from api.context import StoreDep
 from api.problems import ProblemError
 from api.security import Caller, Reader, Submitter
 from service.jobs.projects import Project
-from service.jobs.records import FailingHost, Holding, Host, Job, ListedJob, NotFound
+from service.jobs.records import ApiKey, FailingHost, Holding, Host, Job, ListedJob, NotFound
 from service.jobs.store import Store, in_loop
 
 SomeJob = TypeVar("SomeJob", bound=ListedJob)
 
 
-def sees(caller: Caller, job: ListedJob) -> bool:
+def sees(caller: ApiKey, job: ListedJob) -> bool:
     """Return whether a caller may read a job and what it produced."""
     return caller.project is None or job.is_visible_to(caller.project)
 
 
-def as_seen(caller: Caller, job: SomeJob) -> SomeJob:
+def as_seen(caller: ApiKey, job: SomeJob) -> SomeJob:
     """Return a job that the caller may read as it is shown there: with whom else it is shared is its project's to
     know.
     """
@@ -33,7 +33,7 @@ def as_seen(caller: Caller, job: SomeJob) -> SomeJob:
     return job.model_copy(update={"shared_with": tuple(name for name in job.shared_with if name == caller.project)})
 
 
-def visible_job(caller: Caller, store: Store, job_id: str) -> Job:
+def visible_job(caller: ApiKey, store: Store, job_id: str) -> Job:
     """Return a job that the caller may read. Raises :class:`NotFound` for any other."""
     job = store.jobs.get(job_id)
     if not sees(caller, job):

@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from api.audit_queue import AuditQueue
 from api.checker import Checker
 from api.monitoring import Monitor
 from api.sign_in.provider import OpenIdProvider
@@ -30,6 +31,7 @@ class Context:
     """Where people sign in, if the operator has set one."""
     monitor: Monitor
     webhooks: WebhookSender
+    audit_queue: AuditQueue
 
 
 def attach(app: FastAPI, context: Context) -> None:

@@ -88,11 +88,11 @@ async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | Non
     else:
         raise _unauthorized("an API key is needed: send 'Authorization: Bearer tvt_…'")
     remember_caller(request, caller, caller.credential)
-    request.state.key_expires = _near_end(caller)
+    request.state.key_expires = near_end(caller)
     return caller
 
 
-def _near_end(key: ApiKey) -> datetime | None:
+def near_end(key: ApiKey) -> datetime | None:
     """Return when a key expires of whose life less than a fifth is left, and less than :data:`_WARN_BEFORE`."""
     if key.expires_at is None or key.holder == "person":
         return None

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import sse, sweeps
 from api.access import ChangeableJob, ReadableJob, as_seen
-from api.audit import audit
+from api.audit import audit, audit_submissions
 from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
 from api.params import IdempotencyKey, JobIds, Limit, PageCursor, TargetProject, refused_key, split_ids
@@ -57,7 +57,7 @@ async def submit_job(
         raise refused_key(conflict, idempotency_key) from conflict
     response.headers["Location"] = str(request.app.url_path_for("get_job", job_id=job.id))
     if created:
-        await run_in_threadpool(audit, request, "job.submit", job=job.id, project=job.project, name=job.name)
+        await audit_submissions(request, [job.id], project=job.project, name=job.name)
     else:
         response.status_code = status.HTTP_200_OK
     return job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Iterator, Sequence
@@ -70,7 +71,7 @@ class BrokerClient:
         self._redis = redis.Redis.from_pool(self._pool)
         self._url = url
         self._trip_timeouts = TripTimeouts(**asdict(timeouts))
-        self._trips: SharedTrips | None = None
+        self._trips: dict[asyncio.AbstractEventLoop, SharedTrips] = {}
 
     def call(self, *words: str | int | float | bytes) -> Any:
         """Run one command; strings come back as ``str``. Raises :class:`StoreUnavailable`."""
@@ -102,14 +103,14 @@ class BrokerClient:
                 (time if call is None else call).sleep(pause)
 
     def _trips_of(self, call: LoopCall) -> SharedTrips:
-        if self._trips is None or self._trips.loop is not call.loop:
-            self._trips = SharedTrips(self._url, self._trip_timeouts)
-        return self._trips
+        if call.loop not in self._trips:
+            open_ones = {loop: trips for loop, trips in self._trips.items() if not loop.is_closed()}
+            self._trips = {**open_ones, call.loop: SharedTrips(self._url, self._trip_timeouts)}
+        return self._trips[call.loop]
 
     async def leave_loop(self) -> None:
         """Close the connections of calls that run in this event loop, before it ends."""
-        if self._trips is not None:
-            trips, self._trips = self._trips, None
+        if (trips := self._trips.pop(asyncio.get_running_loop(), None)) is not None:
             await trips.close()
 
     def close(self) -> None:

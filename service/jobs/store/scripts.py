@@ -7,7 +7,8 @@ A script's header names its arguments and the library files that it uses::
 
 From it come the Lua locals of the same names (``int`` as a number, ``json`` decoded, ``*`` as a list), so a script
 never counts positions, and a stub whose parameters differ in name, order or type fails when the module is imported.
-Key names, the allowed moves of a job's state and the buckets of histograms are generated from their Python home.
+Key names, the allowed moves of a job's state, the fields that lists show and the buckets of histograms are generated
+from their Python home.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from service.jobs.monitoring.catalogue import CAUSES, COUNTS
 from service.jobs.states import MOVES
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import LISTED_FIELDS
 from service.jobs.store.keyspace import KEYS
 
 P = ParamSpec("P")
@@ -132,7 +134,8 @@ def _tables() -> dict[str, str]:
         if metric.buckets
     )
     causes = ", ".join(f"{cause} = true" for cause in CAUSES)
-    tables = {"MOVES": moves, "BUCKETS": buckets, "CAUSES": causes}
+    listed = ", ".join(f'"{name}"' for name in LISTED_FIELDS)
+    tables = {"MOVES": moves, "BUCKETS": buckets, "CAUSES": causes, "LISTED": listed}
     return {name: f"local {name} = {{{text}}}" for name, text in tables.items()}
 
 
