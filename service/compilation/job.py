@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.lane_process import Climbed, Prepared, beside
-from service.compilation.lanes import climb_apart, in_lanes
+from service.compilation.lanes import can_fork, climb_apart, in_lanes
 from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
@@ -45,7 +43,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     """
     clear_abandoned()
     rungs = climb_to(spec.modes)
-    apart = context.world_size == 1 and context.device_type == "cuda" and not torch.cuda.is_initialized()
+    apart = context.world_size == 1 and context.device_type == "cuda" and can_fork()
     found = (_climbed_apart if apart else _climbed_here)(spec, context, rungs)
     keep_caches(context, spec, found.results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below

@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing import Pipe
@@ -31,6 +32,17 @@ from service.jobs.spec.compile import Phase
 
 _POLL_S = 0.1
 _OUT_OF_MEMORY = "OutOfMemoryError"
+_MEMORY_DEVICE = "/dev/nvidia-uvm"
+"""What CUDA opens when it starts, and what only counts devices does not."""
+
+
+def can_fork() -> bool:
+    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice."""
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}") == _MEMORY_DEVICE:  # noqa: PTH115 - a name, not a path to follow
+                return False
+    return True
 
 
 def in_lanes(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> list[tuple[RungCase, ...]]:

@@ -94,7 +94,8 @@ def start_alone(device_type: str) -> torch.device:
     launch = read_launch(os.environ)
     device = _started_device(device_type, launch)
     if launch.grouped and not dist.is_initialized():
-        dist.init_process_group(_BACKENDS[device_type], store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(_BACKENDS[device_type], store=store, rank=0, world_size=1)
     return device
 
 

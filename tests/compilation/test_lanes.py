@@ -13,7 +13,7 @@ import torch
 from ladder_runs import ascend, quick_plan
 from programs import clean
 
-from service.compilation import lane_process
+from service.compilation import lane_process, lanes
 from service.compilation.host_fault import HostFaultError
 from service.compilation.lane_process import Climbed, Prepared, beside
 from service.compilation.lanes import climb_apart, in_lanes
@@ -63,11 +63,11 @@ def prepared(program: Program = clean.PERCEPTRON) -> Callable[[], Prepared]:
 
 
 def climbed(
-    prepare: Callable[[], Prepared], lanes: Sequence[Sequence[RungCase]], *, stop: bool = False
+    prepare: Callable[[], Prepared], planned: Sequence[Sequence[RungCase]], *, stop: bool = False
 ) -> tuple[list[Climbed], list[int]]:
     """Return what came of the lanes, and the process that was the first to be ready."""
     told: list[int] = []
-    return list(climb_apart(prepare, lanes, lambda: stop, told.append)), told
+    return list(climb_apart(prepare, planned, lambda: stop, told.append)), told
 
 
 def test_lanes_are_as_many_as_there_are_two_cores_for_each() -> None:
@@ -88,9 +88,9 @@ def test_lanes_come_to_what_one_process_comes_to() -> None:
     assert told[0] != os.getpid()
 
 
-@pytest.mark.parametrize("lanes", [EACH_PHASE, in_lanes(LOW, PHASES, 1)], ids=["a phase each", "one for all"])
-def test_a_crash_is_told_of_its_rung_and_the_other_phase_goes_on(lanes: list[tuple[RungCase, ...]]) -> None:
-    found, _ = climbed(prepared(Ending("train", signal.SIGSEGV)), lanes)
+@pytest.mark.parametrize("planned", [EACH_PHASE, in_lanes(LOW, PHASES, 1)], ids=["a phase each", "one for all"])
+def test_a_crash_is_told_of_its_rung_and_the_other_phase_goes_on(planned: list[tuple[RungCase, ...]]) -> None:
+    found, _ = climbed(prepared(Ending("train", signal.SIGSEGV)), planned)
     verdicts = {(each.result.case.phase, each.result.case.rung.name): each.result.verdict for each in found}
     assert verdicts == {
         ("train", "eager"): "fail_error",
@@ -162,6 +162,15 @@ def test_a_large_program_is_climbed_by_one_process(
 def test_no_more_is_begun_once_the_job_is_to_stop() -> None:
     found, _ = climbed(prepared(), EACH_PHASE, stop=True)
     assert {each.result.verdict for each in found} == {"not_reached"}
+
+
+def test_a_process_that_has_started_a_device_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "nvidia-uvm"
+    device.touch()
+    monkeypatch.setattr(lanes, "_MEMORY_DEVICE", str(device))
+    assert lanes.can_fork()
+    with device.open():
+        assert not lanes.can_fork()
 
 
 def test_a_call_in_a_fork_gives_back_what_it_returned_or_raised() -> None:
