@@ -25,7 +25,7 @@ from worker_fleet import MortalBroker
 
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
-from workers.launchers import LauncherContext, LauncherUnavailable
+from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
 from workers.launchers.ray import Ray, bundles
 
 MISSING = [name for name in ("ray", "aiohttp_cors") if find_spec(name) is None]
@@ -220,3 +220,33 @@ class TestOnAHeadAndTwoNodes:
         assert site.now(job).attempt == 2, site.said()
         site.store.jobs.cancel(job.id)
         assert site.ended(job).state == "cancelled"
+
+    def test_a_node_that_dies_is_no_fault_of_the_job_which_runs_again(self, site: Site, cluster: Cluster) -> None:
+        job = site.submit("endless", 8, steps=10**6, checkpoint={"every": 50})
+        site.works(job)
+        cluster.kill(cluster.nodes.pop())
+        reason = site.until(job, "queued").reason or ""
+        assert "lost" in reason or "silent" in reason, reason
+        eventually(lambda: cluster.says() == "2 nodes, 4 CPUs, 0 GPUs")
+        cluster.nodes.append(cluster.add_node("3 nodes, 8 CPUs, 0 GPUs"))
+        eventually(lambda: site.now(job).state == "running" and site.now(job).attempt == 2)
+        assert site.now(job).spec["retries"] == 0, "it used none"
+        site.store.jobs.cancel(job.id)
+        assert site.ended(job).state == "cancelled"
+
+    def test_a_head_that_does_not_answer_is_asked_again(self, cluster: Cluster, tmp_path: Path) -> None:
+        request = AllocationRequest("job_x", "train", 9, 2, "cpu", 0, 90.0, ("true",))
+        other, own = cluster.launcher("other"), cluster.launcher("own")
+        other.request(request)
+        assert own.allocations() == [], "what another service asked for is left alone"
+        (allocation,) = other.allocations()
+        assert (allocation.job_id, allocation.is_waiting) == ("job_x", True)
+        other.cancel([allocation])
+        eventually(lambda: other.allocations() == [])
+        other.cancel([allocation])
+        nowhere = Ray(LauncherContext("own", tmp_path, f"--address=http://127.0.0.1:{free_port()}", 10.0))
+        with pytest.raises(LauncherUnavailable, match="Ray at"):
+            nowhere.allocations()
+        without_token = Ray(LauncherContext("own", tmp_path, f"--address={cluster.dashboard}", 10.0))
+        with pytest.raises(LauncherUnavailable, match=r"401|403"):
+            without_token.allocations()
