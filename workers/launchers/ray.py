@@ -1,7 +1,7 @@
 """Gets devices from Ray: one Ray job for each attempt, with a placement group, and one process in each of its bundles.
 
 The worker talks to Ray's dashboard alone, by its REST interface, and imports nothing of Ray. The job that it submits is
-:mod:`workers.launchers.ray_job`. Needs Ray 2.40 or newer with its dashboard (``ray[default]``).
+:mod:`workers.launchers.ray_job`. It is tried with Ray 2.60, and needs its dashboard (``ray[default]``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import os
 import secrets
 import shlex
-import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -104,10 +103,9 @@ class Ray(Launcher):
     @staticmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
         """Return what this bundle has. The kernel ends this process with Ray's own one that started it, since Ray gives
-        the devices to others then. SIGINT, which Ray blocks in all that it starts, stops supervisors.
+        the devices to others then.
         """
         die_with_parent()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         told = json.loads(environment[HERE])
         if os.getppid() != told.pop("parent"):
             raise SystemExit("the process of Ray that started this one has ended")
