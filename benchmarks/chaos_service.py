@@ -119,8 +119,8 @@ class Service:
             role = "api"
         elif words[1:] == ["-m", "workers"]:
             role = "agent"
-        elif PROGRAM in words and "srun" not in words:
-            role = "allocated host"
+        elif PROGRAM in words and "srun" not in words:  # its settings are in a file of the data folder
+            return "allocated host" if any(word.startswith(str(self.data)) for word in words) else None
         elif "workers.rank" in words and "workers.launcher" not in words:
             role = "rank"
         return role if role is not None and process.environ().get("TRIVET_DATA") == str(self.data) else None
