@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.program import Program
-from service.compilation.program.target import target_of
+from service.compilation.program.target import Target, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
 from service.compilation.ranks.group import are_together, gather, slowest
 from service.compilation.report.publishing import announce, assemble, keep_caches, write
@@ -41,6 +43,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     if any(rung.generates_code for rung in rungs):
         toolchain.begin()
     target = target_of(spec, context, device)
+    if context.rank == 0:
+        context.report.log(_begun(spec, rungs, target, device))
     context.report.phase("preparing")
     proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # meanwhile headers are prepared
     toolchain_s = warm_toolchain(target.program, rungs, toolchain)
@@ -58,10 +62,20 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proved=proved)
     write(context, report)
     announce(context, diagnoses)
+    for sentence in report["summary"]:
+        context.report.log(sentence)
     return {
         **{name: report[name] for name in ("gate", "summary", "verdicts")},
         "completed": _completed(context, results),
     }
+
+
+def _begun(spec: CompileSpec, rungs: tuple[Rung, ...], target: Target, device: torch.device) -> str:
+    """Return what is checked, in which layout, and up to which rung, as a line of the log."""
+    about = target.about.get("model") or target.about["program"]
+    name, phases = about.get("family") or about["name"], " and ".join(spec.phases)
+    layout = f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {device.type}"
+    return f"{name}: {phases}, {len(rungs)} rungs up to {rungs[-1].name}, {layout}"
 
 
 def _completed(context: RunContext, results: list[Result]) -> Completion:
