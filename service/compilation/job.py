@@ -55,6 +55,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     report = found.report(spec, diagnoses)
     write(context, report)
     announce(context, diagnoses)
+    for sentence in report["summary"]:
+        context.report.log(sentence)
     return {
         **{name: report[name] for name in ("gate", "summary", "verdicts")},
         "completed": _completed(context, found.results),
@@ -83,6 +85,8 @@ def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...
     if any(rung.generates_code for rung in rungs):
         toolchain.begin()
     target = target_of(spec, context, device)
+    if context.rank == 0:
+        context.report.log(_begun(spec, context, rungs, target.subject))
     context.report.phase("preparing")
     proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # meanwhile headers are prepared
     toolchain_s = warm_toolchain(device, rungs, toolchain)
@@ -102,6 +106,7 @@ def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ..
     prepared: list[tuple[Subject, float | None]] = []
 
     def hear(about: tuple[Subject, float | None]) -> None:
+        context.report.log(_begun(spec, context, rungs, about[0]))
         context.report.phase("first rung")
         prepared.append(about)
 
@@ -121,6 +126,14 @@ def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -
     target = target_of(spec, context, device)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     return Prepared(target.program, plan, (target.subject, toolchain_s))
+
+
+def _begun(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subject: Subject) -> str:
+    """Return what is checked, in which layout, and up to which rung, as a line of the log."""
+    about = subject.about.get("model") or subject.about["program"]
+    name, phases = about.get("family") or about["name"], " and ".join(spec.phases)
+    layout = f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {context.device_type}"
+    return f"{name}: {phases}, {len(rungs)} rungs up to {rungs[-1].name}, {layout}"
 
 
 def _completed(context: RunContext, results: list[Result]) -> Completion:
