@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.jobs.layout import DataLayout
-from service.jobs.private_socket import PrivateSocket
+from service.jobs.private import PrivateSocket
 from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX
 from trivet.child_process import ChildProcess, ServiceTimes

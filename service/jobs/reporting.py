@@ -3,7 +3,7 @@
 A connection to the supervisor starts with one greeting line (:func:`greeting`) that says which rank speaks on which
 channel. On ``control`` follows the rank's last word, a JSON object: ``{"type": "done"}``, the ``error`` event of the
 exception that ends it, or ``{"type": "terminated"}`` where SIGTERM does; the supervisor sends requests
-(:mod:`workers.rank.control`). ``stdout`` and ``stderr`` carry raw text.
+(:mod:`workers.rank.program`). ``stdout`` and ``stderr`` carry raw text.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from service.parallel.tensor import (
     joint,
     local,
 )
-from service.parallel.tracing import is_exporting
+from service.parallel.tensor.placement import is_exporting
 
 
 class Rotary(nn.Module):

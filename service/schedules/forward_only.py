@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.schedules.lowering import lower
+from service.schedules.generator import lower
 from service.schedules.schedule import Instruction, Op, Schedule, check_sizes
 
 

@@ -1,6 +1,6 @@
 """Schedules: what each rank of a pipeline does, in order, as plain data. Nothing here knows of torch.
 
-A schedule is written as the order of computations per rank; :func:`service.schedules.lowering.lower` adds the rest.
+A schedule is written as the order of computations per rank; :func:`service.schedules.generator.lower` adds the rest.
 Stages are virtual: a rank may own several.
 """
 

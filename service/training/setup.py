@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
@@ -19,17 +20,18 @@ from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.reference import resolve
+from service.models.tied import tied_names
+from service.parallel import collectives
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
-from service.parallel.mesh import Mesh
+from service.parallel.mesh import Mesh, group_of_stages
 from service.parallel.pipeline.stage import Part
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine, plan_pipeline
-from service.training.export import check_export
-from service.training.flops import count_parameters
 from service.training.gate import allowed_modes, gate_fingerprints, load_compile_caches, lowest
+from service.training.gradients import local
 from service.training.objective import Objective, ObjectiveContext, objective_for
-from service.training.tied_stages import TiedStages, find_tied
+from service.training.state import check_export
 
 _AUDIT_EVERY = 500
 """Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
@@ -202,3 +204,88 @@ def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch
         weight_decay=spec.optimizer.weight_decay,
         **{"fused" if device.type == "cuda" else "foreach": True},
     )
+
+
+# Dense bf16 peak in FLOP/s from NVIDIA's data sheets, SXM parts; the longest matching name wins.
+
+
+@dataclass(frozen=True)
+class TiedStages:
+    """What this rank has of tied parameters: the ``originals`` on the first stage, the ``copies`` on the last, in one
+    order.
+
+    Each is empty where the rank has not that stage. ``group`` spans the ranks of both stages; it is empty where they
+    are one.
+    """
+
+    originals: tuple[nn.Parameter, ...] = ()
+    copies: tuple[nn.Parameter, ...] = ()
+    group: str = ""
+
+    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters without the copies: each of the whole model's once."""
+        copies = set(map(id, self.copies))
+        return [parameter for parameter in parameters if id(parameter) not in copies]
+
+    def sum_gradients(self) -> None:
+        """Give original and copy the sum of their gradients; the ranks of both stages call it together."""
+        if self.group:
+            for parameter in (*self.originals, *self.copies):
+                if parameter.grad is not None:
+                    dist.all_reduce(local(parameter.grad), group=collectives.resolve(self.group))
+            return
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            if original.grad is not None and copy.grad is not None:
+                own, other = local(original.grad), local(copy.grad)
+                other.copy_(own.add_(other))
+
+    @torch.no_grad()
+    def take_up(self, optimizer: AdamW) -> None:
+        """Give copies what was loaded into originals, with their moments, where a rank has both: it loads one only."""
+        if self.group:
+            return
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            local(copy.detach()).copy_(local(original.detach()))
+            for name, value in optimizer.state[copy].items():
+                _copy(value, optimizer.state[original][name])
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    local(target).copy_(local(source))
+
+
+def find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:
+    """Return the tied parameters among this rank's stages; every rank calls it, as it may make a group."""
+    if schedule is None:
+        return TiedStages()
+    names = tied_names(next(iter(stages.values())))
+    if not names:
+        return TiedStages()
+    first, last = schedule.owners[0], schedule.owners[-1]
+    return TiedStages(
+        originals=_named(stages.get(0), names.values()),
+        copies=_named(stages.get(len(schedule.owners) - 1), names.keys()),
+        group=group_of_stages(mesh, first, last) if first != last else "",
+    )
+
+
+def _named(stage: nn.Module | None, names: Iterable[str]) -> tuple[nn.Parameter, ...]:
+    return () if stage is None else tuple(stage.get_parameter(name) for name in names)
+
+
+_PEAKS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+}
+
+
+def count_parameters(whole: nn.Module) -> int:
+    """Return the number of elements of all parameters of an unsharded model (on ``meta``, say)."""
+    return sum(parameter.numel() for parameter in whole.parameters())
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the peak FLOP/s of a CUDA device by its name; None when it isn't known."""
+    return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

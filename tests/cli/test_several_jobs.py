@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from service.jobs.positions import nearest, positions
 from service.jobs.store import Store
 from trivet.cli import completion
-from trivet.cli.ending import result_lines
+from trivet.cli.submit import result_lines
 
 FIELDS = st.recursive(
     st.one_of(st.integers(), st.text(st.characters(codec="ascii"), max_size=5), st.none(), st.booleans()),

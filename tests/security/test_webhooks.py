@@ -23,12 +23,12 @@ from service.jobs.events import MetricEvent
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import PartOutcome
 from service.jobs.settings import Settings
+from service.jobs.spec.notify import check_url
 from service.jobs.store import HostReport
 from service.jobs.store.keyspace import WEBHOOK_DUE, WEBHOOKS, WEBHOOKS_FAILING
-from service.jobs.webhook_url import check_url
 from service.jobs.webhooks import WebhookEvent, new_secret, sign
 from trivet.webhooks import InvalidDelivery, verify
-from workers.supervisor.thresholds import Thresholds
+from workers.supervisor.uploader import Thresholds
 
 SPEC: dict[str, Any] = {
     "kind": "train",

@@ -24,8 +24,7 @@ from torch.nn import functional
 from training_runs import JOB, MLP, TRANSFORMER, train, upload
 
 from service.formats import archive
-from service.formats.llama import LlamaError, read_config, write_config
-from service.formats.llama_names import their_names
+from service.formats.llama import LlamaError, read_config, their_names, write_config
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, ModelRef, TransformerConfig
 from service.models import WeightsError, build, huggingface, load_into

@@ -26,8 +26,8 @@ from service.models.fingerprint import fingerprint
 from service.models.parallelize import ModelRecipe
 from service.parallel import checkpoint
 from service.parallel.boundary import StepBoundary
-from service.training.finite import NonFiniteError
 from service.training.gate import GateError
+from service.training.gradients import NonFiniteError
 
 GATE = "job_" + "g" * 20
 CPU = torch.device("cpu")

@@ -31,9 +31,8 @@ from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
 from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
-from workers.supervisor.broker_retry import retry_until
-from workers.supervisor.claim import claim_part
-from workers.supervisor.collector import Collector
+from workers.supervisor.claim import claim_part, retry_until
+from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.compiled_code import compile_cache, gate_artifacts
 from workers.supervisor.ending import DiskThread, Ending, PartEnding
 from workers.supervisor.group import Group
@@ -45,9 +44,7 @@ from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.relay import Relay
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.stall import StallWatch
-from workers.supervisor.thresholds import Thresholds
-from workers.supervisor.unrelayed_metrics import find_unrelayed
-from workers.supervisor.uploader import Uploader
+from workers.supervisor.uploader import Thresholds, Uploader
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
 
-from service.jobs.events import Event, ProgressEvent
+from service.jobs.events import Event, MetricEvent, ProgressEvent
 from service.jobs.records import AttemptRef, Superseded
+from service.jobs.spec.notify import NotifySpec
 from service.jobs.store import Attempts, StoreUnavailable
+from service.jobs.webhooks import ReachedThreshold
 from workers import event_protocol
-from workers.supervisor.broker_retry import retry_until
+from workers.supervisor.claim import retry_until
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
-from workers.supervisor.thresholds import Thresholds
 
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 Disk = Callable[[Callable[[], None]], Awaitable[None]]
@@ -146,3 +147,30 @@ class Uploader:
     def record(self, event: Event) -> None:
         """Write an event to the record only: the store puts it into the stream itself."""
         self._record.add(orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE))
+
+
+class Thresholds:
+    """Keeps which thresholds were reached in this attempt; those of earlier attempts are known to the store."""
+
+    def __init__(self, notify: NotifySpec | None) -> None:
+        self._notify = notify
+        self._known: set[str] = set()
+
+    def reached(self, events: Sequence[Event]) -> list[ReachedThreshold]:
+        """Return the first metrics, among these events, that are beyond their thresholds."""
+        metrics = [cast(MetricEvent, event) for event in events if event["type"] == "metric"]
+        return [found for metric in metrics for found in self._new(metric["values"], metric["step"])]
+
+    def reached_by_result(self, result: Mapping[str, Any] | None) -> list[ReachedThreshold]:
+        """Return the numbers of a result that are beyond their thresholds, where no metric was before."""
+        return self._new(result or {}, None)
+
+    def _new(self, numbers: Mapping[str, Any], step: int | None) -> list[ReachedThreshold]:
+        if self._notify is None:
+            return []
+        new = [(name, value) for name, value in self._notify.reached(numbers) if name not in self._known]
+        self._known.update(name for name, _ in new)
+        return [
+            ReachedThreshold(name=name, value=value, threshold=self._notify.when[name], step=step)
+            for name, value in new
+        ]

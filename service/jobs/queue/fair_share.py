@@ -19,7 +19,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from service.jobs.queue.pending import PendingJob
+from service.jobs.projects import DEFAULT_PROJECT
+
+
+@dataclass(frozen=True)
+class PendingJob:
+    """A job that waits for devices: ``ranks`` of one ``pool``, on ``max_hosts`` hosts at most."""
+
+    id: str
+    kind: str
+    owner: str
+    pool: str
+    ranks: int
+    max_hosts: int
+    priority: int
+    queued_at_ms: int
+    """By the store's own clock."""
+    timeout_s: float | None = None
+    project: str = DEFAULT_PROJECT
+
 
 AHEAD_S = 60.0
 """What a project holds counts as used for so long ahead."""

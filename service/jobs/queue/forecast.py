@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.jobs.projects import DEFAULT_PROJECT
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import PendingJob
 
 Basis = Literal["progress", "durations", "limits"]
 """What an expected end rests on: the job's own progress, how long earlier jobs of its kind took, its time limit."""

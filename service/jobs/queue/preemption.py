@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import PendingJob
 
 _MOST_TRIED = 12
 """All subsets of so many possible victims are compared; where there are more, they are chosen one by one."""

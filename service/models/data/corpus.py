@@ -8,8 +8,7 @@ import torch
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.data import TokensData
-from service.models.data.divide import divide
-from service.models.data.samples import Dataset, Split
+from service.models.data.samples import Dataset, Split, divide
 
 
 def load(spec: TokensData, layout: DataLayout | None) -> Dataset:

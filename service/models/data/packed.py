@@ -13,8 +13,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.jobs.spec.files import FileTokens
-from service.models.data import npy
+from service.jobs.spec.data import FileTokens
+from service.models.data.arrays import BROKEN, check_claim
 from service.models.data.samples import Split
 
 CHECKED_WHOLE = 2**26
@@ -126,9 +126,9 @@ def _map(file: TokenFile, field: str) -> Ids:
 def _map_npy(path: Path, field: str) -> Ids:
     try:
         with path.open("rb") as file:
-            npy.check_claim(file, path.stat().st_size)
+            check_claim(file, path.stat().st_size)
         ids: Ids = open_memmap(path, mode="r")
-    except npy.BROKEN as error:
+    except BROKEN as error:
         raise ValueError(f"{field} is no array in NumPy's format: {error}") from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(f"{field} holds {ids.dtype} of shape {ids.shape}; expected one row of integers")

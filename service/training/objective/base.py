@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from service.jobs.plugins import ModelConfig, Samples
+from service.jobs.plugins import ModelConfig, ObjectiveConfig, Samples
+from service.jobs.spec.objective import OBJECTIVES
+from service.models.dotted import dotted
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.stage import Part
 
@@ -60,3 +62,11 @@ class Objective(ABC):
 
 Factory = Callable[[Any, ObjectiveContext], Objective]
 """Makes an objective from its configuration: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""
+
+
+def objective_for(config: ObjectiveConfig, context: ObjectiveContext) -> Objective:
+    """Return the objective of that name; raises ``ValueError`` for one that this process does not know."""
+    if config.name not in OBJECTIVES.provided:
+        raise ValueError(f"no objective {config.name!r}; expected one of {', '.join(OBJECTIVES.provided)}")
+    factory: Factory = dotted(OBJECTIVES.provided[config.name].declaration.factory)
+    return factory(config, context)

@@ -7,7 +7,6 @@ Another engine is a file with a class. The interface is in :mod:`.base`, the two
 
 from service.verification.engine.arithmetic import PLAIN, RIGOROUS, Arithmetic
 from service.verification.engine.base import BoundingEngine
-from service.verification.engine.network import NetworkEngine
-from service.verification.engine.stages import StagesEngine
+from service.verification.engine.stages import NetworkEngine, StagesEngine
 
 __all__ = ["PLAIN", "RIGOROUS", "Arithmetic", "BoundingEngine", "NetworkEngine", "StagesEngine"]

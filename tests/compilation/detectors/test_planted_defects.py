@@ -21,7 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from service.compilation.ladder import Result
 from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
-from service.compilation.report.gate import gate
+from service.compilation.report.publishing import gate
 from service.compilation.report.summary import summary
 from service.compilation.run.observation import Observation
 from service.compilation.run.program_run import build
