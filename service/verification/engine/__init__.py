@@ -1,8 +1,8 @@
 """Engines: what bounds a model, on one device, on tensor-parallel ranks or in pipeline stages, in either arithmetic.
 
 The loader of a task chooses one; nothing else in verification asks where a model is or whether bounds are rigorous.
-Another engine is a file with a class. The interface is in :mod:`.base`, the two arithmetics in :mod:`.arithmetic`;
-:mod:`.network` has the engine of a rank with all layers, :mod:`.stages` that of a pipeline stage.
+The interface is in :mod:`.base`, the two arithmetics in :mod:`.arithmetic`. :mod:`.stages` has the engine of a rank
+with all layers and that of a pipeline stage.
 """
 
 from service.verification.engine.arithmetic import PLAIN, RIGOROUS, Arithmetic
