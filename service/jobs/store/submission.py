@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import orjson
 
-from service.jobs.checks.dependencies import files_of
+from service.jobs.checks.files import files_of
 from service.jobs.launchers import LOCAL
 from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.records import OverQuota, Problem
