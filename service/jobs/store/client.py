@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-import redis.asyncio as redis_async
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.jobs.records import Conflict, NotFound, Superseded
+from service.jobs.store.outage import BrokerOutage, PatientPool
 
 _REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
@@ -131,74 +130,3 @@ def _tls_refusal(error: BaseException) -> str | None:
             return str(cause)
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 0.5
-
-
-@dataclass
-class BrokerOutage:
-    """Bounds how long one broker is waited for, in seconds from when it was first found away: whoever comes late into a
-    long outage does not wait, and threads do not pile up. Safe to share between threads.
-    """
-
-    patience_s: float
-    _since: float | None = None
-    _pause_s: float = _FIRST_PAUSE_S
-
-    def pause(self) -> float | None:
-        """Note a failure; return for how long to sleep before the next try, or ``None`` where patience is over."""
-        now = time.monotonic()
-        since = self._since if self._since is not None else now
-        self._since = since
-        if now - since >= self.patience_s:
-            return None
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        return self._pause_s
-
-    def end(self) -> None:
-        """Note that the broker answers."""
-        self._since, self._pause_s = None, _FIRST_PAUSE_S
-
-
-class PatientPool(redis.ConnectionPool):
-    """Connections for threads, which wait in an outage."""
-
-    outage: BrokerOutage
-
-    def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:
-        """Return a connection that is connected. Raises the library's error once patience is over."""
-        while True:
-            try:
-                connection = super().get_connection()
-            except redis.AuthenticationError:
-                raise
-            except (redis.ConnectionError, redis.TimeoutError):
-                if (pause := self.outage.pause()) is None:
-                    raise
-                time.sleep(pause)
-            else:
-                self.outage.end()
-                return connection
-
-
-class PatientAsyncPool(redis_async.BlockingConnectionPool):
-    """Waits as :class:`PatientPool` does, for clients of one event loop."""
-
-    outage: BrokerOutage
-
-    async def ensure_connection(self, connection: Any) -> None:
-        """Connect. Raises the library's error once patience is over."""
-        while True:
-            try:
-                await super().ensure_connection(connection)
-            except redis.AuthenticationError:
-                raise
-            except (redis.ConnectionError, redis.TimeoutError, OSError):
-                if (pause := self.outage.pause()) is None:
-                    raise
-                await asyncio.sleep(pause)
-            else:
-                self.outage.end()
-                return

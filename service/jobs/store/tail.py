@@ -13,8 +13,9 @@ from typing import Any, Self
 import redis.asyncio as redis
 
 from service.jobs.states import ACTIVE
-from service.jobs.store.client import BrokerOutage, PatientAsyncPool, translated
+from service.jobs.store.client import translated
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY
+from service.jobs.store.outage import BrokerOutage, PatientAsyncPool
 
 BEGINNING = "0-0"
 LARGEST_ID_PART = 2**64 - 1

@@ -15,7 +15,7 @@ from store_builders import train
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
-from service.jobs.store.client import BrokerOutage
+from service.jobs.store.outage import BrokerOutage
 from service.jobs.store.tail import StreamTail
 
 PATIENT = BrokerTimeouts(outage_s=300.0)

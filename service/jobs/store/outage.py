@@ -1,0 +1,81 @@
+"""Waits for a broker that restarts: a connection that could not be made has sent nothing, so it may be tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import redis.asyncio as redis_async
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+
+@dataclass
+class BrokerOutage:
+    """Bounds how long one broker is waited for, in seconds from when it was first found away: whoever comes late into a
+    long outage does not wait, and threads do not pile up. Safe to share between threads.
+    """
+
+    patience_s: float
+    _since: float | None = None
+    _pause_s: float = _FIRST_PAUSE_S
+
+    def pause(self) -> float | None:
+        """Note a failure; return for how long to sleep before the next try, or ``None`` where patience is over."""
+        now = time.monotonic()
+        since = self._since if self._since is not None else now
+        self._since = since
+        if now - since >= self.patience_s:
+            return None
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return self._pause_s
+
+    def end(self) -> None:
+        """Note that the broker answers."""
+        self._since, self._pause_s = None, _FIRST_PAUSE_S
+
+
+class PatientPool(redis.ConnectionPool):
+    """Connections for threads, which wait in an outage."""
+
+    outage: BrokerOutage
+
+    def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:
+        """Return a connection that is connected. Raises the library's error once patience is over."""
+        while True:
+            try:
+                connection = super().get_connection()
+            except redis.AuthenticationError:
+                raise
+            except (redis.ConnectionError, redis.TimeoutError):
+                if (pause := self.outage.pause()) is None:
+                    raise
+                time.sleep(pause)
+            else:
+                self.outage.end()
+                return connection
+
+
+class PatientAsyncPool(redis_async.BlockingConnectionPool):
+    """Waits as :class:`PatientPool` does, for clients of one event loop."""
+
+    outage: BrokerOutage
+
+    async def ensure_connection(self, connection: Any) -> None:
+        """Connect. Raises the library's error once patience is over."""
+        while True:
+            try:
+                await super().ensure_connection(connection)
+            except redis.AuthenticationError:
+                raise
+            except (redis.ConnectionError, redis.TimeoutError, OSError):
+                if (pause := self.outage.pause()) is None:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                self.outage.end()
+                return
