@@ -42,7 +42,7 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _shards(tensor: Tensor) -> int:
-    """Return into how many parts the ranks cut ``tensor``."""
+    """Return the number of parts into which the ranks cut ``tensor``."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
@@ -56,7 +56,7 @@ ADVICE = (
 
 
 class NonFiniteError(RuntimeError):
-    """The loss, the gradient, the weights or an evaluation is infinite or not a number: training on is of no use."""
+    """The loss, the gradient, the weights or an evaluation is not finite: training on is pointless."""
 
 
 @torch.no_grad()
@@ -85,8 +85,8 @@ def check_evaluation(metrics: Mapping[str, float], step: int) -> None:
 
 @contextmanager
 def explained_overflow(step: int, rate: float) -> Iterator[None]:
-    """Raise :class:`NonFiniteError` for an update whose factors no float holds, which torch refuses in words of its own
-    where it computes on a CPU.
+    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
+    its own.
     """
     try:
         yield

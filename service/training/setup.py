@@ -1,4 +1,4 @@
-"""Everything that a run needs before its first step, in the order in which it is made."""
+"""Builds everything that a run needs before its first step, in that order."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from service.training.objective import Objective, ObjectiveContext, objective_fo
 from service.training.state import check_export
 
 _AUDIT_EVERY = 500
-"""Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
+"""Steps between two audits for results held over a replay; an audit takes 0.1 s or more."""
 
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Holds what a run starts from before anything is built.
+    """Holds the inputs of a run.
 
-    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace the drawn ones.
+    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace random ones.
     ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
     """
 
@@ -78,7 +78,7 @@ class Training:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Return where weights come from, as checkpoints and exported models tell it."""
+        """Return the origin of the weights, as checkpoints and exported models record it."""
         return {"parallel": self.spec.parallel.model_dump(), "data_sha256": self.dataset.sha256}
 
 
@@ -145,7 +145,7 @@ def assemble(
 
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
-    """Build the objective of the spec for the outputs that the planned model has on this mesh."""
+    """Build the spec's objective for the outputs of the planned model on this mesh."""
     planned = cast(Model, build(config, mesh, device="meta", part=Part()))
     return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
 
@@ -195,7 +195,7 @@ def _build_boundary(
 
 
 def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch.device) -> AdamW:
-    """Build AdamW with one kernel for all parameters on CUDA, and one call per operation for all of them elsewhere."""
+    """Build AdamW: one kernel for all parameters on CUDA, one call per operation elsewhere."""
     return AdamW(
         [parameter for stage in stages for parameter in stage.parameters()],
         lr=spec.optimizer.lr,
@@ -211,11 +211,9 @@ def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch
 
 @dataclass(frozen=True)
 class TiedStages:
-    """What this rank has of tied parameters: the ``originals`` on the first stage, the ``copies`` on the last, in one
-    order.
+    """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
 
-    Each is empty where the rank has not that stage. ``group`` spans the ranks of both stages; it is empty where they
-    are one.
+    Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty where they are one.
     """
 
     originals: tuple[nn.Parameter, ...] = ()
@@ -223,7 +221,7 @@ class TiedStages:
     group: str = ""
 
     def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters without the copies: each of the whole model's once."""
+        """Return the parameters without the copies, so that the whole model counts each of them once."""
         copies = set(map(id, self.copies))
         return [parameter for parameter in parameters if id(parameter) not in copies]
 
@@ -241,7 +239,9 @@ class TiedStages:
 
     @torch.no_grad()
     def take_up(self, optimizer: AdamW) -> None:
-        """Give copies what was loaded into originals, with their moments, where a rank has both: it loads one only."""
+        """Copy loaded originals and their moments into the copies of a rank that has both: only originals are
+        loaded.
+        """
         if self.group:
             return
         for original, copy in zip(self.originals, self.copies, strict=True):

@@ -25,9 +25,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of all stages of this rank under their global names.
+    """Yield the parameters of this rank's stages under their global names.
 
-    Of a tied parameter whose two copies are both here, as the first and the last stage may be, only the first is given.
+    Of a tied parameter whose two copies are both here, only the first is given.
     """
     known: set[str] = set()
     for module in modules:
@@ -57,14 +57,14 @@ def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str
 
 
 def training_rows(modules: Iterable[nn.Module]) -> dict[str, int]:
-    """Return by the same names the rows of each tensor that has padding behind them."""
+    """Return, by the same names, the rows without padding of each padded tensor."""
     known = {name: rows for module in modules for name, rows in global_rows(module).items()}
     moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in _MOMENTS}
     return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | moments
 
 
 def prime(optimizer: AdamW, step: int) -> None:
-    """Give AdamW the state that it would have created by itself, at ``step``, so that it can be loaded into."""
+    """Give AdamW the state that it would have created by ``step``, so that a checkpoint can be loaded into it."""
     on_device = bool(optimizer.defaults["fused"] or optimizer.defaults["capturable"])
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -92,7 +92,7 @@ def export_model(
 
 
 def check_export(export: ExportSpec, config: FamilyConfig) -> None:
-    """Raise ``ValueError`` for a form that the model cannot be written in."""
+    """Raise ``ValueError`` if the model cannot be written in the form that the spec asks for."""
     if export.huggingface is not None and not isinstance(config, TransformerConfig):
         raise ValueError(
             f"export.huggingface={export.huggingface!r} needs a transformer; this model is of family {config.family!r}"

@@ -49,7 +49,7 @@ class StepBoundary:
         self._compiled: frozenset[str] | None = None
 
     def step_boundary(self) -> None:
-        """Begin a step: nothing of the one before is needed any more.
+        """Begin a step: nothing of the previous one is needed any more.
 
         Raises :class:`PendingBackwardError`, naming both places, if a backward is still to run.
         """
@@ -74,11 +74,11 @@ class StepBoundary:
         return results
 
     def invocations(self) -> dict[Invocation, int]:
-        """Calls so far, by module, phase, grad mode, thread and shapes."""
+        """Return the calls so far, by module, phase, grad mode, thread and shapes."""
         return self._calls_made.counts()
 
     def held(self) -> tuple[HeldResult, ...]:
-        """Audit now and return the results alive that are older than the step before this one."""
+        """Audit now, and return the live results that are older than the previous step."""
         return self._outputs.held(self.step)
 
     def _watch(self, name: str, module: Callable[..., Any], results: Any, arguments: Any) -> None:
@@ -97,7 +97,7 @@ class StepBoundary:
         return self.audit_every > 0 and step % self.audit_every == 0
 
     def _audit(self) -> None:
-        """Audit in a step after an audited one: whatever is left of that has been held over a replay."""
+        """Audit in a step after an audited one: anything left of that was held over a replay."""
         if self.audit_every and self.step > 0 and self._audits(self.step - 1) and (held := self.held()):
             self.on_held(held)
 
@@ -140,10 +140,9 @@ class _Ran:
 
 
 class PendingBackwards:
-    """Holds the forwards noted so far whose autograd nodes are alive and have not run. Holds neither tensors nor
-    graphs.
+    """Watches forwards whose autograd nodes are alive and have not run.
 
-    ``on_run`` is told of each when it runs.
+    Holds neither tensors nor graphs. ``on_run`` hears of each when it runs.
     """
 
     def __init__(self, on_run: Callable[[Origin], None] = lambda origin: None) -> None:

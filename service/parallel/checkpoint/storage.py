@@ -84,9 +84,9 @@ def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | N
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Return the unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective.
+    """Return the unsharded tensors whose names start with ``prefix`` (cut off), on the CPU; no collective.
 
-    They may be mapped, and are not to be written to.
+    They may be mapped, so nobody may write to them.
     """
     return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 
@@ -120,7 +120,7 @@ def _make_anew(working: Path) -> None:
 def _check_fits(
     path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor], rows: Mapping[str, int]
 ) -> None:
-    """Refuse before DCP's planner does, with a message that names the first tensor that doesn't fit."""
+    """Raise before DCP's planner does, with a message that names the first tensor that does not fit."""
     held = _contents(reader)
     for name, tensor in state.items():
         if name not in held:
@@ -139,7 +139,7 @@ def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetada
 
 @contextmanager
 def _no_group_meant(alone: bool) -> Iterator[None]:
-    """Silence DCP's warning about working in one process where that is meant."""
+    """Silence DCP's warning about working in one process where one process is meant."""
     if not alone:
         yield
         return
@@ -212,7 +212,7 @@ _UNFINISHED = ".unfinished_"
 
 
 def working_folder(folder: Path, step: int) -> Path:
-    """Return where a checkpoint is written before it is published."""
+    """Return the folder in which a checkpoint is written before it is published."""
     return folder / f"{_UNFINISHED}step_{step}"
 
 
@@ -224,7 +224,7 @@ def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int) -> None
     working, target = working_folder(folder, step), folder / f"step_{step}"
     if read(target) is None:
         _write_meta(working, {"step": step, **meta})
-        shutil.rmtree(target, ignore_errors=True)  # what is left there is damaged
+        shutil.rmtree(target, ignore_errors=True)  # an unreadable checkpoint
         working.rename(target)
         flush(folder)
     _prune(folder, keep)
@@ -241,7 +241,7 @@ def _write_meta(working: Path, meta: Mapping[str, Any]) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove all but the ``keep`` newest, and what interrupted saves have left."""
+    """Remove all but the ``keep`` newest checkpoints, and the leftovers of interrupted saves."""
     for checkpoint in complete(folder)[:-keep]:
         checkpoint.path.rename(folder / f"{_UNFINISHED}old_{checkpoint.path.name}")
     for leftover in folder.glob(f"{_UNFINISHED}*"):

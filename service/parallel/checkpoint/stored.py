@@ -29,9 +29,7 @@ Block = tuple[slice, ...]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Holds what one file has of a tensor: the block that begins at ``offsets``. ``content`` gives parts of it,
-    mapped.
-    """
+    """Holds one file's block of a tensor, which begins at ``offsets``. ``content`` reads parts of it, mapped."""
 
     content: Any
     offsets: tuple[int, ...]
@@ -52,14 +50,14 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A whole tensor in the files of a checkpoint, which stay open: removing them takes nothing away."""
+    """A whole tensor in the files of a checkpoint, which stay open: it survives their removal."""
 
     name: str
     pieces: tuple[Piece, ...]
 
     @property
     def shape(self) -> torch.Size:
-        """Return where its last piece ends."""
+        """Return the end of its last piece."""
         ends = ([at + length for at, length in zip(each.offsets, each.shape, strict=True)] for each in self.pieces)
         return torch.Size(max(dimension) for dimension in zip(*ends, strict=True))
 
@@ -147,7 +145,7 @@ def _chunk(item: WriteItem) -> ChunkStorageMetadata:
 
 
 def _alone(tensor: Tensor | BytesIO) -> Tensor:
-    """Return the tensor on the CPU, without the rest of a storage that it is a part of."""
+    """Return the tensor on the CPU, without the rest of its storage."""
     if isinstance(tensor, BytesIO):
         raise TypeError("a checkpoint holds tensors only")
     own = tensor.detach().cpu()
