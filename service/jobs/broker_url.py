@@ -1,7 +1,7 @@
-"""Puts a broker's address together: where it is, as whom, and by which certificates it is known and knows us.
+"""Composes a broker's URL: its address, the user, and the certificates of both sides.
 
-All of it travels as one URL, from the settings to the store, to Celery and, in a pipe, to supervisors. TLS is verified
-in any case: the chain, the dates and the name, before anything is sent. There is no way to switch that off.
+All of it travels as one URL, from the settings to the store, to Celery and, in a pipe, to supervisors. TLS is always
+verified: the chain, the dates and the name, before anything is sent. Nothing switches that off.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 _SCHEMES = ("redis", "rediss", "unix")
 _TLS_FILES = {"ca_cert": "ssl_ca_certs", "tls_cert": "ssl_certfile", "tls_key": "ssl_keyfile"}
-"""Our names, and those of the parameters in a URL that redis-py and Celery know."""
+"""Our names, and those of redis-py's and Celery's parameters in a URL."""
 _VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """Says who connects, and by what the broker is known; what is absent is not used."""
+    """Says who connects, and how the broker is verified; absent fields are not used."""
 
     user: str | None = None
     password: str | None = None
@@ -56,7 +56,7 @@ def broker_url(address: str, identity: BrokerIdentity) -> str:
 
 
 def check_address(address: str) -> None:
-    """Check the address of a broker. Raises ``ValueError``, which does not repeat it."""
+    """Raise ``ValueError``, which does not repeat the address, if it is no broker's."""
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES:
         raise ValueError("not a broker's address: it begins with redis://, rediss:// (TLS) or unix://")

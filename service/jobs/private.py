@@ -45,7 +45,7 @@ def close_to_others(folder: Path) -> bool:
 
 
 def user(number: int) -> str:
-    """Return a user's name for messages, or the number where the system knows none."""
+    """Return a user's name for messages, or the number if the system knows none."""
     try:
         return f"user {pwd.getpwuid(number).pw_name!r}"
     except KeyError:
@@ -104,18 +104,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PrivateSocket:
-    """Keeps the data folder's socket, for commands of its owner, and the URL beside it that it stands for. Several
-    processes may answer at it; the one that bound it takes it away.
+    """Keeps the data folder's socket, for its owner's commands, and the file with the URL that it stands for.
+
+    Several processes may answer at it; the one that bound it removes it.
     """
 
     bound: socket.socket
     data: DataLayout
     lock: ProcessLock | None = None
-    """Absent where another process bound it."""
+    """None if another process bound it."""
 
     @classmethod
     def bind(cls, data: DataLayout, url: str) -> Self | None:
-        """Bind the socket; ``None`` where another process of this folder has it, which commands then reach."""
+        """Bind the socket; ``None`` if another process of this folder has it and answers commands."""
         try:
             lock = ProcessLock(data.api_socket.with_suffix(".lock"))
         except LockedError:
@@ -126,7 +127,7 @@ class PrivateSocket:
         return cls(bound, data, lock)
 
     def close(self) -> None:
-        """Take both away again, where this process bound the socket; may be called twice."""
+        """Remove both, if this process bound the socket; may be called twice."""
         self.bound.close()
         if self.lock is None:
             return

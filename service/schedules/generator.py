@@ -29,7 +29,7 @@ class Generator:
     takes_any_stages: bool = False
 
     def __call__(self, pp: int, virtual_stages: int, micro_batches: int) -> Schedule:
-        """Return the schedule of ``pp`` ranks; raises ``ValueError`` for sizes that it does not have."""
+        """Return the schedule of ``pp`` ranks; raises ``ValueError`` for impossible sizes."""
         check_sizes(pp, virtual_stages, micro_batches)
         if (refusal := self.refusal(virtual_stages)) is not None:
             raise ValueError(f"{refusal}, not {virtual_stages=}")
@@ -88,7 +88,7 @@ def _sends(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instructio
 
 
 def _receives(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instruction]:
-    """Return the other side of what is sent after ``compute``."""
+    """Return the receives of the results that ``compute`` sends."""
     for send in _sends(compute, owners):
         forward = send.op is Op.SEND_ACTIVATION
         op, stage = (Op.RECV_ACTIVATION, send.stage + 1) if forward else (Op.RECV_GRADIENT, send.stage - 1)

@@ -31,11 +31,11 @@ def check_mesh(parallel: ParallelSpec, stages: int, model: object, config: Model
 
 
 LARGEST = 2**14
-"""Stages × micro-batches: what can be proved while a client waits for its answer."""
+"""Stages × micro-batches, at most: a client waits while they are proved."""
 
 
 def check_pipeline(spec: TrainSpec | CompileSpec, micro_batches: int) -> Iterator[Problem]:
-    """Yield why the schedule that the ranks would follow cannot be written, or proved complete and free of deadlock."""
+    """Yield why the ranks' schedule cannot be written, or proved complete and free of deadlock."""
     if spec.parallel.pp == 1:
         return
     if spec.sharding.reduce == "every":
@@ -56,7 +56,7 @@ def check_pipeline(spec: TrainSpec | CompileSpec, micro_batches: int) -> Iterato
 
 
 def pool_of(spec: CommonSpec, context: CheckContext) -> Literal["cuda", "cpu"]:
-    """Return where the ranks would run at present: as the spec says, or where placement runs ``auto``."""
+    """Return the pool in which the ranks would run now: the spec's, or the one that placement chooses for ``auto``."""
     return context.auto_pool if spec.device == "auto" else spec.device
 
 

@@ -1,6 +1,4 @@
-"""Lists what can be asked for: kinds of jobs, families, data sources, objectives and programs, built in or
-installed.
-"""
+"""Lists kinds of jobs, families, data sources, objectives and programs, built in or installed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ TRAIN = JobKind(
 
 
 def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
-    """Yield why stages could not pass on the residual stream of a transformer: each rank has a part of the tokens."""
+    """Yield why stages could not pass on a transformer's residual stream: each rank has a part of the tokens."""
     gives, tp = spec.data.gives, spec.parallel.tp
     if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
         message = f"a pipeline passes on parts of a sequence: {gives.sequence} does not divide by tp={tp}"
@@ -75,14 +75,14 @@ def _check_batch(spec: TrainSpec) -> Iterator[Problem]:
 
 
 def check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
-    """Yield why the job cannot go on where the one that it resumes was; ``config`` is that of its own model."""
+    """Yield why the job cannot continue the one that it resumes; ``config`` is that of its own model."""
     job = None if spec.resume is None else context.lookup(spec.resume.job)
     if job is None or job.kind != "train":
         return
     try:
         first = TrainSpec.model_validate(job.spec)
     except ValidationError:
-        return  # the check of dependencies says what is wrong with the job
+        return  # the check of dependencies reports problems of the job
     theirs = resolve(FromJob(job=job.id), context)
     if config is not None and theirs is not None and config != theirs:
         got = {name: value for name, value in config if value != getattr(theirs, name, None)}

@@ -14,7 +14,7 @@ _SEPARATOR = "\t"
 
 
 class Series(NamedTuple):
-    """Names one value: a metric, or a part of a histogram, and its labels in the order of the declaration."""
+    """Names one value: a metric, or a part of a histogram, and its labels in declared order."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -24,7 +24,7 @@ Numbers = dict[Series, float]
 
 
 def field_of(name: str, *words: str) -> str:
-    """Return the name of a count where all counts are kept (``lua/lib/counts.lua`` makes the same)."""
+    """Return the name of a count in the store (``lua/lib/counts.lua`` makes the same)."""
     return _SEPARATOR.join((name, *words))
 
 
@@ -35,8 +35,9 @@ def observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()
 
 
 def from_counts(counts: Mapping[str, str]) -> Numbers:
-    """Return kept counts as numbers, with zeros where nothing was counted yet. What another version counts, and this
-    one does not know, is left out.
+    """Return stored counts as numbers, with zeros for those not counted yet.
+
+    Counts that only another version knows are left out.
     """
     numbers: Numbers = {}
     buckets: defaultdict[tuple[MetricDeclaration, tuple[str, ...]], dict[str, float]] = defaultdict(dict)
@@ -80,7 +81,7 @@ def _cumulative(
 
 
 class Meter:
-    """Thread-safe. What it holds is bounded, since the values of labels are."""
+    """Counts in this process. Thread-safe. Its size is bounded, since the values of labels are."""
 
     def __init__(self) -> None:
         self._counted: Counter[str] = Counter()
@@ -95,13 +96,13 @@ class Meter:
         self._add(observed(_BY_NAME[name], value, labels))
 
     def take(self) -> dict[str, float]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         with self._lock:
             counted, self._counted = self._counted, Counter()
         return dict(counted)
 
     def give_back(self, counted: Mapping[str, float]) -> None:
-        """Count again what could not be added anywhere."""
+        """Count again what could not be stored."""
         self._add(counted)
 
     def _add(self, counted: Mapping[str, float]) -> None:

@@ -28,17 +28,17 @@ BROKEN = (
     EOFError,
     OSError,
     RuntimeError,
-    SystemError,  # of Python 3.12, whose tokenizer does not take the null bytes of a header for an error
+    SystemError,  # of Python 3.12, whose tokenizer accepts the null bytes of a header
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
 )
-"""What reading a broken file raises."""
+"""The errors of reading a broken file."""
 _HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = (
     MappingProxyType({(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0})
 )
-"""The third version is for names of fields, which arrays of numbers do not have."""
+"""The third version has names of fields, which arrays of numbers lack."""
 
 
 def check_claim(file: IO[bytes], size: int) -> None:
@@ -57,12 +57,12 @@ def check_claim(file: IO[bytes], size: int) -> None:
 
 INPUTS, TARGETS, TEST = "inputs", "targets", "test_"
 _LARGEST_NPZ = 2**34
-"""Bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
+"""The most bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
 
 
 @dataclass(frozen=True)
 class ArraySamples:
-    """Inputs ``(n, …)`` of any real type, flattened and made float32 as they are asked for; int64 labels ``(n,)``."""
+    """Inputs ``(n, …)`` of any real type, flattened and made float32 on request; int64 labels ``(n,)``."""
 
     inputs: Tensor
     labels: Tensor
@@ -85,7 +85,7 @@ class ArraySamples:
         return Split(scaled, self.labels[indices])
 
     def to(self, device: torch.device) -> ArraySamples:
-        """Return the samples as they are: they stay where they lie."""
+        """Return the samples unchanged: they stay on disk."""
         return self
 
 
@@ -154,7 +154,7 @@ def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
 
 
 def _native(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the array in one piece and in this machine's order of bytes."""
+    """Return the array contiguous and in this machine's byte order."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 

@@ -24,8 +24,8 @@ def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
 
 
 def _digest(spec: FileTokens | FileArrays) -> str:
-    """Return the digest of the spec, since a file's id is the hash of its content, and of what else decides how a text
-    is cut.
+    """Return the digest of the spec, in which a file's id is its hash, and of anything else that decides how a text is
+    cut.
     """
     cut_by = tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
     return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
@@ -57,7 +57,7 @@ def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Sampl
 
 
 def uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
-    """Return where an uploaded file lies. Raises ``ValueError`` naming the field when it is not there."""
+    """Return the path of an uploaded file. Raises ``ValueError`` naming the field if it is missing."""
     path = None if layout is None else layout.file(file)
     if path is None or not path.is_file():
         raise ValueError(f"{field}: there is no uploaded file {file} in the data directory")
@@ -65,16 +65,16 @@ def uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
 
 
 CHUNK = 2**20
-"""Characters that are tokenised at a time; a chunk ends with a line, unless that is as long again."""
+"""Characters that are tokenised at a time; a chunk ends with a line, unless that makes it twice as long."""
 _CUT = "whole chunks"
-"""How a text becomes ids: what was cached under another name is not taken."""
+"""The way in which a text becomes ids; a new one needs a new name, so that no cached file of the old one is read."""
 
 
 def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
-    """Return the ids of a UTF-8 text, from the cache or put there by the first rank while the others wait.
+    """Return the ids of a UTF-8 text, from the cache; the first rank fills it while the others wait.
 
-    The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special
-    tokens. ``ValueError`` names the field when either file can't be read or the tokenizer has too many tokens.
+    The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special tokens.
+    ``ValueError`` names the field when either file cannot be read or the tokenizer has too many tokens.
     """
     # Imported here, as only this needs it.
     import tokenizers  # noqa: PLC0415
@@ -102,7 +102,7 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
 
 
 def tokenizer_version() -> str:
-    """Return the library's version: another one may cut the same text otherwise."""
+    """Return the library's version: another one may cut the same text differently."""
     return version("tokenizers")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from service.models.data.samples import Samples, Split
 
 LARGEST_LIST = 2**26
-"""Samples up to which the permutation of an epoch is kept as a list (half a gigabyte); beyond, it is computed."""
+"""The most samples whose permutation is kept as a list (half a gigabyte); beyond, it is computed."""
 ROUNDS = 6
 
 
@@ -53,7 +53,7 @@ class BatchOrder:
         return self.indices(step)[rank * size : (rank + 1) * size]
 
     def _piece(self, epoch: int, first: int, last: int) -> Tensor:
-        """Return the entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
+        """Return entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
         if self.samples <= LARGEST_LIST:
             return _permutation(self.seed, epoch, self.samples)[first:last]
         return scatter(torch.arange(first, last), self.samples, f"{self.seed}:{epoch}")
@@ -104,7 +104,7 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class ResidentFeed:
-    """A feed of samples that lie on the device."""
+    """Feeds samples that lie on the device."""
 
     samples: Samples
     order: BatchOrder
@@ -116,9 +116,9 @@ class ResidentFeed:
 
 
 class StreamFeed:
-    """A feed of samples that are read where they lie: a thread reads the next batch while this one is trained on.
+    """Feeds samples from disk: a thread reads the next batch while training uses this one.
 
-    Copies to a CUDA device leave from pinned memory and don't hold the host up.
+    Copies to a CUDA device leave from pinned memory and do not block the host.
     """
 
     def __init__(self, resident: ResidentFeed, device: torch.device) -> None:

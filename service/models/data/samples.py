@@ -51,10 +51,10 @@ class Samples(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Return the device on which :meth:`take` leaves what it reads."""
+        """Return the device of the samples that :meth:`take` returns."""
 
     def take(self, indices: Tensor) -> Split:
-        """Return the samples of these indices (int64, on any device), in their order."""
+        """Return the samples at these indices (int64, on any device), in their order."""
 
     def to(self, device: torch.device) -> Samples:
         """Return the same samples, on ``device`` if they are kept in memory."""
