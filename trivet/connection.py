@@ -102,9 +102,7 @@ class Connection:
         self.key_expires = response.headers.get("x-trivet-key-expires", self.key_expires)
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
-        """Raise for a refusal, with what to do about the key where that is what is wrong and the caller did not choose
-        it.
-        """
+        """Raise for a refusal, with advice about the key if that is the problem and the caller did not choose it."""
         if response.is_redirect:
             target = response.headers.get("location", "")
             raise TrivetError(
@@ -131,8 +129,9 @@ class Connection:
 
 
 def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
-    """Return how the endpoint is reached, as options of the HTTP client. What is on this machine is asked without a
-    proxy.
+    """Return the options with which the HTTP client reaches the endpoint.
+
+    A service on this machine is reached without a proxy.
     """
     parts = urlsplit(endpoint.url)
     if parts.scheme == "unix":
@@ -153,8 +152,9 @@ def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
 
 
 def _nobody() -> ssl.SSLContext:
-    """Return a context that trusts no certificate, for where none is asked for: to read those of the system takes as
-    long as a call."""
+    """Return a context that trusts no certificate, for connections without one: reading the system's takes as long as a
+    call.
+    """
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -177,7 +177,7 @@ _STATUSES = (502, 503, 504)
 """What the service, or a proxy in front of it, answers in an outage."""
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ARRIVAL_S = 2.0
-"""A service that never answered is waited for so long: more likely there is none."""
+"""How long to wait for a service that never answered: more likely there is none."""
 
 
 class Patience:

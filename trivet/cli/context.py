@@ -21,12 +21,13 @@ from trivet.terminal import Terminal, paragraph
 
 _OFFERED = 50
 _PATIENCE_S = 2.0
-"""A shell that waits for its completion is stuck: after so long nothing is offered."""
+"""A shell that waits for completions is stuck: after this time nothing is offered."""
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """Return ids that begin as typed, newest first, each with what the shell shows beside it. Nothing where no service
-    answers: a completion has no way to tell what is wrong.
+    """Return the ids that begin as typed, newest first, each with a description for the shell.
+
+    Returns none if no service answers: a completion cannot show an error.
     """
     try:
         with Client(timeout_s=_PATIENCE_S) as service:
@@ -105,8 +106,9 @@ def refuse(message: str) -> NoReturn:
 
 
 def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], int]:
-    """Do something to each of several jobs; return what came of it, and the exit code. One that the service refuses is
-    named and does not keep the others from it.
+    """Do something to each of several jobs; return the outcomes and the exit code.
+
+    A refused one is named and does not stop the others.
     """
     done: list[T] = []
     for job_id in job_ids:
@@ -140,7 +142,7 @@ def table(*columns: str) -> Table:
 
 
 def _fields(error: ValidationError) -> str:
-    """Return a line per field of what was refused here, before any service saw it."""
+    """Return a line per field that was refused here, before any service saw it."""
     lines = []
     for each in error.errors(include_url=False):
         got = "" if isinstance(each["input"], dict | list) else f"; got {each['input']!r}"

@@ -142,7 +142,7 @@ def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def _finish(service: Client, job: Job, *, as_json: bool) -> None:
-    """Follow a job to its end; then print what came out and what to do next, or how it failed. Exits with 1 unless it
+    """Follow a job to its end; then print its result and the next command, or its failure. Exits with 1 unless it
     succeeded.
     """
     if as_json:
@@ -207,7 +207,7 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
 
 
 def _gated(job: Job) -> str | None:
-    """Return the command that trains with what a compile check allows, on its mesh; None where there is none."""
+    """Return the command that trains with the modes that a compile check allows, on its mesh; None if there is none."""
     gate = (job.result or {}).get("gate") if job.kind == "compile" else None
     phases = [phase for phase in ("train", "inference") if isinstance(gate, dict) and gate.get(phase)]
     if not phases:
@@ -219,8 +219,9 @@ def _gated(job: Job) -> str | None:
 
 
 def result_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line per fact of a result: sentences as they are, numbers by name, counts by name in one line. What is
-    nested more deeply is left to the job's report.
+    """Yield a line per fact of a result: sentences as they are, numbers by name, counts by name in one line.
+
+    Deeper nesting is left to the job's report.
     """
     for name, value in result.items():
         if name in _SHOWN_ELSEWHERE:

@@ -44,7 +44,7 @@ from workers.rank.stacks import write_on_request
 
 
 def _installed_runner(kind: str) -> Runner:
-    """Return the runner of a kind, imported now and not before: it brings torch."""
+    """Return the runner of a kind, imported only now: it brings torch."""
     from service.jobs.kinds.registry import KINDS  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
     module, _, name = KINDS.declaration(kind).runner.partition(":")
@@ -52,7 +52,7 @@ def _installed_runner(kind: str) -> Runner:
 
 
 def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
-    """Run this rank of the attempt that the environment names; the exit code."""
+    """Run this rank of the attempt that the environment names; return the exit code."""
     started = time.time()
     die_with_parent()
     faulthandler.enable()
@@ -70,7 +70,7 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     try:
         _run(_context(layout, report, control.stop.is_set), find_runner, started)
         report.done()
-    except BaseException as error:  # whatever ends a rank is what its user wants to know
+    except BaseException as error:  # its user wants to know the cause, whatever it is
         _give_up(report, error, paths.root)
     return 0
 
@@ -116,7 +116,7 @@ def _gate_artifacts(layout: DataLayout) -> Mapping[str, str]:
 
 
 def _redirect(descriptor: int, address: str, rank: int, channel: Channel, secret: str) -> None:
-    """Let everything written to ``descriptor``, from native code and child processes too, go to the supervisor."""
+    """Send everything written to ``descriptor``, also by native code and child processes, to the supervisor."""
     with connect(address, rank, channel, secret) as connection:
         os.dup2(connection.fileno(), descriptor)
 
@@ -128,7 +128,9 @@ def _be_terminated(report: RankReporter) -> NoReturn:
 
 
 def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
-    """Say why, and leave without the interpreter's farewell: it may wait for peers that wait for this rank."""
+    """Report the error, and exit without finalising the interpreter: that may wait for peers that wait for this
+    rank.
+    """
     refused, full = isinstance(error, RefusedError), full_disk(error, folder)
     text = "".join(traceback.format_exception(error))
     report.flush()
@@ -179,7 +181,9 @@ class Control:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _hear(self) -> bool:
-        """Take what the supervisor sent; False once it has hung up: its keeper ends this rank then, or the lease."""
+        """Handle the supervisor's messages; return False once it has hung up: its keeper ends this rank then, or the
+        lease.
+        """
         with contextlib.suppress(ConnectionError):
             if text := self._connection.recv(_LONGEST):
                 for line in self._lines.feed(text):
@@ -201,6 +205,6 @@ class Control:
 
 
 def _let_go() -> None:
-    """Handle no signals in a forked helper, whose SIGTERM would be taken for one to the rank: they share the pipe."""
+    """Stop handling signals in a forked helper: they share the pipe, so its SIGTERM would pass for the rank's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 async def give_back(order: SupervisorOrder, error: OSError, settings: SupervisorSettings) -> None:
-    """Claim the ordered part only to say why this host cannot even enter it among those that it supervises."""
+    """Claim the ordered part, only to report that this host cannot even enter it among those that it supervises."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     if await claim_part(store, order, settings) is not None:
         full = full_disk(error, Path(order.data))
@@ -41,8 +41,9 @@ async def give_back(order: SupervisorOrder, error: OSError, settings: Supervisor
 
 
 async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorSettings) -> tuple[Claim, float] | None:
-    """Return the claim on the ordered part and the :func:`uptime` just before it was asked for, or None where it is not
-    to be had. The store counts the lease from a moment after that one.
+    """Return the claim on the ordered part and the :func:`uptime` just before the call, or None if it was refused.
+
+    The store counts the lease from a later moment.
     """
     supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
 
@@ -65,8 +66,8 @@ async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorS
 async def retry_until(within_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a blocking store call in a thread until it gets through.
 
-    Raises :class:`StoreUnavailable` when ``within_s`` seconds did not suffice, and at once whatever else it raises.
-    The call must bear repetition: one that timed out may have taken effect.
+    Raises :class:`StoreUnavailable` after ``within_s`` seconds, and any other error at once. The call must bear
+    repetition: one that timed out may have taken effect.
     """
     deadline = time.monotonic() + within_s
     pause = _FIRST_PAUSE_S

@@ -1,4 +1,4 @@
-"""Reads what the ranks of a group have on record, while they write it, and gives it on."""
+"""Follows the records that the ranks of a group write, and passes their events on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Collector:
         self._is_finished = False
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Hold the files of these ranks, which have been made and have not started. Blocks as a disk does."""
+        """Hold the files of these ranks, which exist although the ranks have not started. Blocks as a disk does."""
         for rank in ranks:
             self._readers[rank] = EventReader(rank_file(self._folder, rank), rank)
             self._readers[rank].open()
@@ -55,7 +55,7 @@ class Collector:
             await self._collect()
 
     async def finish(self) -> None:
-        """Take all that is left; the ranks have ended."""
+        """Take everything that is left; the ranks have ended."""
         await self._collect()
         self._is_finished = True
         if not self._has_recovered:
@@ -65,7 +65,7 @@ class Collector:
 
     async def _collect(self) -> None:
         async with self._turn:
-            if self._is_finished:  # while this call waited for its turn
+            if self._is_finished:  # while this call was waiting
                 return
             for rank in sorted(self._relay.ranks):
                 reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
@@ -102,9 +102,11 @@ def unrelayed(
     first: Mapping[str, Any] | None,
     since: float,
 ) -> list[dict[str, Any]]:
-    """Return those metrics of earlier attempts, by number, that are not among the ``relayed`` ones (:func:`event_key`),
-    in order. What a later attempt did again is left out: ``first`` is the first metric of the present one. So is what
-    is older than ``since`` (Unix seconds), which the stream has dropped.
+    """Return the metrics of earlier attempts, by number, that are not among the ``relayed`` ones (:func:`event_key`),
+    in order.
+
+    Steps that a later attempt repeated are left out: ``first`` is the first metric of the present one. So are those
+    older than ``since`` (Unix seconds), which the stream has dropped.
     """
     found: list[dict[str, Any]] = []
     followers = [] if first is None else [first]
@@ -117,7 +119,7 @@ def unrelayed(
 
 
 def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
-    """Return whether the attempt that began with ``first`` reports the same again."""
+    """Return whether the attempt that began with ``first`` reports this again."""
     if event["step"] == first["step"]:
         return bool(event["values"].keys() & first["values"].keys())
     return bool(event["step"] > first["step"])
@@ -126,8 +128,9 @@ def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
 def find_unrelayed(
     store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Return the metrics that the attempt of ``ref``, which begins with ``first``, has to relay. ``attempts`` holds the
-    records of the job's attempts. Blocks.
+    """Return the metrics that the attempt of ``ref``, which begins with ``first``, must relay.
+
+    ``attempts`` holds the records of the job's attempts. Blocks.
     """
     folders = {number: folder for number, folder in attempt_folders(attempts).items() if number < ref.attempt}
     if not folders:

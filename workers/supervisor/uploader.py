@@ -1,4 +1,4 @@
-"""Carries events to the store in batches, through broker outages; what is not on disk yet goes there first."""
+"""Carries events to the store in batches, through broker outages; unrecorded ones go to disk first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.supervisor.settings import SupervisorSettings
 
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 Disk = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs what touches the disk in a thread of its own, one after the other."""
+"""Runs disk work in a thread of its own, in order."""
 
 
 class Uploader:
@@ -62,7 +62,7 @@ class Uploader:
         self.offer(event)
 
     def offer(self, event: Event) -> None:
-        """Relay an event that is on record, or need not be, unless too many wait already."""
+        """Relay an event that is on record, or need not be, unless too many already wait."""
         if self._lost or (len(self._queue) >= self._settings.upload_capacity and event["type"] in _EXPENDABLE):
             self._missed += 1
             return
@@ -76,11 +76,11 @@ class Uploader:
 
     @property
     def has_room(self) -> bool:
-        """Return whether more of what is on record should be relayed now, or wait there."""
+        """Return whether recorded events should be relayed now, rather than wait on disk."""
         return len(self._queue) < self._settings.upload_full
 
     async def room(self) -> None:
-        """Wait until there is room, or nothing is sent any more."""
+        """Wait until there is room, or until nothing is sent any more."""
         while not (self.has_room or self._lost):
             self._room.clear()
             await self._room.wait()
@@ -139,30 +139,30 @@ class Uploader:
             self._missed += len(batch)
 
     async def tell_of_result(self, result: Mapping[str, Any] | None) -> None:
-        """Have those told who want to know of a number of the result. Raises what :meth:`Attempts.emit` raises."""
+        """Notify those who asked to hear of a number of the result. Raises what :meth:`Attempts.emit` raises."""
         if reached := self._thresholds.reached_by_result(result):
             patience_s = self._settings.report_within_s
             await retry_until(patience_s, self._attempts.emit, self._ref, [], None, 0, reached)
 
     def record(self, event: Event) -> None:
-        """Write an event to the record only: the store puts it into the stream itself."""
+        """Only record an event: the store puts it into the stream itself."""
         self._record.add(orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE))
 
 
 class Thresholds:
-    """Keeps which thresholds were reached in this attempt; those of earlier attempts are known to the store."""
+    """Keeps which thresholds this attempt has reached; the store knows those of earlier attempts."""
 
     def __init__(self, notify: NotifySpec | None) -> None:
         self._notify = notify
         self._known: set[str] = set()
 
     def reached(self, events: Sequence[Event]) -> list[ReachedThreshold]:
-        """Return the first metrics, among these events, that are beyond their thresholds."""
+        """Return the first metrics among these events beyond their thresholds."""
         metrics = [cast(MetricEvent, event) for event in events if event["type"] == "metric"]
         return [found for metric in metrics for found in self._new(metric["values"], metric["step"])]
 
     def reached_by_result(self, result: Mapping[str, Any] | None) -> list[ReachedThreshold]:
-        """Return the numbers of a result that are beyond their thresholds, where no metric was before."""
+        """Return the numbers of a result beyond their thresholds, unless a metric was before."""
         return self._new(result or {}, None)
 
     def _new(self, numbers: Mapping[str, Any], step: int | None) -> list[ReachedThreshold]:
