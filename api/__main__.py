@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from api.main import connect, create_app
 from api.serving import ApiServer, limited
 from service.jobs.logs import log_to_stderr
-from service.jobs.private import NotPrivateError, close_to_others
-from service.jobs.private_socket import PrivateSocket
+from service.jobs.private import NotPrivateError, PrivateSocket, close_to_others
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable

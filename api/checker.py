@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from api.check_processes import CheckProcess, CheckServer, CheckUnavailable
-from api.named_addresses import NamedAddresses
 from api.problems import ProblemError
+from api.webhook_address import NamedAddresses
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.submission.confined import OUT_OF_MEMORY

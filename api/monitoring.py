@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.jobs.logs import set_log_fields
 from service.jobs.monitoring.alerts import AlertStatus, evaluate
 from service.jobs.monitoring.conditions import Moment
-from service.jobs.monitoring.meter import Meter
-from service.jobs.monitoring.numbers import Numbers, Series
+from service.jobs.monitoring.numbers import Meter, Numbers, Series
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import Tracing, set_current_traceparent, trace_id, valid_traceparent

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.jobs.private_socket import PrivateSocket
+from service.jobs.private import PrivateSocket
 
 LONGEST_HEAD = 64 << 10
 """Bytes of a request before its body."""

@@ -1,4 +1,4 @@
-"""The API's processes of this machine's service: they share its sockets, which stay open while they are restarted."""
+"""Runs the API's processes of this machine's service: they share its sockets, which stay open during restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.jobs.layout import DataLayout
-from service.jobs.private_socket import PrivateSocket
+from service.jobs.private import PrivateSocket
 from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX
 from trivet.child_process import ChildProcess, ServiceTimes
@@ -67,7 +67,7 @@ class ApiProcesses:
         return ChildProcess(name, ["-m", "api", *options], environment, log, tuple(descriptors.values()), self.times)
 
     def roll(self) -> list[str]:
-        """Restart one process after the other, each once the one before it answers; return what to say of it."""
+        """Restart one process after the other, each once the previous one answers; return what to report."""
         said = []
         for process, (ready, _) in zip(self.processes, self._ready, strict=True):
             while _has_bytes(ready, 0.0):
@@ -79,7 +79,7 @@ class ApiProcesses:
         return said
 
     def end(self) -> None:
-        """End the processes, and take the sockets away."""
+        """End the processes, and remove the sockets."""
         for process in self.processes:
             process.process.terminate()
         for process in self.processes:

@@ -15,7 +15,7 @@ from trivet.client import Client
 P = ParamSpec("P")
 R = TypeVar("R")
 _AT_ONCE = 64
-"""Calls at a time; further ones wait for their turn."""
+"""The most calls at a time; further ones wait for their turn."""
 _END = object()
 
 

@@ -24,10 +24,10 @@ class ServiceTimes:
     report_within_s: float = 10.0
     """Seconds for a supervisor to report its attempt's end, beyond the grace of its ranks."""
     settled_s: float = 10.0
-    """What ends sooner than this after its start would go on to do so."""
+    """A process that ends sooner than this after its start would go on to do so."""
     first_pause_s: float = 1.0
     longest_pause_s: float = 30.0
-    """Seconds before what keeps ending soon after its start is started again; pauses double between these two."""
+    """The longest pause before a process that keeps ending is started again; pauses double between these two."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Restarts:
     pause_s: float = 0.0
 
     def ended(self, now: float) -> bool:
-        """Plan the next start; whether the end is news."""
+        """Plan the next start; return whether the end is news."""
         if self.due_at is not None:
             return False
         times = self.times

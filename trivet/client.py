@@ -31,9 +31,7 @@ from trivet.errors import Refused, Unreachable
 from trivet.file_calls import FileCalls
 from trivet.filters import JobFilters
 from trivet.follow import follow
-from trivet.host_calls import HostCalls
-from trivet.projects import ProjectsResource
-from trivet.resources import AccountsResource, AuditResource, KeysResource, lines_of
+from trivet.resources import AccountsResource, AuditResource, HostCalls, KeysResource, ProjectsResource, lines_of
 from trivet.webhooks import WebhooksResource
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -15,7 +16,6 @@ from service.jobs.private import socket_address
 from service.jobs.settings import LOOPBACK, Settings
 from trivet.endpoint import Endpoint, resolve
 from trivet.errors import Refused, TrivetError, Unreachable
-from trivet.outages import Patience
 
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
@@ -102,9 +102,7 @@ class Connection:
         self.key_expires = response.headers.get("x-trivet-key-expires", self.key_expires)
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
-        """Raise for a refusal, with what to do about the key where that is what is wrong and the caller did not choose
-        it.
-        """
+        """Raise for a refusal, with advice about the key if that is the problem and the caller did not choose it."""
         if response.is_redirect:
             target = response.headers.get("location", "")
             raise TrivetError(
@@ -131,8 +129,9 @@ class Connection:
 
 
 def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
-    """Return how the endpoint is reached, as options of the HTTP client. What is on this machine is asked without a
-    proxy.
+    """Return the options with which the HTTP client reaches the endpoint.
+
+    A service on this machine is reached without a proxy.
     """
     parts = urlsplit(endpoint.url)
     if parts.scheme == "unix":
@@ -153,8 +152,9 @@ def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
 
 
 def _nobody() -> ssl.SSLContext:
-    """Return a context that trusts no certificate, for where none is asked for: to read those of the system takes as
-    long as a call."""
+    """Return a context that trusts no certificate, for connections without one: reading the system's takes as long as a
+    call.
+    """
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -170,3 +170,62 @@ def _raise_for_problem(response: httpx2.Response) -> None:
 
 def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (params or {}).items() if value is not None}
+
+
+Answer = TypeVar("Answer")
+_STATUSES = (502, 503, 504)
+"""What the service, or a proxy in front of it, answers in an outage."""
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_ARRIVAL_S = 2.0
+"""How long to wait for a service that never answered: more likely there is none."""
+
+
+class Patience:
+    """Outlasts outages of one service of at most ``outage_s`` seconds. Safe to share between threads."""
+
+    def __init__(
+        self,
+        outage_s: float,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outage_s = outage_s
+        self._sleep = sleep
+        self._clock = clock
+        self._has_answered = False
+
+    def outlast(self, call: Callable[[], Answer], *, bears_repetition: bool) -> Answer:
+        """Return the call's answer, calling again in an outage; one that does not bear repetition only where it never
+        reached the service. Raises the last error, with how long it was tried, when the outage lasts.
+        """
+        began, tries = self._clock(), 0
+        while True:
+            try:
+                answer = call()
+            except (Unreachable, Refused) as error:
+                self._has_answered |= isinstance(error, Refused)
+                if not _is_outage(error) or not (bears_repetition or _was_not_sent(error)):
+                    raise
+                pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+                passed = self._clock() - began
+                if passed + pause > self.limit_s:
+                    raise (error.after(passed) if tries else error) from error.__cause__
+                self._sleep(pause)
+                tries += 1
+            else:
+                self._has_answered = True
+                return answer
+
+    @property
+    def limit_s(self) -> float:
+        """Return how long an outage is waited for at present, in seconds."""
+        return self.outage_s if self._has_answered else min(self.outage_s, _ARRIVAL_S)
+
+
+def _is_outage(error: Unreachable | Refused) -> bool:
+    return error.passes if isinstance(error, Unreachable) else error.status in _STATUSES
+
+
+def _was_not_sent(error: Unreachable | Refused) -> bool:
+    return isinstance(error, Unreachable) and not error.sent

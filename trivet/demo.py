@@ -49,7 +49,7 @@ def run(console: Terminal) -> int:
 
 
 def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
-    """Submit all three at once; the service starts each when what it needs is there."""
+    """Submit all three at once; the service starts each when its inputs are there."""
     host = client.hosts()[0]
     train = client.submit(_spec("train", host))
     links = {"model": {"job": train.id}}

@@ -40,7 +40,7 @@ _PATIENCE_S = 300
 
 @dataclass(frozen=True)
 class HostCheck:
-    """Says how one thing stands. What is ``wrong`` keeps jobs from running here, a ``warning`` may; ``advice`` is what
+    """Describes the state of one thing. ``wrong`` keeps jobs from running here, a ``warning`` may; ``advice`` says what
     to do.
     """
 
@@ -51,13 +51,13 @@ class HostCheck:
 
 
 def examine(settings: Settings) -> Iterator[HostCheck]:
-    """Yield what every check finds, as it finds it."""
+    """Yield the findings of all checks as they come."""
     for check in CHECKS:
         yield from check(settings)
 
 
 def packages(_: Settings) -> Iterator[HostCheck]:
-    """Compare the installed packages with what Trivet's own metadata asks for."""
+    """Compare the installed packages with the requirements in Trivet's own metadata."""
     wrong = [each for each in map(_unmet, importlib.metadata.requires("trivet") or ()) if each]
     python = ".".join(map(str, sys.version_info[:3]))
     if wrong:
@@ -67,7 +67,7 @@ def packages(_: Settings) -> Iterator[HostCheck]:
 
 
 def _unmet(line: str) -> str | None:
-    """Return what is wrong with one requirement; ``None`` where it is met, or is not asked for here."""
+    """Return what is wrong with one requirement; ``None`` if it is met, or does not apply here."""
     requirement = Requirement(line)
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return None
@@ -93,7 +93,7 @@ print(json.dumps({
 
 
 def torch_and_devices(_: Settings) -> Iterator[HostCheck]:
-    """Import torch in a process of its own, and compare the GPUs that it sees with those that the driver lists."""
+    """Import torch in a separate process, and compare its GPUs with those that the driver lists."""
     ran = _run("-c", _TORCH)
     if isinstance(ran, str):
         yield HostCheck("torch", "wrong", f"it cannot be imported: {ran}", "install torch again for this machine")
@@ -141,7 +141,7 @@ def compiler(_: Settings) -> Iterator[HostCheck]:
 
 
 def limits(_: Settings) -> Iterator[HostCheck]:
-    """Compare this machine's limits on files and shared memory with what groups of ranks take."""
+    """Compare this machine's limits on files and shared memory with the needs of groups of ranks."""
     most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most not in (-1, resource.RLIM_INFINITY) and most < _FEW_FILES:
         yield HostCheck("open files", "warning", f"a process may have {most}", f"ulimit -n {_FEW_FILES * 4}")
@@ -156,7 +156,7 @@ def limits(_: Settings) -> Iterator[HostCheck]:
 
 
 def isolation(settings: Settings) -> Iterator[HostCheck]:
-    """Try how far this host lets ranks be kept apart."""
+    """Try how far this host can isolate ranks."""
     ran = _run("-m", "workers.launcher.confinement")
     allowed = set() if isinstance(ran, str) else set(ran.stdout.split())
     lacking = [f"{name} ({meaning})" for name, meaning in ISOLATION_PARTS.items() if name not in allowed | {"limits"}]
@@ -171,7 +171,7 @@ def isolation(settings: Settings) -> Iterator[HostCheck]:
 
 
 def data_folder(settings: Settings) -> Iterator[HostCheck]:
-    """Look at who may write to the data folder, and at the room on its disk."""
+    """Check who may write to the data folder, and the room on its disk."""
     root = settings.layout.root
     if root.exists():
         try:
@@ -207,7 +207,7 @@ def broker(settings: Settings) -> Iterator[HostCheck]:
 
 
 def service(settings: Settings) -> Iterator[HostCheck]:
-    """Ask the service that commands reach; where none answers, see whether one could bind its port."""
+    """Ask the service that commands reach; if none answers, see whether one could bind its port."""
     try:
         with Client() as client:
             if client.is_ready():
@@ -235,7 +235,7 @@ def _port(settings: Settings) -> Iterator[HostCheck]:
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str] | str:
-    """Return what a Python of ours printed, or, in words, how it failed."""
+    """Return the output of a Python process, or how it failed."""
     command = [sys.executable, *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True, cwd="/")

@@ -21,7 +21,7 @@ _KEY = re.compile(r"[!-~]+")
 
 
 class MisdirectedKey(TrivetError):  # noqa: N818
-    """The key that was found is not for the address that was found; it was not sent."""
+    """The key belongs to another address than the one that was found; it was not sent."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class _ChosenSetting:
-    """One thing that was chosen, and by what: ``argument``, ``environment``, or a file's path."""
+    """One chosen value and its source: ``argument``, ``environment``, or a file's path."""
 
     value: str
     source: str
@@ -79,7 +79,7 @@ def same_service(one: str, other: str) -> bool:
 
 
 def _check_meant(secret: _ChosenSetting, address: _ChosenSetting, beside: str | None) -> None:
-    """Refuse to send a key to an address that comes from elsewhere, unless the key's own source names the same one."""
+    """Refuse to send a key to an address from elsewhere, unless the key's own source names the same address."""
     if beside is not None and same_service(beside, address.value):
         return
     if secret.found != address.found or (beside is not None and secret.source != address.source):
@@ -123,9 +123,7 @@ def _of_data_folder(settings: Settings, secret: _ChosenSetting | None) -> Endpoi
 
 
 def _known_here(settings: Settings, address: _ChosenSetting, ca_cert: Path | None) -> Endpoint:
-    """Return the endpoint of an address without a key: where it is that of the data folder's own service, its
-    socket.
-    """
+    """Return the endpoint of an address without a key; if it is the data folder's own service, its socket."""
     recorded = read_private(settings.layout.api_address)
     if recorded is not None and same_service(recorded, address.value):
         return _of_data_folder(settings, None)
@@ -149,7 +147,7 @@ def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[s
 
 
 def _lies_in_working_folder(source: str) -> bool:
-    """Return whether this source is a file that merely lay in the working folder."""
+    """Return whether this source is a file that happens to lie in the working folder."""
     return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
 
 

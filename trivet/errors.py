@@ -1,4 +1,4 @@
-"""Names what can go wrong between a client and the service."""
+"""Names the errors between a client and the service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unreachable(TrivetError):  # noqa: N818 - reads as the finding it is
         self.passes = passes
 
     def after(self, seconds: float) -> Unreachable:
-        """Return the same error, which says that it was tried for so long."""
+        """Return the same error with how long the call was tried."""
         return Unreachable(self.url, f"{self.reason}; tried for {seconds:.0f} s", sent=self.sent)
 
 
@@ -38,5 +38,5 @@ class Refused(TrivetError):  # noqa: N818
         self.errors = list(errors)
 
     def after(self, seconds: float) -> Refused:
-        """Return the same refusal, which says that it was asked for so long."""
+        """Return the same refusal with how long the call was tried."""
         return Refused(self.status, self.title, f"{self.detail}; tried for {seconds:.0f} s", self.errors)

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from service.jobs.atomic import atomic_write
-from service.jobs.invitation import Invitation
+from service.jobs.broker_url import Invitation
 from service.jobs.private import close_to_others
 from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX

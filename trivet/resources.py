@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
@@ -10,8 +11,9 @@ from urllib.parse import quote
 import httpx2
 
 from service.jobs.audit import AuditAction, AuditPage
-from service.jobs.projects import Scope
-from service.jobs.records import ApiKey, ServiceAccount
+from service.jobs.monitoring.shown import ShownAlert
+from service.jobs.projects import Project, ProjectDetails, Role, Scope
+from service.jobs.records import ApiKey, Host, ServiceAccount
 from trivet.connection import Connection
 
 
@@ -130,3 +132,69 @@ def lines_of(response: httpx2.Response) -> Iterator[str]:
         yield from complete
     if held:
         yield held
+
+
+@dataclass(frozen=True)
+class ProjectsResource:
+    """Projects. To make, change and delete one needs an operator's key; its members, also a maintainer's."""
+
+    connection: Connection
+
+    def create(self, name: str, description: str = "") -> Project:
+        body = {"name": name, "description": description}
+        return Project.model_validate(self.connection.json("POST", "/v1/projects", json=body))
+
+    def list(self) -> list[Project]:
+        """List the key's project; an operator's key lists all."""
+        return [Project.model_validate(item) for item in self.connection.json("GET", "/v1/projects")["items"]]
+
+    def get(self, name: str) -> ProjectDetails:
+        return ProjectDetails.model_validate(self.connection.json("GET", _project(name)))
+
+    def change(self, name: str, **changes: Any) -> ProjectDetails:
+        """Change a project's ``description``, or those of its ``quotas`` that are given: ``None`` takes one away."""
+        return ProjectDetails.model_validate(self.connection.json("PATCH", _project(name), json=changes))
+
+    def delete(self, name: str) -> None:
+        """Delete a project that has no jobs, no uploads and no keys."""
+        self.connection.json("DELETE", _project(name))
+
+    def set_member(self, name: str, owner: str, role: Role) -> ProjectDetails:
+        """Give the owner of keys a role in a project."""
+        return ProjectDetails.model_validate(
+            self.connection.json("PUT", f"{_project(name)}/members/{quote(owner, safe='')}", json={"role": role})
+        )
+
+    def remove_member(self, name: str, owner: str) -> None:
+        """End a membership, at once."""
+        self.connection.json("DELETE", f"{_project(name)}/members/{quote(owner, safe='')}")
+
+
+def _project(name: str) -> str:
+    return f"/v1/projects/{quote(name, safe='')}"
+
+
+class HostCalls:
+    """Calls of a :class:`trivet.Client` over its connection."""
+
+    _connection: Connection
+
+    def hosts(self) -> list[Host]:
+        return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]
+
+    def drain(self, host: str) -> Host:
+        return self._host(host, "drain")
+
+    def resume(self, host: str) -> Host:
+        return self._host(host, "resume")
+
+    def _host(self, host: str, change: str) -> Host:
+        path = f"/v1/hosts/{quote(host, safe='')}/{change}"
+        return Host.model_validate(self._connection.json("POST", path, bears_repetition=True))
+
+    def alerts(self, *, everything: bool = False) -> list[ShownAlert]:
+        """Return what is wrong with the service, those alerts that fire first; with ``everything`` all alerts. Needs an
+        admin key.
+        """
+        answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
+        return [ShownAlert.model_validate(item) for item in answer["items"]]

@@ -1,6 +1,4 @@
-"""Defines what a supervisor and the ranks of its group say to each other; what arrives is checked like any other
-input.
-"""
+"""Defines the messages between a supervisor and the ranks of its group; they are checked like any other input."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ class LineSplitter:
 
 
 STOP = b'{"type":"stop"}\n'
-"""The line that a supervisor sends to a rank that shall end its work early."""
+"""The line with which a supervisor asks a rank to end its work early."""
 LONGEST_WORD = 4 << 20
 """Bytes of a rank's last word, which may hold a traceback."""
 LONGEST_GREETING = 1024
@@ -87,7 +85,7 @@ def parse_greeting(text: bytes) -> Greeting:
 
 
 def parse_last_word(line: TextLine, rank: int) -> ErrorEvent | Done | Terminated:
-    """Parse what a rank says before it ends. Raises :class:`MalformedEvent`."""
+    """Parse a rank's last word. Raises :class:`MalformedEvent`."""
     word = parse_object(line.text)
     match word.get("type"):
         case "done":

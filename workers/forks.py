@@ -1,4 +1,4 @@
-"""Makes of a fork what a new program would be, for all but what it has imported."""
+"""Makes a fork equal to a new program, except for its imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEVICES = "/dev/nvidia"
 
 
 class Child:
-    """A fork of this process, with as much of :class:`subprocess.Popen` as is used."""
+    """A fork of this process, with the used part of :class:`subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -52,12 +52,12 @@ class Child:
 
 
 def threads() -> list[str]:
-    """Return the names of this process's threads. With more than one, a fork may find a lock locked for ever."""
+    """Return the names of this process's threads. With more than one, a lock may stay locked in a fork for ever."""
     return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
 
 def open_devices() -> list[str]:
-    """Return the GPU devices that this process has open: a fork of one that has initialised CUDA cannot use it."""
+    """Return the GPU devices that this process has open: forks of one that has initialised CUDA cannot use it."""
     found = []
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
         with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def _be(
 
 
 def end(code: int) -> NoReturn:
-    """End a fork, without what its parent registered to happen at an exit of its own, nor its finalisation."""
+    """End a fork, without its parent's exit handlers and without finalisation."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -126,7 +126,7 @@ def end(code: int) -> NoReturn:
 
 
 def let_signals_be() -> None:
-    """Let signals do what they do to a new Python program."""
+    """Let signals act as on a new Python program."""
     signal.set_wakeup_fd(-1)
     for number in _HANDLED:
         signal.signal(number, signal.SIG_DFL)
@@ -134,7 +134,7 @@ def let_signals_be() -> None:
 
 
 def close_others(keep: Collection[int] = ()) -> None:
-    """Close all descriptors but the standard ones and those to ``keep``, and forget where temporary files were."""
+    """Close all descriptors but the standard ones and those to ``keep``, and forget the folder of temporary files."""
     start = 3
     for kept in sorted(keep):
         os.closerange(start, kept)

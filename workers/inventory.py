@@ -17,7 +17,7 @@ _SMALL_MESH = 4
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what ranks of this host run."""
+    """Return the versions of the packages that ranks of this host run."""
     return {
         "trivet": house_version(),
         "torch": importlib.metadata.version("torch"),

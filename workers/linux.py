@@ -1,6 +1,4 @@
-"""Provides what Linux offers and Python does not: the clock of leases, calls of ``prctl``, and what a process shows of
-itself.
-"""
+"""Provides calls of Linux that Python lacks: the clock of leases, ``prctl``, and what a process shows of itself."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOM = {"TRIVET_ROOM": 16_384 * "."}
-"""An environment with which a process is started whose forks are to show others of their own: :func:`present_as`."""
+"""Environment for a process whose forks will show other ones of their own: :func:`present_as`."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _MADV_COLLAPSE, _LARGE_PAGE = 25, 1 << 21
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
@@ -28,7 +26,7 @@ def uptime() -> float:
 
 
 def die_with_parent() -> None:
-    """Have the kernel send SIGKILL to this process when its parent ends; end now when that already happened."""
+    """Have the kernel send SIGKILL to this process when its parent ends; end now if that has already happened."""
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
@@ -56,7 +54,7 @@ def use_large_pages() -> int:
 
 
 def _private_memory() -> Iterator[tuple[int, int]]:
-    """Yield from where to where this process has memory that is of no file."""
+    """Yield the address ranges of this process's anonymous memory."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, rights, _, _, _, *name = line.split()
         if rights == "rw-p" and name in ([], ["[heap]"]):
@@ -81,7 +79,7 @@ def _overwrite(addresses: list[str], words: Iterable[str]) -> None:
     for word in words:
         if len(text) + len(entry := os.fsencode(word) + b"\0") <= end - start:
             text += entry
-    if end > start:  # the kernel keeps them to itself where it does not trust this process
+    if end > start:  # the kernel hides them from an untrusted process
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 

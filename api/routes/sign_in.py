@@ -14,12 +14,11 @@ from api.context import ContextDep
 from api.problems import ProblemError
 from api.routes.session import SignedIn, begin_session, sign_in_refused
 from api.security import flow_cookie_name, refuse_cross_site
-from api.sign_in.id_token import InvalidToken
-from api.sign_in.provider import AuthorizationRequest, CodeRefused, OpenIdProvider, ProviderUnavailable
+from api.sign_in.provider import AuthorizationRequest, CodeRefused, InvalidToken, OpenIdProvider, ProviderUnavailable
 from service.jobs.records import Conflict, NotFound
 from service.jobs.sign_in import ClaimNames, NotAdmitted, Person, parse_rules, person_of
 from service.jobs.store import Credential, SignInFlow
-from service.jobs.store.sign_in_flows import FLOW_S
+from service.jobs.store.sessions import FLOW_S
 
 router = APIRouter(tags=["session"], include_in_schema=False)
 

@@ -16,9 +16,9 @@ from api.strict_json import StrictRoute
 from service.jobs.kinds.registry import KINDS
 from service.jobs.projects import ProjectName
 from service.jobs.records import NotFound, Problem, Rejected
+from service.jobs.spec.notify import check_url
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.store import Store
-from service.jobs.webhook_url import check_url
 from service.jobs.webhooks import Webhook, WebhookDelivery, WebhookEvent
 
 router = APIRouter(tags=["webhooks"], route_class=StrictRoute)

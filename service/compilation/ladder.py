@@ -11,9 +11,8 @@ import torch
 from service.compilation.detectors import judge
 from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.program import Program
-from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt
+from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt, local_trial
 from service.compilation.ranks.group import any_rank, gather
-from service.compilation.ranks.local_trial import local_trial
 from service.compilation.run.draws import draws_like_eager
 from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase

@@ -33,16 +33,16 @@ from service.jobs.store.snapshot import put_in_place, write_snapshot
 _FORMAT = 1
 _SNAPSHOT, _MANIFEST, _DATA = "broker.rdb", "manifest.json", "data"
 _KEPT = ("jobs", "files", "audit", "admin.key")
-"""What of the data folder is backed up; the rest belongs to one machine, or is made again."""
+"""The parts of the data folder that are backed up; the rest belongs to one machine, or is made again."""
 _CHUNK = 1 << 20
 _OF_JOBS = "jobs/"
 _LONGEST_NAME = 2048
-"""Bytes of a name below the data folder: one that is longer might not be restored to another folder."""
+"""Bytes of a name below the data folder; a longer one might not be restorable to another folder."""
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 class BackupError(Exception):
-    """A backup cannot be made, or is not one, or cannot be restored here."""
+    """A backup cannot be made, is none, or cannot be restored here."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BackupSummary:
 
 
 class _Manifest(BaseModel):
-    """Is written last, so that a backup without it is cut short."""
+    """Is written last, so that a backup without it is known to be cut short."""
 
     format: int
     members: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class _Contents:
 
 
 class _HashingReader(io.RawIOBase):
-    """Reads so many bytes of a file, and their SHA-256; zeros for what it ``lacks`` since it became shorter."""
+    """Reads so many bytes of a file, and hashes them; zeros for those that it ``lacks`` because it became shorter."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.digest = hashlib.sha256()
@@ -153,19 +153,19 @@ def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _C
 
 
 def _named(path: str) -> str:
-    """Return a path that can be a member's name. Raises :class:`OSError` for one that is no text, or too long."""
+    """Return a path as a member's name. Raises :class:`OSError` for one that is no text, or too long."""
     if _printable(path) != path or len(path.encode()) > _LONGEST_NAME:
         raise OSError(errno.ENAMETOOLONG, "no name that could be restored", _printable(path))
     return path
 
 
 def _printable(path: str) -> str:
-    """Return a path as text: a file's name is any bytes."""
+    """Return a path as text: a file's name may be any bytes."""
     return path.encode(errors="replace").decode()
 
 
 def _files(data: Folder) -> Iterator[str]:
-    """Yield the regular files to be kept; links and sockets are of this machine."""
+    """Yield the regular files to keep; links and sockets belong to this machine."""
     for kept in _KEPT:
         found = data.status(kept)
         if found is not None and stat.S_ISREG(found.st_mode):
@@ -176,7 +176,7 @@ def _files(data: Folder) -> Iterator[str]:
 
 
 def _add(tar: tarfile.TarFile, file: BinaryIO, name: str, contents: _Contents) -> bool:
-    """Write a member; return whether it is the file as it was."""
+    """Write a member; return whether it holds the whole file."""
     found = os.fstat(file.fileno())
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = found.st_size, int(found.st_mtime), found.st_mode & 0o700
@@ -234,7 +234,7 @@ def _extract(source: Path, layout: DataLayout) -> BackupSummary:
 
 
 def _place_of(name: str, layout: DataLayout) -> Path:
-    """Return where a member belongs. Raises :class:`BackupError` for one that belongs nowhere below the folder."""
+    """Return a member's path. Raises :class:`BackupError` for one that would lie outside the folder."""
     parts = PurePosixPath(name).parts
     if name == _SNAPSHOT:
         return layout.root / _SNAPSHOT

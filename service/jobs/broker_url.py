@@ -1,26 +1,29 @@
-"""Puts a broker's address together: where it is, as whom, and by which certificates it is known and knows us.
+"""Composes a broker's URL: its address, the user, and the certificates of both sides.
 
-All of it travels as one URL, from the settings to the store, to Celery and, in a pipe, to supervisors. TLS is verified
-in any case: the chain, the dates and the name, before anything is sent. There is no way to switch that off.
+All of it travels as one URL, from the settings to the store, to Celery and, in a pipe, to supervisors. TLS is always
+verified: the chain, the dates and the name, before anything is sent. Nothing switches that off.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 _SCHEMES = ("redis", "rediss", "unix")
 _TLS_FILES = {"ca_cert": "ssl_ca_certs", "tls_cert": "ssl_certfile", "tls_key": "ssl_keyfile"}
-"""Our names, and those of the parameters in a URL that redis-py and Celery know."""
+"""Our names, and those of redis-py's and Celery's parameters in a URL."""
 _VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """Says who connects, and by what the broker is known; what is absent is not used."""
+    """Says who connects, and how the broker is verified; absent fields are not used."""
 
     user: str | None = None
     password: str | None = None
@@ -53,7 +56,7 @@ def broker_url(address: str, identity: BrokerIdentity) -> str:
 
 
 def check_address(address: str) -> None:
-    """Check the address of a broker. Raises ``ValueError``, which does not repeat it."""
+    """Raise ``ValueError``, which does not repeat the address, if it is no broker's."""
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES:
         raise ValueError("not a broker's address: it begins with redis://, rediss:// (TLS) or unix://")
@@ -87,3 +90,43 @@ def tls_options(url: str) -> dict[str, Any] | None:
 
 def _parameters(query: str) -> Mapping[str, str]:
     return {name: values[-1] for name, values in parse_qs(query).items()}
+
+
+class NoInvitation(ValueError):  # noqa: N818
+    """The text is no invitation; the message does not repeat it."""
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Tells a host how to speak to the broker, and as whom."""
+
+    url: str
+    """The broker's address, without user and password."""
+    user: str
+    password: str
+    ca_cert: str | None = None
+    """PEM of the authority that signed the broker's certificate, where hosts do not know it."""
+
+    def __post_init__(self) -> None:
+        check_address(self.url)
+        parts = urlsplit(self.url)
+        if parts.scheme == "unix" or "@" in parts.netloc:
+            raise ValueError(
+                "expected the address at which hosts reach the broker, without a user: rediss://NAME:6379/0"
+            )
+        if self.ca_cert is not None and parts.scheme != "rediss":
+            raise ValueError("a certificate needs a rediss:// address")
+
+    def __str__(self) -> str:
+        fields = {name: value for name, value in asdict(self).items() if name != "url" and value is not None}
+        return f"{base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()}@{self.url}"
+
+    @classmethod
+    def read(cls, text: str) -> Invitation:
+        """Return what :meth:`__str__` wrote. Raises :class:`NoInvitation`."""
+        token, _, url = text.strip().partition("@")
+        try:
+            return cls(url=url, **json.loads(base64.b64decode(token.encode(), b"-_", validate=True)))
+        except (binascii.Error, ValueError, TypeError) as error:
+            why = "it was cut off, or is no output of `trivet broker invite`"
+            raise NoInvitation(f"not an invitation TOKEN@URL: {why} ({type(error).__name__})") from None

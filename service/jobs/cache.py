@@ -1,4 +1,4 @@
-"""Keeps folders that ranks derived from uploads, and those of compiled code, within a limit."""
+"""Keeps folders of compiled code, and those that ranks derived from uploads, within a limit."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 from service.jobs.safe_files import Folder
 
 IN_USE_S = 3600.0
-"""A job that starts opens its files within so long; what was used later than that stays, whatever the limit."""
+"""A starting job opens its files within this time; an entry used more recently stays, whatever the limit."""
 ABANDONED_S = 86_400.0
-"""A partial entry older than this was left behind by a process that died, and is deleted."""
+"""The age at which a partial entry counts as abandoned and is deleted."""
 
 
 OF_OWNER = "of-"
-"""How the name of a folder begins in which the jobs of one owner have a cache of their own."""
+"""The first part of the name of a folder with a cache of one owner's jobs."""
 
 
 def used(path: Path) -> None:
-    """Note that an entry is used now, so that others are deleted before it."""
+    """Mark an entry as used now, so that others are deleted before it."""
     os.utime(path)
 
 
 def trim(cache: Path, limit: int, *, of_owners: bool = False) -> list[Path]:
-    """Delete the entries that were not used for longest until ``limit`` bytes are left; returns their paths.
+    """Delete the least recently used entries until ``limit`` bytes are left; returns their paths.
 
-    An entry is a file or folder in a folder of the cache, or of an owner's part of it; with ``of_owners`` there are
-    such parts only. Several hosts may trim one cache at a time.
+    An entry is a file or folder in a folder of the cache, or of an owner's part of it; ``of_owners`` means only such
+    parts. Several hosts may trim one cache at a time.
     """
     try:
         with Folder.open(cache) as folder:
@@ -68,14 +68,14 @@ class _CacheEntry:
 
 def _entries(cache: Folder, *, of_owners: bool) -> Iterator[_CacheEntry]:
     for home in _homes(cache, of_owners=of_owners):
-        with contextlib.suppress(OSError), cache.folder(home) as folder:  # ranks may put links in the place of folders
+        with contextlib.suppress(OSError), cache.folder(home) as folder:  # ranks may replace folders by links
             for name in folder.names():
                 with contextlib.suppress(OSError):  # another host was faster
                     yield _entry(folder, home, name)
 
 
 def _homes(cache: Folder, *, of_owners: bool) -> Iterator[str]:
-    """Yield the folders that have entries, those of owners' parts too."""
+    """Yield the folders that have entries, including those of owners' parts."""
     for name in cache.names():
         if not (of_owners or name.startswith(OF_OWNER)):
             yield name
@@ -96,7 +96,7 @@ def _entry(folder: Folder, home: str, name: str) -> _CacheEntry:
 
 
 def _discard(cache: Folder, entry: _CacheEntry) -> None:
-    """Delete an entry, which is gone at once: under a name that nobody looks for while it is being deleted."""
+    """Delete an entry, which disappears at once: it gets a name that nobody looks for."""
     aside = f".deleting-{entry.name}"
     with contextlib.suppress(OSError), cache.folder(entry.home) as home:
         home.rename(entry.name, aside)

@@ -1,4 +1,4 @@
-"""Checkpoints of training jobs as they lie on disk: which are complete, and of which steps there are weights."""
+"""Reads the checkpoints of training jobs on disk: which are complete, and of which steps there are weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DESCRIPTION = "model.json"
 WEIGHTS = "model.safetensors"
 _LARGEST_META = 16 << 20
 _MOST_META = 64 << 20
-"""Bytes of descriptions that are read of one folder, the newest first: a job may leave any number of them."""
+"""The most bytes of descriptions read from one folder, newest first: a job may leave any number of them."""
 _PUBLISHED = re.compile(r"step_(\d{1,18})", re.ASCII)
 
 
@@ -69,7 +69,7 @@ def read(path: Path) -> Checkpoint | None:
 
 
 def _read(above: Folder, name: str) -> tuple[Checkpoint | None, int]:
-    """Return a checkpoint, if it is one, and how many bytes were read to know it."""
+    """Return a checkpoint, if it is one, and how many bytes reading it took."""
     matched, text = _PUBLISHED.fullmatch(name), b""
     if matched is None:
         return None, 0

@@ -1,4 +1,4 @@
-"""Disks that fill up: one way to recognise it, and to say it."""
+"""Recognises a full disk, and says so, in one way."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import shutil
 from pathlib import Path
 
 DISK_FULL = "DiskFull"
-"""The type of a job's error that means: there was no room for what had to be written."""
+"""The type of a job's error when a disk is full."""
 
 _NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WORDS = ("no space left on device", "disk quota exceeded")
 _NOTHING = 1 << 16
 _TORCH = "PytorchStreamWriter failed"
-"""What torch says of any failed write, without its reason."""
+"""Torch's message for any failed write, without its reason."""
 
 
 def full_disk(error: BaseException, folder: Path) -> str | None:
-    """Return a message with path and free bytes when a full disk is what ``error``, or what caused it, is about; else
-    None.
+    """Return a message with path and free bytes if ``error``, or its cause, is about a full disk; else None.
 
     ``folder`` is where the failed program writes, for errors that do not name a file.
     """

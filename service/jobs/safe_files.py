@@ -157,7 +157,7 @@ class Folder:
             return sorted(os.listdir(self.descriptor))  # noqa: PTH208 - pathlib knows no descriptors
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return what is directly in this folder under a name, a link itself; None where nothing is."""
+        """Return the status of a name directly in this folder, of a link itself; None if nothing is there."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -191,8 +191,8 @@ class Folder:
                 folder.close()
 
     def remove(self, name: str) -> None:
-        """Remove what is directly in this folder, if it is there, with all below it, however deep and whatever its
-        modes.
+        """Remove a name directly in this folder, if it is there, and all below it, however deep and whatever
+        its modes.
         """
         with contextlib.suppress(FileNotFoundError):
             if _unlinked(self.descriptor, name):
@@ -205,7 +205,9 @@ class Folder:
                 os.rmdir(name, dir_fd=self.descriptor)
 
     def _flatten(self, name: str) -> None:
-        """Remove what is here, its files too; folders in it move up to this one, so that depth costs no descriptors."""
+        """Remove everything here, files included; folders in it move up to this one, so that depth costs no
+        descriptors.
+        """
         if _unlinked(self.descriptor, name):
             return
         with self._opened_up(name) as folder:
@@ -245,7 +247,7 @@ class Folder:
 
 
 _DEEPEST = 64
-"""Folders in each other that are listed; each takes a descriptor meanwhile."""
+"""The deepest nesting that is listed; each level holds a descriptor."""
 
 
 def remove_tree(path: Path) -> None:
@@ -263,7 +265,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Let an error say which path is meant, and a link that it is one."""
+    """Make an error name the intended path, and say that it is a link."""
     try:
         yield
     except UnsafePathError:
@@ -289,7 +291,7 @@ def _walk(folder: int, parts: tuple[str, ...], flags: int, mode: int) -> int:
 
 
 def _openat2(folder: int, name: str, flags: int, mode: int) -> int | None:
-    """Open a path in one call of the kernel; None where it cannot say, since something is renamed meanwhile."""
+    """Open a path in one system call; None if the kernel gives up because something was renamed meanwhile."""
     always = os.O_CLOEXEC if flags & os.O_PATH else _ALWAYS
     how = struct.pack("QQQ", flags | always, mode, _RESOLVE)
     for _ in range(_TRIES):
@@ -312,7 +314,7 @@ def _has_openat2() -> bool:
 
 
 def _unlinked(folder: int, name: str) -> bool:
-    """Remove what is no folder; False for a folder."""
+    """Remove anything but a folder; return False for a folder."""
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISDIR(found.st_mode):
         return False

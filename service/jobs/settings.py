@@ -22,10 +22,7 @@ from pydantic_settings import (
 
 from service.jobs.launchers import LAUNCHER_NAME, LOCAL
 from service.jobs.logs import LogFormat
-from service.jobs.setting_groups.api import ApiSettings
-from service.jobs.setting_groups.broker import BrokerSettings
-from service.jobs.setting_groups.deliveries import DeliverySettings
-from service.jobs.setting_groups.sign_in import LOOPBACK, SignInSettings
+from service.jobs.setting_groups import LOOPBACK, ApiSettings, BrokerSettings, DeliverySettings, SignInSettings
 from service.jobs.settings_file import ENV_PREFIX, config_file, in_file
 from service.jobs.store_limits import StoreLimits
 

@@ -1,6 +1,4 @@
-"""Says who signed in through OpenID Connect, and what they may do: claims become an owner, a project and
-scopes.
-"""
+"""Maps the claims of OpenID Connect to a person: an owner, with a project and scopes."""
 
 from __future__ import annotations
 

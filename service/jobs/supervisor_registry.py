@@ -39,7 +39,9 @@ class SupervisedAttempt:
         return self.supervisor.alive or self.keeper.alive
 
     def end_orphans(self) -> bool:
-        """Kill what is left of the attempt's group without a supervisor and a keeper; whether there was anything."""
+        """Kill what is left of the attempt's group without a supervisor and a keeper; return whether there was
+        anything.
+        """
         job, _, attempt = self.name.partition(":")
         orphans = born_with({"TRIVET_JOB": job, "TRIVET_ATTEMPT": attempt})
         for process in orphans:

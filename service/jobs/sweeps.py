@@ -19,7 +19,7 @@ Parameters = dict[str, Any]
 
 
 class NoPlace(Exception):  # noqa: N818 - names what is wrong with the path
-    """A path leads to no place in a spec: to an entry that a list does not have, or into a value without parts."""
+    """A path leads nowhere in a spec: to a missing entry of a list, or into a value without parts."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)

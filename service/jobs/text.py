@@ -1,8 +1,7 @@
-"""Text that somebody else wrote, made safe to show and to log.
+"""Makes text of others safe to show and to log.
 
 Names, reasons, errors and printed lines come from other users. In a terminal or a log file their control characters
-would act: move the cursor, set the clipboard, start a line that the service never wrote, turn the order of letters
-around.
+would act: move the cursor, set the clipboard, start a line that the service never wrote, reorder letters.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import unicodedata
 from typing import Any
 
 _ACTING = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff"
-"""Every C0 and C1 control character except tab and line feed, DEL, line and paragraph separators, the characters that
-change the direction of writing, and surrogates, which no encoding can write."""
+"""All C0 and C1 control characters except tab and line feed, DEL, line and paragraph separators, the characters that
+change the direction of writing, and surrogates, which no encoding can write.
+"""
 _SHOWN_AS_ESCAPES = re.compile(f"[\n{_ACTING}]")
 _ESCAPED_IN_LINES = re.compile(f"[{_ACTING}]")
 _NAMED = {"\n": r"\n", "\r": r"\r"}

@@ -23,11 +23,11 @@ _current: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 class TraceSpan(Protocol):
-    """One timed piece of work that is under way."""
+    """A timed piece of work under way."""
 
     @property
     def traceparent(self) -> str | None:
-        """Return what makes other spans its children; ``None`` where nothing is traced."""
+        """Return the parent of other spans; ``None`` if nothing is traced."""
         ...
 
     def rename(self, name: str) -> None: ...
@@ -52,7 +52,7 @@ class Tracing(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send what is still unsent."""
         ...
 
 
@@ -88,7 +88,7 @@ class NoTracing:
 
 
 def tracing_for(service: str, environment: Mapping[str, str]) -> Tracing:
-    """Return what traces a process of this name, as OpenTelemetry's variables say."""
+    """Return the tracing of a process of this name, as OpenTelemetry's variables say."""
     exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower()
     is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if is_disabled or exporter != "otlp" or not any(environment.get(name) for name in _ENDPOINTS):
@@ -112,7 +112,7 @@ def trace_id(traceparent: str) -> str:
 
 
 def current_traceparent() -> str | None:
-    """Return the span that this task works for, or what the client gave in its stead."""
+    """Return the span that this task works for, or the client's instead."""
     return _current.get()
 
 

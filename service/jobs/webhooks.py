@@ -1,4 +1,4 @@
-"""Describes webhooks: what a service tells of jobs to whom, how it signs that, and when it tries again.
+"""Describes webhooks: the changes that they report, their signature, and when a delivery is tried again.
 
 Headers and signatures are those of Standard Webhooks (https://www.standardwebhooks.com).
 """
@@ -101,7 +101,7 @@ class WebhookDelivery(FrozenModel):
 
 @dataclass(frozen=True)
 class RetrySchedule:
-    """Doubles the pause after each failure, with jitter so that receivers which come back are not all met at once."""
+    """Doubles the pause after each failure, with jitter so that receivers which come back are not flooded."""
 
     total_s: float
     """No attempt begins later than this after the first one."""
@@ -121,7 +121,7 @@ def new_secret() -> str:
 
 
 def sign(secret: str, delivery: str, timestamp: int, body: bytes) -> str:
-    """Return the signature of a delivery's id, time and body. Raises ``ValueError`` for what is no secret."""
+    """Return the signature of a delivery's id, time and body. Raises ``ValueError`` for an invalid secret."""
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error:

@@ -1,4 +1,4 @@
-"""Files that the first rank makes and all ranks read."""
+"""Lets the first rank make a file that all ranks read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _POLL_S = 0.1
 
 
 def build_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """Return ``path``, made by the first rank if it is not there; the others wait, however long that takes.
+    """Return ``path``, made by the first rank if it is missing; the others wait for it, however long that takes.
 
-    ``make`` writes a file or folder at the path that it is given, which appears as ``path`` when it is complete
-    and on disk: nobody looks at it again, so that a file that a loss of power cut short would be taken as it is.
+    ``make`` writes a file or folder at the path that it is given. It appears as ``path`` only when it is complete and
+    on disk: nobody checks it later, so a file that a power loss cut short would pass for whole.
     """
     if dist.is_initialized() and dist.get_rank() > 0:
         # No collective: it could time out. If the first rank fails, the launcher ends this one.
@@ -44,7 +44,7 @@ def _make(path: Path, make: Callable[[Path], None]) -> None:
         made.rename(path)
         flush(path.parent)
     except OSError:
-        if not path.exists():  # else another job has made the same meanwhile
+        if not path.exists():  # another job has made it meanwhile
             raise
     finally:
         shutil.rmtree(working, ignore_errors=True)

@@ -12,16 +12,15 @@ from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
 _APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
-"""One below the default: caches know the options of a compilation, not which inputs it takes to stay in their place."""
+"""One below the default: caches know a compilation's options, but not which of its inputs must stay in place."""
 
 
 def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None) -> Callable[..., Any]:
-    """Compile with Inductor, as a backend of ``torch.compile``, for modules whose parameters do not stay where they
-    are.
+    """Compile with Inductor, as a backend of ``torch.compile``, for modules whose parameters move.
 
-    CUDA graphs take it that parameters, and what a forward saves of its inputs, stay in their place, and are recorded
-    again where they do not: in every step, under FSDP2. Here each replay copies them into the graph's own memory
-    first, as it does other inputs; that memory is shared between graphs, so sharding saves as much as without.
+    CUDA graphs assume that parameters, and what a forward saves of its inputs, stay in place, and are recorded again
+    where they do not: in every step, under FSDP2. Here each replay copies them into the graph's own memory first, as it
+    does other inputs; that memory is shared between graphs, so sharding saves as much as without.
     """
     from torch._inductor import list_mode_options  # noqa: PLC0415 - brings Inductor
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
@@ -44,7 +43,7 @@ copying_inductor.reset = _reset  # type: ignore[attr-defined]
 def _copying(
     graph: fx.GraphModule, inputs: Sequence[Any], *, static_input_idxs: Sequence[int] = (), **options: Any
 ) -> Any:
-    """Compile one graph, forward or backward. What it updates stays as it is: a copy would not do."""
+    """Compile one graph, forward or backward. Inputs that it updates are not copied."""
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
     places = graph.graph.find_nodes(op="placeholder")
@@ -55,7 +54,7 @@ def _copying(
 
 @dataclass(frozen=True)
 class CompileMode:
-    """Holds what is given to ``torch.compile``. With ``cuda_graphs`` it captures them, so steps must be marked."""
+    """Holds the arguments of ``torch.compile``. With ``cuda_graphs`` it captures them, so steps must be marked."""
 
     backend: str | Callable[..., Any]
     mode: str | None = None
@@ -72,24 +71,26 @@ COMPILE_MODES: Mapping[str, CompileMode] = MappingProxyType(
         _REDUCE_OVERHEAD: CompileMode("inductor", _REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
-"""Compile modes by the names that gates and specs use, from the least to the most that is compiled."""
+"""Compile modes by the names that gates and specs use, from the one that compiles least to the one that
+compiles most.
+"""
 
 
 COMPILE_CACHE = "compile_cache"
-"""The folder, among a compile job's artifacts, of what it compiled."""
+"""The folder of compiled code among a compile job's artifacts."""
 
 
 def cache_file(phase: str, name: str, rank: int) -> str:
-    """Return the name of the file in which a rank keeps what it compiled in a phase in the mode ``name``."""
+    """Return the name of the file in which a rank keeps its code of a phase in the mode ``name``."""
     return f"{phase}-{name}-{rank}.bin"
 
 
 def apply_compile(
     module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
 ) -> tuple[nn.Module, ...]:
-    """Compile ``module`` with ``backend`` in ``mode`` where it stands; names of parameters do not change.
+    """Compile ``module`` in place with ``backend`` in ``mode``; names of parameters do not change.
 
-    Compilation itself happens at the first calls. Returns the modules that were compiled.
+    Compilation itself happens at the first calls. Returns the compiled modules.
     """
     units = compile_units(module)
     for unit in units:
@@ -98,7 +99,7 @@ def apply_compile(
 
 
 def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
-    """Compile this module as one, where it stands; under FSDP2 CUDA graphs must do with parameters that move."""
+    """Compile this module in place, as one; under FSDP2, CUDA graphs must cope with parameters that move."""
     moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", _REDUCE_OVERHEAD)
     backend = copying_inductor if moving else backend
     if _is_skipped(unit):
@@ -108,8 +109,8 @@ def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str |
 
 
 def _is_skipped(unit: nn.Module) -> bool:
-    """Return whether Dynamo finds no frame of this module's call that it would compile, as of a bare ``Sequential``: it
-    skips the files of ``torch.nn`` itself. Hooks of FSDP2 are to stay outside of graphs.
+    """Return whether Dynamo would compile no frame of this module's call, as for a bare ``Sequential``: it skips the
+    files of ``torch.nn`` itself. Hooks of FSDP2 must stay outside of graphs.
     """
     from torch._dynamo import trace_rules  # noqa: PLC0415 - takes a second, and only what compiles needs it
 
@@ -119,7 +120,7 @@ def _is_skipped(unit: nn.Module) -> bool:
 def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
     """Return the module's call within a frame that Dynamo compiles, as ``torch.compile(module)`` has one.
 
-    Its code is a copy: graphs of all modules that share code count towards the same limit of recompiling.
+    Its code is a copy: all modules that share code also share its limit of recompilations.
     """
 
     call: Callable[..., Any] = unit._call_impl
@@ -134,7 +135,7 @@ def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
 def as_compiled(
     function: Callable[..., Any], backend: str | Callable[..., Any], mode: str | None = None
 ) -> Callable[..., Any]:
-    """Return a compiled form of ``function``, which itself stays as it is."""
+    """Return a compiled form of ``function``, which itself does not change."""
     compiled: Callable[..., Any] = torch.compile(function, backend=backend, mode=mode)
     return compiled
 

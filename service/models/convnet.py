@@ -77,7 +77,7 @@ class ConvolutionLayer(nn.Module):
 
 
 class Image(nn.Module):
-    """Flat samples, or samples of the same numbers in another shape, as images."""
+    """Turns flat samples, or samples in another shape, into images."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()

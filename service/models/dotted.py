@@ -1,4 +1,4 @@
-"""Attributes by dotted name: how a declaration without torch points to what ranks call."""
+"""Resolves dotted names: a declaration without torch points to code of ranks by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes a transformer from embedded tokens: a function of real numbers, which token ids do not give."""
+"""Computes a transformer from embedded tokens, of which it is a function of real numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Initial weights that depend on the seed, the parameter's name and the element's place alone.
+"""Draws initial weights that depend only on the seed, the parameter's name and the element's place.
 
-Random bits come from a counter, not from a stream: element i of a parameter has the i-th output of SplitMix64
-(Steele, Lea & Flood, 2014) with a key from (seed, name). So each rank draws its own part only, on its own device, and
-the global weights are the same for every layout (between kinds of device up to the rounding of a logarithm).
+Random bits come from a counter, not from a stream: element i of a parameter has the i-th output of SplitMix64 (Steele,
+Lea & Flood, 2014) with a key from (seed, name). So each rank draws only its own part, on its own device, and the global
+weights are the same for every layout (between kinds of device up to the rounding of a logarithm).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from service.parallel.mesh import SINGLE, Axis, padded
 from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions, unpadded_rows
 
 AT_ONCE = 2**22
-"""Elements drawn together: bounds the temporaries, which take some 50 bytes each."""
+"""The elements drawn together: they bound the temporaries, which take some 50 bytes each."""
 
 
 class Distribution(Protocol):
@@ -32,7 +32,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class Normal:
-    """Mean 0, by the transform of Box & Muller (1958)."""
+    """Draws from mean 0, by the transform of Box & Muller (1958)."""
 
     std: float
 
@@ -83,7 +83,7 @@ def _signed(word: int) -> int:
 
 
 def _shifted(state: Tensor, places: int) -> Tensor:
-    """Shift right and bring in zeros; that of int64 tensors brings in the sign."""
+    """Shift right and fill with zeros; int64 tensors would fill with the sign."""
     shifted: Tensor = (state >> places) & (2 ** (64 - places) - 1)
     return shifted
 
@@ -112,7 +112,7 @@ def draw(
 
 
 def _counters(sizes: tuple[int, ...], first: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the row-major places, in a tensor of ``shape``, of the block of ``sizes`` that begins at ``first``."""
+    """Return the row-major places, in a tensor of ``shape``, of the block of ``sizes`` at ``first``."""
     places = torch.zeros((), dtype=torch.int64, device=device)
     for index, (size, start) in enumerate(zip(sizes, first, strict=True)):
         stride = prod(shape[index + 1 :])
@@ -130,9 +130,9 @@ def materialize(
     device: torch.device,
     seed: int,
 ) -> None:
-    """Give a model planned on the meta device its weights: this rank's part of each, on ``device``.
+    """Draw the weights of a model planned on the meta device: this rank's part of each, on ``device``.
 
-    What is tied is drawn once, under the name of its first place, also for a stage that has only the second.
+    A tied parameter is drawn once, under the name of its first place, also for a stage that has only the second.
     Padding is zero.
     """
     all_planned, tied, rows = list(sharded_dimensions(model)), tied_names(model), unpadded_rows(model)

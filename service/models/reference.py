@@ -1,4 +1,4 @@
-"""Resolve a model reference to a configuration and the weights to start from."""
+"""Resolves a model reference to a configuration and initial weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build a model on this rank from its family's configuration."""
+"""Builds this rank's part of a model from its family's configuration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FamilyConfig = ModelConfig
 
 
 class Model(Protocol):
-    """Holds what every family's module offers beside ``nn.Module``.
+    """Lists what a family's module offers beside ``nn.Module``.
 
     ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided), a
-    :class:`~service.parallel.mesh.PaddedAxis` where its length need not be a multiple of the ranks. A family
-    whose model uses a parameter in two places also has ``tied``, see :mod:`service.models.tied`.
+    :class:`~service.parallel.mesh.PaddedAxis` where its length need not be a multiple of the ranks. A family whose
+    model uses a parameter in two places also has ``tied``, see :mod:`service.models.tied`.
     """
 
     config: FamilyConfig

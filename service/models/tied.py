@@ -15,26 +15,26 @@ from service.parallel.tensor.placement import unpadded_rows
 
 
 def tied_names(module: nn.Module) -> Mapping[str, str]:
-    """Return for each second place of a tied parameter the name of the first, by which it is known."""
+    """Return, for each second place of a tied parameter, the name of the first, which names the parameter."""
     names: Mapping[str, str] = getattr(module, "tied", {})
     return names
 
 
 def global_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter once, under the name that it has in every layout: that of its first place."""
+    """Yield each parameter once, under its name in every layout: that of its first place."""
     names = tied_names(module)
     for name, parameter in module.named_parameters():
         yield names.get(name, name), parameter
 
 
 def global_rows(module: nn.Module) -> dict[str, int]:
-    """Return by the same names the rows of each parameter that has padding behind them."""
+    """Return, by the same names, the rows without padding of each padded parameter."""
     names = tied_names(module)
     return {names.get(name, name): rows for name, rows in unpadded_rows(module).items()}
 
 
 def tie(module: nn.Module) -> None:
-    """Let both places have one parameter, where the module has both."""
+    """Let both places share one parameter, if the module has both."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for second, first in tied_names(module).items():
         if first in parameters and second in parameters:

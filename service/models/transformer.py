@@ -31,7 +31,7 @@ from service.parallel.tensor import (
     joint,
     local,
 )
-from service.parallel.tracing import is_exporting
+from service.parallel.tensor.placement import is_exporting
 
 
 class Rotary(nn.Module):
@@ -111,10 +111,10 @@ def _explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute causal attention ``(batch, heads, seq, head_dim)``: fused where it runs, explicit where a graph is
+    """Compute causal attention ``(batch, heads, seq, head_dim)``: fused when it runs, explicit when a graph is
     exported.
 
-    Whoever exports wants to read matrix products and a softmax, not a backend's kernel; the values are the same.
+    An exported graph must show matrix products and a softmax, not a backend's kernel; the values are the same.
     """
     if is_exporting():
         return _explicit_attention(query, key, value)
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         return stream.leave(self.output(attended.transpose(1, 2).flatten(-2)))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this rank's heads of queries, and as many of keys and values, or a divisor of that."""
+        """Return this rank's heads of queries, and as many of keys and values, or a divisor of that number."""
         key, value = self.key, self.value
         if isinstance(key, ColumnParallelLinear) and isinstance(value, ColumnParallelLinear):
             query, keys, values = map(self._heads, joint((self.query, key, value), x))
@@ -228,7 +228,7 @@ class Transformer(nn.Module):
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """Return the head's weight as the second place of the embedding's, where the configuration ties them."""
+        """Return the head's weight as a second place of the embedding's, if the configuration ties them."""
         return {"head.weight": "embedding.weight"} if self.config.tied_embeddings else {}
 
     def forward(self, x: Tensor) -> Tensor:

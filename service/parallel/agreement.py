@@ -1,4 +1,6 @@
-"""Values on which all ranks must agree before they wait for each other: a rank that has another would never come."""
+"""Compares values on which all ranks must agree before they wait for each other: a rank that differs would never
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 _DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
 _SHOWN = 200
-"""Characters of a value in a message."""
+"""The characters of a value that a message shows."""
 
 
 class DisagreementError(RuntimeError):
@@ -39,7 +41,7 @@ def agree(values: Mapping[str, object]) -> None:
 
 
 def _gathered(own: bytes, length: int) -> list[bytes]:
-    """Return what each rank gave, filled up with zeros to ``length``."""
+    """Return the values of all ranks, padded with zeros to ``length``."""
     mine = torch.tensor(list(own.ljust(length, b"\0")), dtype=torch.uint8)
     found: list[Tensor] = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)
@@ -51,7 +53,7 @@ def _shortened(value: str) -> str:
 
 
 def _difference(by_rank: Sequence[Mapping[str, str]]) -> str:
-    """Return the first difference; what follows from it, as other instructions, nobody needs to read."""
+    """Return the first difference; the ones that follow from it help nobody."""
     for name in dict.fromkeys(name for values in by_rank for name in values):
         found = [values.get(name, "nothing") for values in by_rank]
         if len(set(found)) > 1:

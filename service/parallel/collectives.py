@@ -35,7 +35,7 @@ _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class GroupError(RuntimeError):
-    """A collective was run over a group that this process does not have, or a size that does not divide."""
+    """A collective runs over a group that this process does not have, or a size does not divide."""
 
 
 def resolve(group: str) -> dist.ProcessGroup:
@@ -67,7 +67,7 @@ def _gather(x: Tensor, dim: int, group: str, size: int) -> Tensor:
     dim %= x.dim()
     out = x.new_empty((size, *x.shape))
     _ALL_GATHER(out.view(-1), x.contiguous().view(-1), group=resolve(group))
-    # A view along the first dimension; along others the one copy that is made.
+    # A view along the first dimension; along others this is the one copy.
     return out.movedim(0, dim).flatten(dim, dim + 1)
 
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def children(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return what a container holds, each with its index, key or field name; ``None`` for anything else."""
+    """Return the items of a container, each with its index, key or field name; ``None`` for anything else."""
     if isinstance(value, tuple | list):
         return enumerate(value)
     if isinstance(value, dict | Mapping):  # dictionaries first: the abstract class takes longer to ask
@@ -43,10 +43,10 @@ def named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
-    """Return ``value`` with ``function`` of each tensor in its place.
+    """Return ``value`` with ``function`` applied to each tensor.
 
-    Tuples, lists and mappings are new ones (a mapping that is no ``dict`` becomes one), and dataclasses where anything
-    in them changes; all else is as it was.
+    Tuples, lists and mappings are new ones (a mapping that is no ``dict`` becomes one), and so are dataclasses in which
+    anything changes; all else stays.
     """
     return _mapped(value, function)  # type: ignore[no-any-return]
 

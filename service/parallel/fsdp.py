@@ -19,7 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of gathered parameters and activations, and of the gradient reduction; ``None``: as they are."""
+    """The types of gathered parameters and activations, and of the gradient reduction; ``None`` keeps theirs."""
 
     param: torch.dtype | None = None
     reduce: torch.dtype | None = None
@@ -78,9 +78,9 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
 
 
 def _reduce_each_backward(model: nn.Module, free: bool) -> None:
-    """Call before each backward of an optimizer step that is to reduce: gradients add up sharded.
+    """Call before each backward of an optimizer step that must reduce: gradients add up sharded.
 
-    ``free`` lets go of gathered parameters after it.
+    ``free`` lets go of gathered parameters afterwards.
     """
     _set_backward(model, reduce=True, free=free)
 
@@ -102,7 +102,7 @@ def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:
 
 
 def free_parameters(model: nn.Module) -> None:
-    """Let go of gathered parameters, as an evaluation leaves them where they are kept between micro-batches."""
+    """Free gathered parameters, as an evaluation leaves them where micro-batches keep them."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

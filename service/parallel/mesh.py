@@ -16,7 +16,7 @@ from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
 
 
 class MeshError(ValueError):
-    """The ranks that were started cannot form the mesh that was asked for."""
+    """The ranks that were started cannot form the requested mesh."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PaddedAxis(Axis):
 
     @property
     def own(self) -> int:
-        """Return how many of this rank's places are no padding."""
+        """Return how many of this rank's places are real."""
         return max(min(self.length - self.rank * self.share, self.share), 0)
 
     @property
@@ -101,7 +101,7 @@ class Mesh:
 
     @property
     def pp_ranks(self) -> tuple[int, ...]:
-        """Global ranks of this rank's pipeline, first stage first."""
+        """Return the global ranks of this rank's pipeline, first stage first."""
         return tuple(self.rank + (index - self.pp.rank) * self.spec.dp * self.spec.tp for index in range(self.pp.size))
 
 
@@ -159,8 +159,8 @@ def _group_name(device_mesh: DeviceMesh, name: str) -> str:
 
 
 def _data_group(spec: ParallelSpec, axes: dict[str, Axis]) -> str:
-    """Return the name of the group over both data-parallel dimensions; a new group only where neither dimension's own
-    will do.
+    """Return the name of the group over both data-parallel dimensions; makes one only if neither dimension's own will
+    do.
     """
     if spec.dp_replicate == 1 or spec.dp_shard == 1:
         return axes["dp_replicate"].group or axes["dp_shard"].group

@@ -1,4 +1,4 @@
-"""Pipeline schedules as plain data: written, checked and priced without torch, so that a submit can do it too."""
+"""Writes, checks and prices pipeline schedules as plain data, without torch, so that a submission can do it too."""
 
 from service.schedules.forward_only import forward_only
 from service.schedules.generator import Generator

@@ -1,4 +1,4 @@
-"""Tells when each computation of a pipeline runs if stages are equal and transfers take no time."""
+"""Computes when each computation of a pipeline runs if stages are equal and transfers take no time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ComputationSpan:
 
 
 class ScheduleClock:
-    """Tells when each rank's computations run, in order; raises :class:`ScheduleError` where one is never ready."""
+    """Computes when each rank's computations run, in order; raises :class:`ScheduleError` if one is never ready."""
 
     def __init__(self, stages: int, orders: Sequence[Sequence[Instruction]]) -> None:
         self.stages, self.orders = stages, orders
@@ -49,7 +49,7 @@ class ScheduleClock:
                 raise ScheduleError(rank, None, f"deadlock: the neighbours never do what {stuck} needs")
 
     def _advance(self, rank: int) -> bool:
-        """Run the rank as far as it can go and return whether it got anywhere."""
+        """Run the rank as far as it can go, and return whether it advanced."""
         order, spans = self.orders[rank], self.spans[rank]
         before = len(spans)
         now = spans[-1].end if spans else 0.0
@@ -66,7 +66,7 @@ class ScheduleClock:
         return len(spans) > before
 
     def _ready(self, instruction: Instruction) -> float | None:
-        """Return when the neighbouring stage has what an instruction consumes; ``None`` if not yet known."""
+        """Return when the neighbouring stage has an instruction's input; ``None`` if not yet known."""
         forward = instruction.op is Op.FORWARD
         if not forward and instruction.op not in BACKWARDS:
             return 0.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from service.schedules.lowering import lower
+from service.schedules.generator import lower
 from service.schedules.schedule import Instruction, Op, Schedule, check_sizes
 
 
 def forward_only(owners: tuple[int, ...], micro_batches: int) -> Schedule:
-    """Return a forward-only schedule: a rank with several stages runs the furthest one that has its input, so that what
-    has begun drains first.
+    """Return a forward-only schedule: a rank with several stages runs the furthest one that has its input, so that
+    micro-batches under way drain first.
     """
     check_sizes(len(owners), 1, micro_batches)
     ranks, stages = max(owners) + 1, len(owners)

@@ -12,8 +12,8 @@ from service.schedules.schedule import Instruction, Op
 def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
     """Take a group of micro-batches through one of a rank's stages, then through the next.
 
-    Megatron's groups have pp micro-batches each; here their sizes differ by one at most, which keeps the bubble where
-    pp does not divide.
+    Megatron's groups have pp micro-batches each; here their sizes differ by at most one, which keeps the bubble small
+    where pp does not divide.
     """
     groups = list(_groups(micro_batches, max(1, micro_batches // pp)))
     return [_order(rank, pp, virtual_stages, groups) for rank in range(pp)]

@@ -1,6 +1,6 @@
-"""Schedules: what each rank of a pipeline does, in order, as plain data. Nothing here knows of torch.
+"""Defines schedules as plain data: the instructions of each pipeline rank, in order. Nothing here knows of torch.
 
-A schedule is written as the order of computations per rank; :func:`service.schedules.lowering.lower` adds the rest.
+A schedule is written as the order of computations per rank; :func:`service.schedules.generator.lower` adds the rest.
 Stages are virtual: a rank may own several.
 """
 
@@ -30,13 +30,13 @@ class Op(StrEnum):
 
 
 COMPUTATIONS = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
-# What passes a gradient on to the stage before.
+# The computations that pass a gradient on to the stage before.
 BACKWARDS = frozenset({Op.BACKWARD, Op.BACKWARD_INPUT})
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """``micro_batch`` is 0 where an instruction is about all of them (``REDUCE``)."""
+    """One step of a rank. ``micro_batch`` is 0 for an instruction about all of them (``REDUCE``)."""
 
     op: Op
     stage: int
@@ -49,7 +49,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Instructions per rank. ``owners[s]`` is the rank of stage s; without ``trains`` there are forwards only."""
+    """The instructions of each rank. ``owners[s]`` is the rank of stage s; without ``trains`` there are only
+    forwards.
+    """
 
     name: str
     micro_batches: int
@@ -76,18 +78,18 @@ class ScheduleError(ValueError):
 
 
 def loop(pp: int, virtual_stages: int) -> tuple[int, ...]:
-    """Return the owners of stages that go round the ranks: 0 … pp - 1, 0 … pp - 1, and so on."""
+    """Return the owners of stages that cycle through the ranks: 0 … pp - 1, 0 … pp - 1, and so on."""
     return tuple(range(pp)) * virtual_stages
 
 
 def vee(pp: int, virtual_stages: int = 2) -> tuple[int, ...]:
-    """Return the owners of two stages per rank that go down the ranks and back up: 0 … pp - 1, pp - 1 … 0."""
+    """Return the owners of two stages per rank, down the ranks and back up: 0 … pp - 1, pp - 1 … 0."""
     assert virtual_stages == 2
     return (*range(pp), *reversed(range(pp)))
 
 
 def check_sizes(pp: int, virtual_stages: int, micro_batches: int) -> None:
-    """Refuse what no schedule can do, with ``ValueError``."""
+    """Raise ``ValueError`` for sizes that no schedule can have."""
     if min(pp, virtual_stages, micro_batches) < 1:
         raise ValueError(
             f"a schedule needs a rank, a stage and a micro-batch, not {pp=}, {virtual_stages=}, {micro_batches=}"

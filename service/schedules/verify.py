@@ -76,7 +76,7 @@ def peer(instruction: Instruction) -> Instruction:
 
 
 def _expected(schedule: Schedule, rank: int) -> Iterator[Instruction]:
-    """Yield what the rank must have exactly once. One split backward of a stage splits all of them."""
+    """Yield the instructions that the rank must have exactly once. One split backward of a stage splits all of them."""
     last = schedule.stages - 1
     halves = {Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.REDUCE}
     split = {each.stage for each in schedule.ranks[rank] if each.op in halves}
@@ -115,7 +115,7 @@ def _check_complete(schedule: Schedule, rank: int) -> None:
 
 
 def _needs(schedule: Schedule, instruction: Instruction, done: set[Instruction]) -> Iterator[Instruction]:
-    """Return what must come before an instruction on its own rank."""
+    """Return the instructions that must precede this one on its own rank."""
     op, stage, each = instruction.op, instruction.stage, instruction.micro_batch
     if op is Op.FORWARD and stage > 0:
         local = schedule.is_local(stage - 1)
@@ -195,7 +195,7 @@ def _check_progress(schedule: Schedule) -> None:
 
 
 def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction | None:
-    """Return what another rank must do first."""
+    """Return the instructions of other ranks that must come first."""
     if instruction.op in SENDS:
         awaited = peer(instruction)
     elif instruction.op is Op.FORWARD or instruction.op in BACKWARDS:

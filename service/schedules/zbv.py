@@ -9,7 +9,7 @@ from service.schedules.schedule import Instruction, Op, vee
 
 
 def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
-    """Order a full pipeline; with fewer micro-batches keep what there is of it."""
+    """Order a full pipeline; of fewer micro-batches, keep those that exist."""
     full = max(2 * pp - 1, micro_batches)
     orders = [_Order(rank, pp).all(full) for rank in range(pp)]
     return [[step for step in order if step.micro_batch < micro_batches] for order in orders]

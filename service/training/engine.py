@@ -33,12 +33,14 @@ class Engine(Protocol):
     def forward_backward(self, batch: Split) -> Tensor:
         """Leave the gradients of the *global* batch's mean loss in the parameters.
 
-        ``batch`` is this rank's share. Returns the share's part of that loss, float64 without gradient; zero where
-        this rank doesn't compute it.
+        ``batch`` is this rank's share. Returns the share's part of that loss, float64 without gradient; zero where this
+        rank does not compute it.
         """
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero likewise."""
+        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero where not
+        computed here.
+        """
 
     def undivided_backwards(self) -> int:
         """Return, after a step, the layers whose backward was to be split on this rank and could not be."""
@@ -89,9 +91,9 @@ class AccumulationEngine:
 
 @dataclass(frozen=True)
 class PipelineEngine:
-    """Some stages of the model on this rank: micro-batches move through the pipeline as ``schedule`` says.
+    """Runs this rank's stages of the model: micro-batches move through the pipeline as ``schedule`` says.
 
-    ``evaluation`` has the same micro-batches, forward only.
+    ``evaluation`` is a schedule of as many micro-batches, forward only.
     """
 
     stages: Mapping[int, nn.Module]
@@ -119,7 +121,7 @@ class PipelineEngine:
         micro = list(chunks(batch, self.evaluation.micro_batches))
         size = len(micro[0])
         work = Work(
-            # The targets are cut to those that count, and the logits to as many.
+            # The padding is cut from targets and logits.
             objective=lambda logits, targets: self.objective.totals(logits[: len(targets)], targets),
             inputs=[each.inputs for each in micro],
             targets=[batch.targets[:valid][start : start + size] for start in range(0, len(batch), size)],

@@ -1,4 +1,4 @@
-"""Decides what a compile job's report, its gate, allows this training job to compile."""
+"""Decides what this training job may compile, by a compile job's report, its gate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.models.fingerprint import Fingerprint, difference, fingerprint
 from service.models.parallelize import ModelRecipe
 
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
-"""What a job may compile in, from the least to the most that is compiled."""
+"""The compile modes, from the one that compiles least to the one that compiles most."""
 
 
 class GateError(RefusedError, RuntimeError):
@@ -70,12 +70,12 @@ def allowed_modes(
 
 
 def lowest(modes: Mapping[Phase, str]) -> str:
-    """Return one mode for all phases: a rung that passed has passed after all those below it."""
+    """Return the lower mode for all phases: a rung that passed implies that those below it did."""
     return min(modes.values(), key=MODES.index)
 
 
 def load_compile_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
-    """Load what the gate's job compiled, so that it need not be compiled again; every rank logs whether it could."""
+    """Load the code that the gate's job compiled, which saves compiling it; every rank logs whether it could."""
     if not modes:
         return
     code = f"rank {context.rank}: compiled code of {choice.gate}"

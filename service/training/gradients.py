@@ -1,11 +1,13 @@
-"""Computes the gradient norm over the whole mesh: the same number in every layout."""
+"""Computes and clips the gradient norm over the mesh, and refuses numbers that are not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -40,8 +42,57 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _shards(tensor: Tensor) -> int:
-    """Return into how many parts the ranks cut ``tensor``."""
+    """Return the number of parts into which the ranks cut ``tensor``."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if not placement.is_replicate())
+
+
+ADVICE = (
+    "lower the learning rate and go on from the last checkpoint by a new job with resume: {job: ID}, or correct the "
+    "data and start from its weights by model: {job: ID}"
+)
+
+
+class NonFiniteError(RuntimeError):
+    """The loss, the gradient, the weights or an evaluation is not finite: training on is pointless."""
+
+
+@torch.no_grad()
+def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device) -> None:
+    """Raise :class:`NonFiniteError` on every rank if the weights of one are not finite after ``step``; all call it."""
+    own = [part for parameter in parameters if (part := local(parameter.detach())).numel()]
+    largest = torch.stack(torch._foreach_norm(own, math.inf)) if own else torch.zeros(1, device=device)
+    world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    broken = torch.zeros(world, device=device)
+    broken[rank] = (~largest.isfinite()).any()
+    if world > 1:
+        dist.all_reduce(broken)
+    if ranks := broken.nonzero().flatten().tolist():
+        raise NonFiniteError(f"the weights are not finite on rank {ranks[0]} after the update of step {step}; {ADVICE}")
+
+
+def check_evaluation(metrics: Mapping[str, float], step: int) -> None:
+    """Raise :class:`NonFiniteError` for an evaluation that gave no number; it is the same on every rank."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"{name} is {value} in the evaluation after step {step}: look at the test split for values that are "
+                f"not finite; if there are none, {ADVICE}"
+            )
+
+
+@contextmanager
+def explained_overflow(step: int, rate: float) -> Iterator[None]:
+    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
+    its own.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "without overflow" not in str(error):
+            raise
+        raise NonFiniteError(
+            f"the update of step {step} is beyond float32 with a learning rate of {rate:g}; {ADVICE}"
+        ) from error

@@ -15,7 +15,7 @@ from service.jobs.atomic import atomic_write, set_aside
 
 Row = dict[str, float]
 _LOSS, _EVALUATION = "loss", "eval_"
-"""What each training step has, and what the names of an evaluation's metrics begin with."""
+"""The metric that each training step has, and the prefix of an evaluation's metrics."""
 
 
 class History:
@@ -64,7 +64,7 @@ class History:
         self.rows[-1].update(values)
 
     def write(self) -> None:
-        """Replace the file in one step, so that a reader never sees half of it, nor the next start after a crash."""
+        """Replace the file atomically, so that neither a reader nor the next start after a crash sees half of it."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         kinds = [(name, pa.int64() if name == "step" else pa.float64()) for name in names]
         table = pa.Table.from_pylist(self.rows, schema=pa.schema(kinds))
@@ -85,9 +85,7 @@ def _merged(recorded: dict[float, Row], stored: dict[float, Row]) -> dict[float,
 
 
 def _recorded(attempts: Path) -> dict[float, Row]:
-    """Return by step what the metrics among the recorded events say; a step that ran again counts as it did the last
-    time.
-    """
+    """Return the recorded metrics by step; of a step that ran twice, the later ones."""
     rows: dict[float, Row] = {}
     files = sorted(attempts.glob("*/events*.jsonl"), key=lambda path: (int(path.parent.name), path.name))
     for path in files:
@@ -97,7 +95,7 @@ def _recorded(attempts: Path) -> dict[float, Row]:
             if step not in begun:
                 begun.add(step)
                 if step in rows and _LOSS not in event["values"]:
-                    rows[step].update(event["values"])  # an evaluation that a later attempt made up
+                    rows[step].update(event["values"])  # an evaluation that a later attempt caught up on
                     continue
                 rows[step] = {"step": step, "time": event["time"]}
             rows[step].update(event["values"])
@@ -111,7 +109,7 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 event = json.loads(line)
-            except ValueError:  # torn by what ended the attempt
+            except ValueError:  # torn when the attempt ended
                 continue
             if event.get("type") == "metric":
                 yield event

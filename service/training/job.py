@@ -14,9 +14,9 @@ from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.files import FileTokens
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
-from service.training.export import export_huggingface, export_model
 from service.training.loop import Loop
 from service.training.setup import Training, prepare
+from service.training.state import export_huggingface, export_model
 
 
 def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""Runs the training loop: steps, metrics, checkpoints and evaluation."""
+"""Runs the training loop: learning rate, steps, metrics, checkpoints and evaluation."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,19 +14,17 @@ import torch.distributed as dist
 from torch.compiler import set_stance
 
 from service.jobs.spec.compile import Phase
+from service.jobs.spec.train import ScheduleSpec
 from service.models import WeightsError
 from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.peak_memory import peak_memory_gib
 from service.training.device_use import DeviceMeter, metrics_of
-from service.training.evaluation import evaluate
-from service.training.finite import check_evaluation, check_weights, explained_overflow
-from service.training.gradients import clip_, present, squared_norm
+from service.training.gradients import check_evaluation, check_weights, clip_, explained_overflow, present, squared_norm
 from service.training.history import History
 from service.training.journal import Journal
 from service.training.metrics import Timing, step_metrics
-from service.training.schedule import learning_rate
 from service.training.setup import Training
 from service.training.state import prime, training_rows, training_tensors
 from service.training.step_totals import RankShare, StepReduction, StepTotals
@@ -293,3 +292,50 @@ def _check_same_data(saved: Checkpoint, sha256: str) -> None:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def evaluate(training: Training) -> dict[str, float]:
+    """Return ``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and
+    agree.
+    """
+    totals = torch.zeros(training.objective.measures, dtype=torch.float64, device=training.device)
+    samples = len(training.dataset.test)
+    if (most := training.spec.evaluate.samples) is not None:
+        samples = min(samples, most)
+    for rows, valid in batches(samples, training.order.global_batch, training.mesh.dp.rank, training.mesh.dp.size):
+        batch = training.dataset.test.take(rows).to(training.device)
+        training.boundary.step_boundary()
+        totals += training.engine.evaluate(batch, valid)
+    totals /= training.mesh.tp.size  # ranks of a tensor-parallel group have computed the same
+    if dist.is_initialized():
+        dist.all_reduce(totals)
+    return training.objective.summary(totals, samples)
+
+
+def batches(samples: int, global_batch: int, rank: int, ranks: int) -> list[tuple[torch.Tensor, int]]:
+    """Return the row indices of each batch for data-parallel ``rank``, and how many of them, from the first, count.
+
+    Every rank gets the same number of batches, all of one size (the last padded), so that collectives stay paired
+    and nothing is compiled for a rest.
+    """
+    share = global_batch // ranks
+    starts = range(rank * share, -(-samples // global_batch) * global_batch, global_batch)
+    return [
+        (torch.arange(start, start + share).clamp(max=samples - 1), min(max(samples - start, 0), share))
+        for start in starts
+    ]
+
+
+def learning_rate(schedule: ScheduleSpec, peak: float, step: int, steps: int) -> float:
+    """Return the rate of ``step`` (from 0) in a run of ``steps``.
+
+    It rises linearly to ``peak`` over ``warmup`` steps, the first of which is not zero; then it stays, or falls
+    along half a cosine (Loshchilov & Hutter, 2017) to ``floor · peak`` at the last step.
+    """
+    if step < schedule.warmup:
+        return peak * (step + 1) / schedule.warmup
+    if schedule.decay == "constant":
+        return peak
+    span = steps - 1 - schedule.warmup
+    progress = (step - schedule.warmup) / span if span > 0 else 0.0
+    return peak * (schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.training.flops import peak_flops
-from service.training.setup import Training
+from service.training.setup import Training, peak_flops
 from service.training.step_totals import StepTotals
 
 

@@ -1,4 +1,4 @@
-"""Everything that a run needs before its first step, in the order in which it is made."""
+"""Builds everything that a run needs before its first step, in that order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
@@ -19,27 +20,28 @@ from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.reference import resolve
+from service.models.tied import tied_names
+from service.parallel import collectives
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
-from service.parallel.mesh import Mesh
+from service.parallel.mesh import Mesh, group_of_stages
 from service.parallel.pipeline.stage import Part
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine, plan_pipeline
-from service.training.export import check_export
-from service.training.flops import count_parameters
 from service.training.gate import allowed_modes, gate_fingerprints, load_compile_caches, lowest
+from service.training.gradients import local
 from service.training.objective import Objective, ObjectiveContext, objective_for
-from service.training.tied_stages import TiedStages, find_tied
+from service.training.state import check_export
 
 _AUDIT_EVERY = 500
-"""Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
+"""Steps between two audits for results held over a replay; an audit takes 0.1 s or more."""
 
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Holds what a run starts from before anything is built.
+    """Holds the inputs of a run.
 
-    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace the drawn ones.
+    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace random ones.
     ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
     """
 
@@ -76,7 +78,7 @@ class Training:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Return where weights come from, as checkpoints and exported models tell it."""
+        """Return the origin of the weights, as checkpoints and exported models record it."""
         return {"parallel": self.spec.parallel.model_dump(), "data_sha256": self.dataset.sha256}
 
 
@@ -143,7 +145,7 @@ def assemble(
 
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
-    """Build the objective of the spec for the outputs that the planned model has on this mesh."""
+    """Build the spec's objective for the outputs of the planned model on this mesh."""
     planned = cast(Model, build(config, mesh, device="meta", part=Part()))
     return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
 
@@ -193,7 +195,7 @@ def _build_boundary(
 
 
 def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch.device) -> AdamW:
-    """Build AdamW with one kernel for all parameters on CUDA, and one call per operation for all of them elsewhere."""
+    """Build AdamW: one kernel for all parameters on CUDA, one call per operation elsewhere."""
     return AdamW(
         [parameter for stage in stages for parameter in stage.parameters()],
         lr=spec.optimizer.lr,
@@ -202,3 +204,88 @@ def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch
         weight_decay=spec.optimizer.weight_decay,
         **{"fused" if device.type == "cuda" else "foreach": True},
     )
+
+
+# Dense bf16 peak in FLOP/s from NVIDIA's data sheets, SXM parts; the longest matching name wins.
+
+
+@dataclass(frozen=True)
+class TiedStages:
+    """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
+
+    Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty where they are one.
+    """
+
+    originals: tuple[nn.Parameter, ...] = ()
+    copies: tuple[nn.Parameter, ...] = ()
+    group: str = ""
+
+    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters without the copies, so that the whole model counts each of them once."""
+        copies = set(map(id, self.copies))
+        return [parameter for parameter in parameters if id(parameter) not in copies]
+
+    def sum_gradients(self) -> None:
+        """Give original and copy the sum of their gradients; the ranks of both stages call it together."""
+        if self.group:
+            for parameter in (*self.originals, *self.copies):
+                if parameter.grad is not None:
+                    dist.all_reduce(local(parameter.grad), group=collectives.resolve(self.group))
+            return
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            if original.grad is not None and copy.grad is not None:
+                own, other = local(original.grad), local(copy.grad)
+                other.copy_(own.add_(other))
+
+    @torch.no_grad()
+    def take_up(self, optimizer: AdamW) -> None:
+        """Copy loaded originals and their moments into the copies of a rank that has both: only originals are
+        loaded.
+        """
+        if self.group:
+            return
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            local(copy.detach()).copy_(local(original.detach()))
+            for name, value in optimizer.state[copy].items():
+                _copy(value, optimizer.state[original][name])
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    local(target).copy_(local(source))
+
+
+def find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:
+    """Return the tied parameters among this rank's stages; every rank calls it, as it may make a group."""
+    if schedule is None:
+        return TiedStages()
+    names = tied_names(next(iter(stages.values())))
+    if not names:
+        return TiedStages()
+    first, last = schedule.owners[0], schedule.owners[-1]
+    return TiedStages(
+        originals=_named(stages.get(0), names.values()),
+        copies=_named(stages.get(len(schedule.owners) - 1), names.keys()),
+        group=group_of_stages(mesh, first, last) if first != last else "",
+    )
+
+
+def _named(stage: nn.Module | None, names: Iterable[str]) -> tuple[nn.Parameter, ...]:
+    return () if stage is None else tuple(stage.get_parameter(name) for name in names)
+
+
+_PEAKS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+}
+
+
+def count_parameters(whole: nn.Module) -> int:
+    """Return the number of elements of all parameters of an unsharded model (on ``meta``, say)."""
+    return sum(parameter.numel() for parameter in whole.parameters())
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the peak FLOP/s of a CUDA device by its name; None when it isn't known."""
+    return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from service.training.device_use import DeviceUse
-from service.training.finite import ADVICE, NonFiniteError
+from service.training.gradients import ADVICE, NonFiniteError
 from service.training.timeline import bubble_fraction
 
 _SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})

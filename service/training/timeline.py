@@ -1,6 +1,4 @@
-"""Measures what a rank's device computed in a pipeline's run, and when: the measured counterpart of a schedule's
-prediction.
-"""
+"""Measures when a rank's device computed in a pipeline run: the measured counterpart of a schedule's prediction."""
 
 from __future__ import annotations
 
@@ -20,7 +18,9 @@ Mark = TypeVar("Mark")
 
 @dataclass(frozen=True)
 class Load:
-    """Seconds in which a rank's device computed, of the seconds from the first to the last thing it did in a run."""
+    """Holds the seconds in which a rank's device computed, out of those from the first to the last thing it did in a
+    run.
+    """
 
     busy: float
     window: float
@@ -40,7 +40,7 @@ class TimedSpan:
 
 
 class _DeviceClock(Protocol[Mark]):
-    """Says how moments of the device's work are noted, and read once it has passed them."""
+    """Marks moments of the device's work, and reads their times once the device has passed them."""
 
     def mark(self) -> Mark: ...
 
@@ -52,9 +52,7 @@ class _DeviceClock(Protocol[Mark]):
 
 
 class HostClock:
-    """Takes times where the host does the work itself. They are of the monotonic clock; the epoch is put to them when
-    read.
-    """
+    """Takes times on the host, which does the work itself. They are monotonic, and become epoch times when read."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -70,7 +68,7 @@ class HostClock:
 
 
 class _CudaClock:
-    """Events on the computing stream: they cost the device nothing and make nobody wait, but for :meth:`epoch`."""
+    """Records events on the computing stream: they are free, and only :meth:`epoch` waits."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -128,8 +126,8 @@ class Timeline(Generic[Mark]):
         self._current.computations.append((instruction, start, self.clock.mark()))
 
     def load(self) -> Load:
-        """Return the load of the newest run that the device has finished: without waiting, that is the one before on
-        CUDA.
+        """Return the load of the newest run that the device has finished; on CUDA, without waiting, that is the one
+        before.
         """
         for recording in reversed(self._finished):
             if recording.end is not None and self.clock.has_passed(recording.end):
@@ -163,8 +161,7 @@ def bubble_fraction(busy: float, ranks: int, window: float) -> float:
     """Return the share of a run in which a device computed nothing, averaged over ``ranks`` that were ``busy`` seconds
     together.
 
-    A run lasts for ``window`` seconds, as long as it takes the slowest rank; all begin it together, at the end of
-    the step before. Waiting for a neighbour's data and transfers count as idle, launch gaps within a computation
-    don't.
+    A run lasts ``window`` seconds, as long as the slowest rank takes; all begin it together, at the end of the previous
+    step. Waiting for a neighbour's data and transfers count as idle, launch gaps within a computation do not.
     """
     return max(0.0, 1 - busy / (ranks * window))

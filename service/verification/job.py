@@ -31,7 +31,7 @@ from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.load import LoadedTasks, load_tasks
 from service.verification.progress import PHASES, JobProgress, PhaseTimes
-from service.verification.resume_log import DecidedRow, ResumeLog
+from service.verification.results import DecidedRow, ResumeLog
 from service.verification.rounding_guard import REASON, RoundingGuard
 from service.verification.search_runner import SearchRunner, StoppedError
 from service.verification.task import RefusedModel, Task, memory_of, method_of

@@ -1,8 +1,9 @@
-"""Rows and statistics of a run."""
+"""Keeps rows of results: decided instances for a resume, then the table and its statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -22,7 +23,6 @@ from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome
 from service.verification.counterexamples import CounterexampleOutputs
 from service.verification.properties import Property
-from service.verification.resume_log import DecidedRow
 from service.verification.verdict import Verdict
 
 _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
@@ -249,3 +249,59 @@ def _with_numbers(row: BoundsRow) -> dict[str, Any]:
     """Return the fields of a row with infinite bounds as the numbers that they are."""
     ends = {side: [float(end) if isinstance(end, str) else end for end in getattr(row, side)] for side in ENDS}
     return row.as_dict() | ends
+
+
+@dataclass(frozen=True)
+class DecidedRow:
+    """A row, and for each non-linear node the sums that :func:`~service.verification.results.layer_means` adds up."""
+
+    row: BoundsRow
+    layers: list[list[float]]
+
+    @property
+    def instance(self) -> int:
+        return self.row.instance
+
+
+class ResumeLog:
+    """The rows of a job in ``folder``, written by attempt ``attempt`` for one data-parallel rank."""
+
+    def __init__(self, folder: Path, attempt: int, rank: int) -> None:
+        self._folder, self._attempt = folder, attempt
+        self._own = folder / _name(attempt, rank)
+
+    def earlier(self) -> dict[int, DecidedRow]:
+        """Return what earlier attempts decided on all ranks, by instance."""
+        return self._read(range(self._attempt))
+
+    def everything(self) -> dict[int, DecidedRow]:
+        """Return what all attempts up to this one decided, by instance; other ranks must have written theirs."""
+        return self._read(range(self._attempt + 1))
+
+    def add(self, entries: list[DecidedRow]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"row": entry.row.as_dict(), "layers": entry.layers}) + "\n" for entry in entries]
+        with self._own.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+
+    def _read(self, attempts: range) -> dict[int, DecidedRow]:
+        files = (path for attempt in attempts for path in sorted(self._folder.glob(_name(attempt, "*"))))
+        found = (entry for path in files for entry in _entries(path))
+        return {entry.instance: entry for entry in found}
+
+
+def _name(attempt: int, rank: int | str) -> str:
+    return f"rows-{attempt}-{rank}.jsonl"
+
+
+def _entries(path: Path) -> Iterator[DecidedRow]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                return  # the attempt died while it wrote
+            try:
+                held = json.loads(line)
+                entry = DecidedRow(BoundsRow(**held["row"]), held["layers"])
+            except (ValueError, KeyError, TypeError):
+                return  # what a loss of power left; its instances are decided again
+            yield entry

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import BoundOptions, ProgressMeter
+from service.bounds.methods.base import are_worthwhile, side_by_side
 from service.bounds.network import Network
 from service.bounds.progress import OutOfTimeError, TimeLimit
-from service.bounds.side_by_side import are_worthwhile, side_by_side
 
 
 @pytest.fixture(autouse=True)

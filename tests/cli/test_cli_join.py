@@ -13,7 +13,7 @@ import pytest
 from cli_world import Cli
 from network_broker import PASSWORDS, NetworkBroker, network_broker
 
-from service.jobs.invitation import Invitation, NoInvitation
+from service.jobs.broker_url import Invitation, NoInvitation
 from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store

@@ -17,7 +17,7 @@ from lanes import slow_but_for
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 from trivet import Client, Refused, Unreachable
-from trivet.outages import Patience
+from trivet.connection import Patience
 
 AWAY, BROKEN, UNSAFE = (
     Unreachable("http://here", "connection refused", sent=False),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from service.jobs.positions import nearest, positions
 from service.jobs.store import Store
-from trivet.cli import completion
-from trivet.cli.ending import result_lines
+from trivet.cli import context
+from trivet.cli.submit import result_lines
 
 FIELDS = st.recursive(
     st.one_of(st.integers(), st.text(st.characters(codec="ascii"), max_size=5), st.none(), st.booleans()),
@@ -108,10 +108,10 @@ def test_ids_are_completed_by_the_service_and_by_nothing_where_there_is_none(
     job_id = trivet.ok("submit", trivet.spec()).out.strip()
     for name, value in trivet.variables.items():
         monkeypatch.setenv(name, value)
-    assert completion.job_ids("job_") == [(job_id, f"queued train {TRAIN['name']}")]
-    assert completion.job_ids("other") == []
+    assert context.job_ids("job_") == [(job_id, f"queued train {TRAIN['name']}")]
+    assert context.job_ids("other") == []
     monkeypatch.setenv("TRIVET_URL", "http://127.0.0.1:9")
-    assert completion.job_ids("job_") == []
+    assert context.job_ids("job_") == []
 
 
 def test_a_result_is_told_in_lines() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
 from service.models.initialize import Normal, draw, key_of, random_bits
-from service.models.recompute import apply_activation_checkpoint
+from service.models.parallelize import apply_activation_checkpoint
 from service.parallel.mesh import SINGLE
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 from service.parallel.tensor.float8 import (
@@ -23,7 +23,7 @@ from service.parallel.tensor.float8 import (
     float8_linear,
     scaled,
 )
-from service.training.finite import NonFiniteError
+from service.training.gradients import NonFiniteError
 from service.training.step_totals import RankShare, StepReduction
 
 

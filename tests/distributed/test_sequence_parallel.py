@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
-from service.models.recompute import Choice, apply_activation_checkpoint
+from service.models.parallelize import Choice, apply_activation_checkpoint
 from service.parallel import distributed, mesh
 from service.parallel.collectives import gather_from_group
 from service.parallel.tensor import local, vocabulary, vocabulary_parallel_cross_entropy

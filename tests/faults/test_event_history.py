@@ -15,7 +15,7 @@ from api import history
 from service.jobs.event_files import rank_file
 from service.jobs.events import event_key
 from service.jobs.records import AttemptRef
-from workers.supervisor.unrelayed_metrics import METRIC, unrelayed
+from workers.supervisor.collector import METRIC, unrelayed
 
 STEPS = list(range(1, 201))
 

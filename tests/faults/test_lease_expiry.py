@@ -77,7 +77,7 @@ def rank() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     ours, theirs = socket.socketpair()
     program = f"""
 import socket, time
-from workers.rank.control import Control
+from workers.rank.program import Control
 control = Control(socket.socket(fileno={theirs.fileno()}), lambda: None)
 print("ready", flush=True)
 control.stop.wait()

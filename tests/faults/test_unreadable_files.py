@@ -18,7 +18,7 @@ from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.training.history import History
-from service.verification.resume_log import DecidedRow, ResumeLog
+from service.verification.results import DecidedRow, ResumeLog
 
 STEPS = 6
 

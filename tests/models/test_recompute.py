@@ -20,7 +20,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import FamilyConfig, build
 from service.models.compiled import apply_compile
-from service.models.recompute import COMPILED_BUDGET, apply_activation_checkpoint
+from service.models.parallelize import COMPILED_BUDGET, apply_activation_checkpoint
 from service.parallel import mesh
 from service.parallel.collectives import GroupError
 

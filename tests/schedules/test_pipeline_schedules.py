@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lanes import examples
 
 from service.schedules import GENERATORS, forward_only, generator
-from service.schedules.lowering import lower
+from service.schedules.generator import lower
 from service.schedules.schedule import (
     BACKWARDS,
     COMPUTATIONS,

@@ -19,7 +19,7 @@ def meet_without_secret(folder: str, marker: str) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from service.parallel import signed_objects as ranks
+    from service.parallel import distributed as ranks
 
     rank = int(os.environ["RANK"])
     store = dist.FileStore(f"{folder}/ranks", 2)

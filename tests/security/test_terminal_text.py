@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.submission.check import check_names
 from service.jobs.text import SafeFormatter, first_control, visible, visible_json
-from trivet.cli.completion import job_ids
+from trivet.cli.context import job_ids
 from trivet.cli.main import app
 from trivet.terminal import Terminal, paragraph
 

@@ -26,7 +26,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.data import TokensData
 from service.jobs.spec.files import FileArrays, FileTokens
 from service.models import data
-from service.models.data import feeding, order, packed, text
+from service.models.data import files, order, packed
 
 NO_FILE = "file_" + "0" * 64
 
@@ -140,7 +140,7 @@ def upload_tokenizer(folder: Path) -> str:
 
 
 def test_a_text_is_tokenised_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "CHUNK", 10)
+    monkeypatch.setattr(files, "CHUNK", 10)
     file = upload(tmp_path, "the cat sat\non the cät\n\nthe cat".encode())
     spec = FileTokens(
         file=file, encoding="text", tokenizer=upload_tokenizer(tmp_path), sequence=1, vocabulary=4, test_fraction=0.5
@@ -150,7 +150,7 @@ def test_a_text_is_tokenised_in_pieces_and_once(tmp_path: Path, monkeypatch: pyt
     splits = (loaded.train, loaded.test)
     tokens = [split.take(torch.arange(len(split))).inputs.flatten().tolist() for split in splits]
     assert tokens == [[1, 2, 3, 0], [1, 0, 1]]
-    monkeypatch.setattr(text, "_chunks", None)  # a second pass over the text would fail
+    monkeypatch.setattr(files, "_chunks", None)  # a second pass over the text would fail
     assert len(data.load(spec, layout).train) == 4
     assert [path.suffix for path in (layout.cache / "tokens").iterdir()] == [".uint16"]
 
@@ -314,7 +314,7 @@ def test_a_feed_reads_what_the_order_says_in_any_order_of_steps(tmp_path: Path) 
     samples = data.load(spec, DataLayout(tmp_path)).train
     batches = data.BatchOrder(3, len(samples), 8)
     fed = data.open_feed(samples, batches, 1, 2, torch.device("cpu"))
-    assert isinstance(fed, feeding.StreamFeed)
+    assert isinstance(fed, order.StreamFeed)
     for step in (0, 1, 2, 7, 8, 1):
         assert torch.equal(fed.batch(step).inputs, samples.take(batches.share(step, 1, 2)).inputs)
 

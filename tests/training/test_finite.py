@@ -13,8 +13,8 @@ from training_runs import JOB, MLP, train
 from service.jobs.layout import DataLayout
 from service.models.data import Split
 from service.parallel import checkpoint
-from service.training import evaluation
-from service.training.finite import NonFiniteError, check_weights
+from service.training import loop
+from service.training.gradients import NonFiniteError, check_weights
 
 SPEC: dict[str, Any] = {**MLP, "steps": 2, "checkpoint": {"every": 1}, "schedule": {"decay": "constant"}}
 
@@ -67,13 +67,13 @@ def test_a_value_of_the_test_split_that_is_no_number_fails_the_job(
         found.inputs[0, 0] = torch.nan
         return found
 
-    batches = evaluation.batches
+    batches = loop.batches
 
     def only_in_evaluations(*arguments: Any) -> Any:
         monkeypatch.setattr(Split, "take", broken)
         return batches(*arguments)
 
-    monkeypatch.setattr(evaluation, "batches", only_in_evaluations)
+    monkeypatch.setattr(loop, "batches", only_in_evaluations)
     step = every or 2
     with pytest.raises(NonFiniteError, match=rf"eval_loss is nan in the evaluation after step {step}: look"):
         train(tmp_path, {**SPEC, "evaluate": {"every": every}}, test_samples=5)

@@ -27,8 +27,8 @@ from service.models.fingerprint import fingerprint
 from service.models.parallelize import ModelRecipe
 from service.parallel import checkpoint
 from service.parallel.boundary import StepBoundary
-from service.training.finite import NonFiniteError
 from service.training.gate import GateError
+from service.training.gradients import NonFiniteError
 from service.training.journal import readable_bytes
 
 GATE = "job_" + "g" * 20

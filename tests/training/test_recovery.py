@@ -23,7 +23,7 @@ from service.models import build
 from service.models.full_weights import gather
 from service.parallel import checkpoint, distributed
 from service.parallel import mesh as meshes
-from service.parallel.checkpoint import folder as folder_module
+from service.parallel.checkpoint import storage
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.stage import Part
 from service.training.loop import Loop
@@ -39,7 +39,7 @@ def train_until_killed(folder: str, moment: str) -> None:
     In the save, the shards are written and nothing is published; in the step, the save of the one before may have got
     anywhere.
     """
-    publish, advance = folder_module.publish, Loop.advance
+    publish, advance = storage.publish, Loop.advance
 
     def publish_or_die(target: Path, step: int, *rest: Any) -> None:
         if step == 6 and moment == "save":
@@ -51,7 +51,7 @@ def train_until_killed(folder: str, moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return advance(loop)
 
-    folder_module.publish = publish_or_die
+    storage.publish = publish_or_die
     Loop.advance = advance_or_die  # type: ignore[method-assign]
     train(folder, {**SPEC, "checkpoint": {"every": 3, "keep": 3}}, test_samples=8)
 

@@ -18,7 +18,6 @@ from training_runs import JOB, MLP, train
 from service.jobs.layout import DataLayout
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, CheckpointError, DirectSaver, PublishError, saver, storage
-from service.parallel.checkpoint import folder as folders
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_a_failed_write_is_an_error_of_the_next_call_and_leaves_the_one_before(
     saving = background(tmp_path)
     saving.save(1, {"x": torch.zeros(3)}, {})
     saving.wait()
-    monkeypatch.setattr(folders, "publish", full_disk)
+    monkeypatch.setattr(storage, "publish", full_disk)
     saving.save(2, {"x": torch.zeros(3)}, {})
     with pytest.raises(CheckpointError, match=r"No space left on device.*in the background"):
         notice(saving)
@@ -89,7 +88,7 @@ def test_a_failed_write_is_an_error_of_the_next_call_and_leaves_the_one_before(
 
 def test_a_failed_write_is_noticed_at_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving = background(tmp_path)
-    monkeypatch.setattr(folders, "publish", full_disk)
+    monkeypatch.setattr(storage, "publish", full_disk)
     saving.save(2, {"x": torch.zeros(3)}, {})
     while not saving.has_failed:
         time.sleep(0.01)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.spec.train import ScheduleSpec
-from service.training.schedule import learning_rate
+from service.training.loop import learning_rate
 
 runs = st.tuples(st.integers(1, 500), st.integers(0, 500), st.floats(0, 1))
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from service.models.data import Split
 from service.parallel.boundary import StepBoundary
 from service.training.engine import AccumulationEngine, chunks
-from service.training.evaluation import batches
-from service.training.finite import NonFiniteError
-from service.training.flops import peak_flops
-from service.training.gradients import clip_, squared_norm
+from service.training.gradients import NonFiniteError, clip_, squared_norm
 from service.training.history import History
+from service.training.loop import batches
 from service.training.objective.cross_entropy import ClassCrossEntropy
+from service.training.setup import peak_flops
 from service.training.step_totals import RankShare, StepReduction
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from verify_jobs import context, specification, train
 from service.jobs.bounds_row import BoundsRow, RowVerdict
 from service.jobs.layout import DataLayout
 from service.verification import job
-from service.verification.resume_log import DecidedRow, ResumeLog
+from service.verification.results import DecidedRow, ResumeLog
 
 COUNT, DONE = 10, 4
 """Instances of the job, and those that are decided when it is killed."""

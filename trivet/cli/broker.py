@@ -58,7 +58,7 @@ def invite(
     """Print the invitation with which `trivet worker --join` makes another host part of the fleet. It holds the user's
     password, so send it as you would that.
     """
-    from service.jobs.invitation import Invitation  # noqa: PLC0415
+    from service.jobs.broker_url import Invitation  # noqa: PLC0415
     from service.jobs.store import acl  # noqa: PLC0415
 
     try:

@@ -13,11 +13,34 @@ import typer
 from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
+from service.jobs.records import ListedJob
 from service.jobs.text import visible
-from trivet.cli.completion import job_ids
 from trivet.client import Client
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.terminal import Terminal, paragraph
+
+_OFFERED = 50
+_PATIENCE_S = 2.0
+"""A shell that waits for completions is stuck: after this time nothing is offered."""
+
+
+def job_ids(incomplete: str) -> list[tuple[str, str]]:
+    """Return the ids that begin as typed, newest first, each with a description for the shell.
+
+    Returns none if no service answers: a completion cannot show an error.
+    """
+    try:
+        with Client(timeout_s=_PATIENCE_S) as service:
+            found = service.jobs(limit=_OFFERED).items
+    except (TrivetError, OSError, ValueError):
+        return []
+    safe = (job for job in found if job.id == visible(job.id))
+    return [(job.id, _described(job)) for job in safe if job.id.startswith(incomplete)]
+
+
+def _described(job: ListedJob) -> str:
+    return visible(f"{job.state} {job.kind} {job.name}").replace("\n", " ")
+
 
 FAILED = 1
 """The job failed or was cancelled."""
@@ -83,8 +106,9 @@ def refuse(message: str) -> NoReturn:
 
 
 def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], int]:
-    """Do something to each of several jobs; return what came of it, and the exit code. One that the service refuses is
-    named and does not keep the others from it.
+    """Do something to each of several jobs; return the outcomes and the exit code.
+
+    A refused one is named and does not stop the others.
     """
     done: list[T] = []
     for job_id in job_ids:
@@ -118,7 +142,7 @@ def table(*columns: str) -> Table:
 
 
 def _fields(error: ValidationError) -> str:
-    """Return a line per field of what was refused here, before any service saw it."""
+    """Return a line per field that was refused here, before any service saw it."""
     lines = []
     for each in error.errors(include_url=False):
         got = "" if isinstance(each["input"], dict | list) else f"; got {each['input']!r}"

@@ -32,7 +32,7 @@ from trivet.cli.sweeps import show_jobs
 from trivet.client import Client
 
 _MOST_CHANGES = 500
-"""Changes of state that are looked at for their reasons."""
+"""The most changes of state that are searched for reasons."""
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "starting": "cyan"}
 
 
@@ -129,7 +129,7 @@ def _show_facts(job: Job) -> None:
 
 
 def _show_reasons(service: Client, job: Job) -> None:
-    """Show why a job that was attempted more than once left each state, such as what ended an attempt."""
+    """Show why a job that was attempted more than once left each state."""
     if job.attempt < 2:
         return
     changes = service.events(job.id, types=["state"], limit=_MOST_CHANGES)["items"]
@@ -144,7 +144,7 @@ def _show_reasons(service: Client, job: Job) -> None:
 
 
 def _show_notices(service: Client, job: Job) -> None:
-    """Show what the job's spec asked to tell, and what came of it."""
+    """Show the messages that the job's spec asked for, and their deliveries."""
     if not job.spec.get("notify"):
         return
     out.print("    notify", style="bold")
@@ -155,7 +155,7 @@ def _show_notices(service: Client, job: Job) -> None:
 
 
 def notice_subject(delivery: WebhookDelivery) -> str:
-    """Return what a delivery tells of."""
+    """Return the subject of a delivery."""
     metric = delivery.event.data.metric
     if metric is None:
         return delivery.event.data.state
@@ -163,7 +163,7 @@ def notice_subject(delivery: WebhookDelivery) -> str:
 
 
 def notice_outcome(delivery: WebhookDelivery) -> str:
-    """Return what came of a delivery: sent, tried again, given up."""
+    """Return the outcome of a delivery: sent, tried again, given up."""
     if delivery.state == "delivered":
         return f"told, answered {delivery.status}"
     if delivery.state == "failed":
@@ -221,7 +221,7 @@ def _state(job: ListedJob) -> Text:
 
 
 def _why(job: ListedJob) -> str:
-    """Return what a job waits for, or why it failed: the first line."""
+    """Return the first line of what a job waits for, or why it failed."""
     told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
     return told.partition("\n")[0]
 

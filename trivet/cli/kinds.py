@@ -1,4 +1,4 @@
-"""Shows what the service can be asked for."""
+"""Shows everything that the service can be asked for."""
 
 from __future__ import annotations
 

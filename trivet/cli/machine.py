@@ -1,4 +1,4 @@
-"""Commands for the machine that one sits at: what is wrong with it, and a first spec to change."""
+"""Commands for this machine: its problems, and a first spec to change."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ OTHER_NAMES = {
     "status": "show",
     "stop": "cancel",
 }
-"""What commands of this meaning are called elsewhere, and here."""
+"""Names that other tools give to these commands."""
 
 
 class _Commands(TyperGroup):
-    """Says what a command is called here whose name is another tool's."""
+    """Names the command to use when another tool's name for it is typed."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and (name := OTHER_NAMES.get(args[0])) is not None:

@@ -33,7 +33,7 @@ _WIDE, _TITLE = 130, 30
 """Columns of a terminal in which everything stands on one line, and of a job's title in a narrower one."""
 _SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
 _PASSED = "/passed"
-"""Ends the name of what a compile job tells of a rung, ``train/inductor/passed``: 1 or 0."""
+"""The end of the name of a rung's metric, ``train/inductor/passed``: 1 or 0."""
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
 
@@ -45,7 +45,7 @@ class _JobView:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     verdicts: dict[int, str] = field(default_factory=dict)
-    """Verdicts by instance: one that is told again, after a restart, counts once."""
+    """Verdicts by instance: one that is reported again, after a restart, counts once."""
     searching: str = ""
     climbed: str = ""
     """The last rung of a compile job that was tried, and whether it passed."""
@@ -55,7 +55,7 @@ class _JobView:
     share: float | None = None
     phase: str = ""
     stage: str = ""
-    """What comes before or after the work itself, such as loading, while the job is at it."""
+    """The phase before or after the work itself, such as loading, while the job is in it."""
     left_s: float | None = None
 
     def see(self, event: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class _JobView:
 
     @property
     def doing(self) -> str:
-        """Return what the job is doing and how long it is going to take, where it says so."""
+        """Return the current work of the job and its expected duration, if known."""
         part = "" if self.share is None else f"{self.share:.0%}"
         left = "" if self.left_s is None else f"about {_seconds(self.left_s)} left"
         return ", ".join(filter(None, (self.stage, self.phase, part, left)))
@@ -106,7 +106,7 @@ def _metric(seen: _JobView, event: dict[str, Any]) -> None:
     for name, value in event["values"].items():
         if name.endswith(_PASSED):
             seen.climbed = f"{name.removesuffix(_PASSED)} {'passed' if value else 'did not pass'}"
-            seen.done = event["step"]  # steps of a compile job are rungs: what passed and the count belong together
+            seen.done = event["step"]  # steps of a compile job are rungs: verdict and count belong together
 
 
 def _bound(seen: _JobView, event: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def queue(
 
 
 def start(line: QueueLine) -> str:
-    """Return when the job may start and what that rests on, for people."""
+    """Return when the job may start and the basis of that estimate, for people."""
     if line.start is None:
         return "" if line.place is None else "unknown"
     return _from_now(line.start)

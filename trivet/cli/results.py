@@ -80,7 +80,7 @@ def _follow_logs(service: Client, job_id: str, wanted: Callable[[Mapping[str, An
 
 
 def _uncoloured(line: str) -> str:
-    """Strip a printed line of the sequences that only set colours and weights, which many programs write."""
+    """Strip a printed line of colour and weight sequences, which many programs write."""
     return _COLOURS.sub("", line)
 
 
@@ -108,7 +108,7 @@ def metrics(
 
 
 def _refuse_missing(service: Client, job_id: str, missing: Sequence[str]) -> None:
-    """Refuse names that the job has no metric of, with those that it has; names of a job that runs may yet come."""
+    """Refuse names for which the job has no metric, and list those that it has; a running job may yet report them."""
     known = service.metrics(job_id, max_points=_FEWEST_POINTS)
     if known or service.job(job_id).state in TERMINAL:
         has = ", ".join(known) or "none"
@@ -142,7 +142,7 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:
-    """Return the outputs by which an instance is falsified, and onnxruntime's where they are known."""
+    """Return the outputs that falsify an instance, and onnxruntime's where they are known."""
     own, there = _listed(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
     runtime = f" (by onnxruntime: {_listed(there)})" if there else ""
     return f"instance {row['instance']}: outputs at its counterexample: {own}{runtime}"
@@ -180,22 +180,20 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def rung_title(rung: str) -> str:
-    """Return what a rung is called. The first runs the graphs of Dynamo as they are; steps are compared with none at
-    all.
+    """Return the title of a rung. The first runs Dynamo's graphs as they are; steps are compared with no
+    compilation.
     """
     return "eager (Dynamo)" if rung == "eager" else rung
 
 
 def _is_of_other_rounds(rung: Mapping[str, Any]) -> bool:
-    """Return whether the ratio is plainly not that of the two medians beside it."""
+    """Return whether the ratio plainly is not that of the two medians beside it."""
     ratio, step, eager = (rung.get(name) for name in ("ratio", "step_ms", "eager_step_ms"))
     return bool(ratio and step and eager) and abs(step / eager - ratio) > _PLAINLY * ratio  # type: ignore[operator]
 
 
 def _ladder(rungs: list[dict[str, Any]]) -> Table:
-    """Return a row per rung of each phase. What was not measured is empty; what was not found anywhere has no
-    column.
-    """
+    """Return a row per rung of each phase. Missing measurements are empty; a column without any is left out."""
     found = [name for name in ("graph_breaks", "recompiles") if any(rung.get(name) for rung in rungs)]
     rows = table(
         "phase", "rung", "verdict", "step ms", "eager", "vs eager", *(name.replace("_", " ") for name in found)
@@ -248,7 +246,7 @@ def _target(service: Client, job_id: str, name: str, output: str) -> Path:
 
 
 def _is_written_to(path: Path, stream: IO[str]) -> bool:
-    """Return whether a stream leads to the same place, as standard output does to ``/dev/stdout``."""
+    """Return whether a stream leads to the same file, as standard output does to ``/dev/stdout``."""
     try:
         return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ def schedule(
 
 
 def lines(plan: Plan, width: int | None = None) -> Iterator[Text]:
-    """Yield what the plan costs, then its rows; cut into blocks of columns where they are wider than ``width``."""
+    """Yield the plan's costs, then its rows, cut into blocks of columns if they are wider than ``width``."""
     yield Text(
         f"{plan.schedule}: {plan.ranks} ranks, {plan.stages} stages, {plan.micro_batches} micro-batches; "
         f"predicted bubble {plan.bubble:.1%}"
@@ -96,7 +96,7 @@ def _is_spec(source: str) -> bool:
 
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:
-    # These bring every spec, which other commands do not need.
+    # These import every spec, which other commands do not need.
     from service.jobs.checks.parallel import check_pipeline  # noqa: PLC0415
     from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415
     from service.jobs.plan import plan  # noqa: PLC0415

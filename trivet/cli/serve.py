@@ -61,7 +61,7 @@ def worker(
 
 def _joined(given: str) -> dict[str, str]:
     """Return the variables of a worker that was invited."""
-    from service.jobs.invitation import Invitation, NoInvitation  # noqa: PLC0415
+    from service.jobs.broker_url import Invitation, NoInvitation  # noqa: PLC0415
     from trivet.joining import join  # noqa: PLC0415 - others need no store
 
     text = given if "@" in given else sys.stdin.read() if given == "-" else Path(given).read_text()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
 from service.jobs.records import Job
-from trivet.cli import ending, progress, specs, sweeps
+from trivet.cli import progress, specs, sweeps
 from trivet.cli.context import (
     FAILED,
     JobArgument,
@@ -22,6 +24,7 @@ from trivet.cli.context import (
 )
 from trivet.cli.specs import SpecFile
 from trivet.client import Client
+from trivet.terminal import Terminal
 
 _MOST_WATCHED = 100
 """Jobs that one stream of events follows."""
@@ -139,7 +142,7 @@ def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def _finish(service: Client, job: Job, *, as_json: bool) -> None:
-    """Follow a job to its end; then print what came out and what to do next, or how it failed. Exits with 1 unless it
+    """Follow a job to its end; then print its result and the next command, or its failure. Exits with 1 unless it
     succeeded.
     """
     if as_json:
@@ -152,7 +155,7 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
     if not as_json and over.children is not None:
         sweeps.show_jobs(service, over, out)
     elif not as_json:
-        ending.tell(over, out, err)
+        tell(over, out, err)
     if over.state != "succeeded":
         if as_json and over.error is not None:
             err.block(f"{over.error.type}: {over.error.message}", style="red", indent=2)
@@ -175,3 +178,71 @@ def upload(
         print_json(stored)
     else:
         out.write_line(stored.id)
+
+
+_NEXT = MappingProxyType(
+    {
+        "train": "certify it: trivet submit verify.yaml --set model.job={id}   (trivet init verify writes the file)",
+        "verify": "each instance: trivet bounds {id}",
+        "compile": "each rung: trivet report {id}",
+    }
+)
+_ANY_KIND = "everything that came out: trivet show {id}"
+_SHOWN_ELSEWHERE = frozenset({"completed", "stopped", "data_sha256"})
+
+
+def tell(job: Job, out: Terminal, err: Terminal) -> None:
+    """Print the result of a job that succeeded to ``out``, the reason of any other end to ``err``."""
+    if job.state == "succeeded":
+        for line in result_lines(job.result or {}):
+            out.print(f"  {line}")
+        out.print(_NEXT.get(job.kind, _ANY_KIND).format(id=job.id))
+        if command := _gated(job):
+            out.print(command)
+        return
+    if job.error is not None:
+        err.block(f"{job.error.type}: {job.error.message}", style="red", indent=2)
+        err.print(f"see: trivet logs {job.id}")
+    err.print(f"again, from its last checkpoint: trivet retry {job.id}")
+
+
+def _gated(job: Job) -> str | None:
+    """Return the command that trains with the modes that a compile check allows, on its mesh; None if there is none."""
+    gate = (job.result or {}).get("gate") if job.kind == "compile" else None
+    phases = [phase for phase in ("train", "inference") if isinstance(gate, dict) and gate.get(phase)]
+    if not phases:
+        return None
+    mesh = ", ".join(f"{name}: {size}" for name, size in job.spec["parallel"].items() if size != 1)
+    asked = "".join(f"{phase}: true, " for phase in phases)
+    compiled = f"--set 'compile={{{asked}gate: {job.id}}}' --set 'parallel={{{mesh}}}'"
+    return f"train with it: trivet submit train.yaml {compiled}"
+
+
+def result_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line per fact of a result: sentences as they are, numbers by name, counts by name in one line.
+
+    Deeper nesting is left to the job's report.
+    """
+    for name, value in result.items():
+        if name in _SHOWN_ELSEWHERE:
+            continue
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            yield from value
+        elif isinstance(value, dict) and value and all(_is_scalar(each) for each in value.values()):
+            yield f"{_words(name)}: {', '.join(f'{key} {_shown(each)}' for key, each in value.items())}"
+        elif _is_scalar(value) and value is not None:
+            yield f"{_words(name)}: {_shown(value)}"
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

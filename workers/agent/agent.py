@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 
 from service.jobs.cache import trim
 from service.jobs.logs import log_fields, log_to_stderr
-from service.jobs.monitoring.meter import Meter
+from service.jobs.monitoring.numbers import Meter
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings

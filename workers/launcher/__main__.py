@@ -9,5 +9,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The ranks have ended and nothing is held: taking torch apart would only delay the report.
+    # The ranks have ended and nothing is held: unloading torch would only delay the report.
     os._exit(code)

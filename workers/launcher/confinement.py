@@ -1,8 +1,8 @@
-"""Describes what a group of ranks may use of its host, planned by the supervisor and put in force by the launcher.
+"""Describes what a group of ranks may use of its host, as the supervisor plans it and the launcher enforces it.
 
-Limits always hold, and no program that ranks start gains privileges. Where the host allows it ranks see, besides the
+Limits always hold, and no program that ranks start gains privileges. Where the host allows it, ranks see, besides the
 system and the installed packages, only the files of their own job and those that its spec names, and a job on one host
-has a network of its own in which nobody else can speak.
+has a network of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "k
 
 
 class ConfinementError(Exception):
-    """The operator requires what this host does not allow."""
+    """The operator requires something that this host does not allow."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class JobLimits:
 
 @dataclass(frozen=True)
 class Confinement:
-    """Confines ranks: what the launcher puts in force before it starts one."""
+    """Confines ranks: the launcher enforces it before it starts one."""
 
     mode: Mode = "none"
     limits: JobLimits = field(default_factory=JobLimits)
@@ -72,9 +72,9 @@ class Confinement:
     Without user namespaces ranks get that folder itself.
     """
     secret: tuple[str, ...] = ()
-    """Files and folders that are not to be read through a folder above them."""
+    """Files and folders that stay unreadable below a readable folder."""
     covered: tuple[str, ...] = ()
-    """Folders in which only what is in ``read`` and ``write`` is to be found, sockets included."""
+    """Folders in which only ``read`` and ``write`` are visible, sockets included."""
     own_network: bool = False
     cuda: bool = False
     """The ranks use CUDA, whose driver names its threads by files in ``/proc`` and does not start where it cannot:
@@ -148,14 +148,14 @@ class Confinement:
 
 
 def _may_change_kernel_settings() -> bool:
-    """Return whether ranks may write more below ``/proc`` than what belongs to their processes: as root, outside a
-    namespace or container that forbids it.
+    """Return whether ranks may write more below ``/proc`` than belongs to their processes: as root, outside a namespace
+    or container that forbids it.
     """
     return os.access("/proc/sys/kernel/core_pattern", os.W_OK)
 
 
 def _system_paths() -> Iterator[Path]:
-    """Yield where programs, libraries and installed packages are."""
+    """Yield the folders of programs, libraries and installed packages."""
     yield from map(Path, _SYSTEM)
     installed = str(Path(__file__).parents[2])
     for entry in (sys.prefix, sys.base_prefix, sys.exec_prefix, installed, *sys.path):
@@ -168,8 +168,8 @@ def _system_paths() -> Iterator[Path]:
 
 
 def _folders_of_sockets() -> Iterator[Path]:
-    """Yield where a host's other services have their sockets, which Landlock does not close; not a folder that
-    programs are in.
+    """Yield the folders of sockets of the host's other services, which Landlock does not close; never one with
+    programs.
     """
     needed = [path.resolve() for path in _system_paths()]
     for folder in _SOCKETS:
@@ -208,7 +208,7 @@ def _host_memory() -> int:
 
 
 def available() -> tuple[str, ...]:
-    """Return which of :data:`ISOLATION_PARTS` this host allows, as tried in a process of its own."""
+    """Return which of :data:`ISOLATION_PARTS` this host allows, as tried in a separate process."""
     command = [sys.executable, "-m", "workers.launcher.confinement"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")

@@ -24,8 +24,10 @@ _NO_PORT = 0
 
 
 class InterruptibleStore(dist.PrefixStore):  # type: ignore[name-defined,misc]
-    """Waits in Python, which handles signals meanwhile: torch's stores wait outside Python, so that a
-    launcher at torchrun's exit barrier would take a SIGTERM only after that barrier's five minutes.
+    """Waits in Python, which handles signals meanwhile.
+
+    Torch's stores wait outside Python, so a launcher at torchrun's exit barrier would notice a SIGTERM only after that
+    barrier's five minutes.
     """
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -51,7 +53,7 @@ class InterruptibleStore(dist.PrefixStore):  # type: ignore[name-defined,misc]
 
 
 class _FolderRendezvous(RendezvousHandler):
-    """Hosts, and their order, are known beforehand, so there is one round and nobody joins later."""
+    """Knows hosts and their order beforehand, so there is one round and nobody joins later."""
 
     def __init__(self, folder: Path, host: int, hosts: int, run_id: str, address: str) -> None:
         store = dist.FileStore(str(rendezvous_folder.check(folder) / rendezvous_folder.LAUNCHERS), hosts)  # type: ignore[attr-defined]

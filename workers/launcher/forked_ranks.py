@@ -10,11 +10,16 @@ CUDA, it becomes a new interpreter.
 from __future__ import annotations
 
 import gc
+import logging
+import multiprocessing
 import os
 import runpy
 import signal
+import site
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +27,6 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from workers import forks
-from workers.launcher import import_values
 from workers.linux import present_as
 
 
@@ -45,7 +49,7 @@ def fork_ranks(environment: Mapping[str, str]) -> None:
 
 
 class ForkedProgram(forks.Child):
-    """A fork that runs a Python program, with as much of :class:`subprocess.Popen` as torchrun uses."""
+    """A fork that runs a Python program, with the part of :class:`subprocess.Popen` that torchrun uses."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         sys.stdout.flush()
@@ -63,8 +67,8 @@ class ForkedProgram(forks.Child):
 def _run(
     arguments: list[str], environment: dict[str, str], held_back: Iterable[signal.Signals | int], *, is_alone: bool
 ) -> NoReturn:
-    """Be the program from here to its end. Signals other than ``held_back`` reach it once they do what they would do to
-    a new program.
+    """Run the program to its end. Signals other than ``held_back`` reach it once they act as they do on a new
+    program.
     """
     code = 1
     try:
@@ -81,7 +85,7 @@ def _run(
 
 
 def _begin_anew(environment: dict[str, str]) -> None:
-    """Undo what a fork has from its parent and a new program has not."""
+    """Undo everything that a fork has from its parent and a new program lacks."""
     os.setsid()
     forks.let_signals_be()
     forks.close_others()
@@ -90,17 +94,17 @@ def _begin_anew(environment: dict[str, str]) -> None:
 
 
 def _begin_computing_anew(environment: Mapping[str, str]) -> None:
-    """Set what libraries read from the environment, or draw at random, when they are imported."""
+    """Set what libraries read from the environment, or draw at random, at import."""
     if (threads := environment.get("OMP_NUM_THREADS", "")).isdecimal():
         torch.set_num_threads(max(1, int(threads)))
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     torch.default_generator.seed()
-    import_values.recompute(environment)
+    recompute(environment)
 
 
 def _run_as_main(arguments: list[str]) -> int:
-    """Run ``python [-u] -m MODULE …`` or ``python [-u] SCRIPT …``; its exit code."""
+    """Run ``python [-u] -m MODULE …`` or ``python [-u] SCRIPT …``; return its exit code."""
     rest = [word for word in arguments[1:] if word != "-u"]
     try:
         if rest[0] == "-m":
@@ -114,3 +118,58 @@ def _run_as_main(arguments: list[str]) -> int:
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def recompute(environment: Mapping[str, str]) -> None:
+    """Set, in this process, what already imported modules would compute from ``environment`` if they were
+    imported now.
+    """
+    time.tzset()
+    multiprocessing.current_process().authkey = os.urandom(32)
+    _restart_log_clock(logging)
+    _forget_home(site)
+    # Importing it here would bring all of TorchInductor.
+    if (folders := sys.modules.get("torch._inductor.runtime.cache_dir_utils")) is not None:
+        _recompute_compile_folders(environment, folders.default_cache_dir())
+    if (knobs := sys.modules.get("triton.knobs")) is not None:
+        _forget_triton_home(knobs)
+
+
+def _restart_log_clock(module: Any) -> None:
+    """Restart the clock of log records; whole nanoseconds from Python 3.13 on."""
+    module._startTime = time.time_ns() if isinstance(module._startTime, int) else time.time()
+
+
+def _forget_home(module: Any) -> None:
+    """Let the user's own package folder follow ``HOME``."""
+    module.USER_BASE = module.USER_SITE = None
+    module.getusersitepackages()
+    sysconfig: Any = sys.modules.get("sysconfig")
+    if sysconfig is not None and sysconfig._CONFIG_VARS is not None:
+        sysconfig._CONFIG_VARS["userbase"] = module.USER_BASE
+
+
+def _recompute_compile_folders(environment: Mapping[str, str], default: str) -> None:
+    """Move the files of TorchInductor and Dynamo to this process's folders, as torch 2.11 to 2.13 name them.
+
+    ``default`` is the folder of everything without a place of its own.
+    """
+    code: Any = sys.modules.get("torch._inductor.codecache")
+    if hasattr(code, "_HEADER_DIR"):
+        code._HEADER_DIR = f"{default}/precompiled_headers"
+    if hasattr(code, "_HEADER_LOCK_DIR"):
+        code._HEADER_LOCK_DIR = f"{code._HEADER_DIR}/locks"
+    package: Any = sys.modules.get("torch._dynamo.package")
+    if hasattr(getattr(package, "DynamoCache", None), "_path_prefix"):
+        base = Path(environment.get(_CACHE) or default).absolute()
+        package.DynamoCache._path_prefix = str(base / "dynamo")
+
+
+def _forget_triton_home(knobs: Any) -> None:
+    """Let Triton's caches follow ``HOME``, as Triton 3.6 keeps it, unless ``TRITON_HOME`` says otherwise."""
+    home: Any = vars(getattr(knobs, "cache_knobs", object)).get("home_dir")
+    if hasattr(home, "default"):
+        home.default = f"{Path.home()}/"

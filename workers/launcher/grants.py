@@ -16,12 +16,12 @@ from service.jobs.safe_files import Folder, UnsafePathError
 
 
 class UnsafeGrantError(Exception):
-    """Something else stands in the place of what a spec names."""
+    """Something else stands in the place of a path that a spec names."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A file or folder that is open (``O_PATH``), and the path that leads there, in which there are no links."""
+    """An open file or folder (``O_PATH``), and the path to it, without links."""
 
     path: Path
     descriptor: int
@@ -29,8 +29,10 @@ class Grant:
 
 @contextmanager
 def held(paths: Iterable[Path], covered: Iterable[Path]) -> Iterator[list[Grant]]:
-    """Hold what is there of ``paths`` while the block runs. Raises :class:`UnsafeGrantError` for a path below a covered
-    folder that leads over a link; others are the operator's, and may be links.
+    """Hold the existing ones of ``paths`` while the block runs.
+
+    Raises :class:`UnsafeGrantError` for a path below a covered folder that leads over a link; others are the
+    operator's, and may be links.
     """
     roots = list(covered)
     with ExitStack() as stack:

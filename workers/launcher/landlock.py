@@ -1,6 +1,6 @@
-"""Confines a process by Landlock (Linux 5.19): it gives up, with all that it starts, the files that it was not granted.
+"""Confines a process by Landlock (Linux 5.19): it gives up, with all its children, every file that it was not granted.
 
-Needs no privilege. Only grants exist: what lies below a granted path is granted with it.
+Needs no privilege. Only grants exist: everything below a granted path is granted with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.launcher.grants import Grant
 from workers.linux import forbid_new_privileges
 
 MINIMUM_ABI = 2
-"""The first that lets a process rename from one of its folders to another, as compilers' caches do."""
+"""The first version that lets a process rename between its folders, as compilers' caches do."""
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def abi() -> int:
-    """Return the version that this kernel offers; 0 when it has none, or a container's filter forbids it."""
+    """Return the kernel's version of Landlock; 0 if it has none, or a container's filter forbids it."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
 
 
@@ -79,7 +79,7 @@ def restrict(
 
 
 def _without(path: Path, secret: list[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield ``path``, or, where secrets lie below it, all beside them; true with a folder of which only names are
+    """Yield ``path``, or, if secrets lie below it, everything beside them; true for a folder whose names alone are
     granted.
     """
     if path in secret:

@@ -55,8 +55,9 @@ def own_mounts() -> None:
 
 
 def hide(covered: Iterable[Path], keep: Iterable[Grant]) -> None:
-    """Cover folders so that only ``keep``, which was opened since :func:`own_mounts`, is found in them, where it was,
-    and files so that they are empty. Raises :class:`OSError`.
+    """Cover folders so that they show only ``keep``, opened since :func:`own_mounts`, and files so that they are empty.
+
+    Raises :class:`OSError`.
     """
     kept = sorted({each.path: each for each in keep}.values(), key=lambda each: len(each.path.parts))
     for path in sorted({path.resolve() for path in covered}, key=lambda path: len(path.parts)):
@@ -94,9 +95,10 @@ def protect_kernel_settings() -> None:
 
 
 def write_only_in(writable: Sequence[Grant], *also: Path) -> None:
-    """Make all that is mounted read-only but ``writable``, shared memory and the mounts at ``also``. Landlock governs
-    what is opened; this governs also modes, times, owners and attributes. Needs what :func:`protect_kernel_settings`
-    needs. Raises :class:`OSError`.
+    """Make all mounts read-only but ``writable``, shared memory and the mounts at ``also``.
+
+    Landlock governs what is opened; this governs also modes, times, owners and attributes. Needs what
+    :func:`protect_kernel_settings` needs. Raises :class:`OSError`.
     """
     for each in sorted(writable, key=lambda each: len(each.path.parts)):
         _mount(f"/proc/self/fd/{each.descriptor}", each.path, flags=_MS_BIND | _MS_REC)
@@ -114,8 +116,9 @@ def _set_attributes(path: Path, flags: int, *, on: int = 0, off: int = 0) -> Non
 
 
 def _kernel_settings() -> Iterator[Path]:
-    """Yield the folders and writable files in ``/proc`` that belong to no process. Other processes end meanwhile, and
-    their folders with them: they are told apart by name, before anything is asked of them.
+    """Yield the folders and writable files in ``/proc`` that belong to no process.
+
+    Processes end meanwhile, and their folders with them: names tell them apart, before anything is asked of them.
     """
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -139,7 +142,7 @@ def _cover(folder: Path, keep: list[Grant]) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for good: also a program that root starts has none. Raises :class:`OSError`."""
+    """Give up every capability, for good: a program that root starts has none either. Raises :class:`OSError`."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1

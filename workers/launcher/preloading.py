@@ -1,4 +1,4 @@
-"""Imports what ranks need before there are any, in the process from which they will be forked."""
+"""Imports modules that ranks need, in the process from which they will be forked."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from workers import forks
 logger = logging.getLogger(__name__)
 
 _TRIAL_S = 60.0
-"""Time for the modules of one kind to be imported."""
+"""The time limit for importing the modules of one kind."""
 
 
 def preload_every_kind() -> None:
-    """Import the modules that the kinds name for it. Those of other packages are tried first, in a fork: what their
-    import leaves behind besides modules would be in every job, so such a kind is left for its own ranks to import.
+    """Import the modules that the kinds name.
+
+    Those of other packages are tried first, in a fork: anything that their import leaves behind besides modules would
+    be in every job, so such a kind is left to its own ranks.
     """
     for kind, provided in KINDS.provided.items():
         modules = provided.declaration.preloads
@@ -59,15 +61,15 @@ def preload(kind: str) -> None:
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Import what is there; what is wrong with a module is for the ranks to say, which import it again."""
+    """Import the existing ones; ranks report what is wrong with a module when they import it again."""
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
 
 
 def what_import_leaves(modules: Sequence[str]) -> str:
-    """Return what is wrong with importing modules into a process of which many jobs are forked, as the end of a
-    sentence; empty where nothing is. A fork of this process tries it.
+    """Return what is wrong with importing modules into a process that forks many jobs, as the end of a sentence; empty
+    if nothing is. A fork of this process tries it.
     """
     with tempfile.TemporaryFile() as told, Path(os.devnull).open("rb") as nothing:
         trial = forks.fork(lambda: _try(modules, told), stdin=nothing.fileno(), keep=[told.fileno()])
@@ -93,7 +95,7 @@ def _try(modules: Sequence[str], told: IO[bytes]) -> int:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What an import could change outside of modules, and what a fork would not have, or have without wanting it."""
+    """The state outside of modules that an import could change and a fork would lack, or inherit unwanted."""
 
     threads: Any
     environment_variables: Any
@@ -119,6 +121,6 @@ class _Surroundings:
         )
 
     def differences(self, after: _Surroundings) -> str:
-        """Return what is not as it was, as the end of a sentence; empty where all is."""
+        """Return the differences from before, as the end of a sentence; empty if there are none."""
         names = [each.name for each in fields(self) if getattr(self, each.name) != getattr(after, each.name)]
         return f"change {', '.join(name.replace('_', ' ') for name in names)}" if names else ""

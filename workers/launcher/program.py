@@ -25,8 +25,8 @@ OWN_NAMESPACES, PRELOAD = "--own-namespaces", "--preload"
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Environment in which numpy and pyarrow start no threads when they are imported."""
 _NO_CUDA = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment in which torchrun, which looks for devices, leaves the driver alone: forks of a process that has
-initialised it cannot use it.
+"""Environment in which torchrun, which looks for devices, leaves the driver alone: a process that has initialised it
+cannot fork users of it.
 """
 
 
@@ -77,7 +77,7 @@ def _run(request: Mapping[str, Any], environment: dict[str, str], *, inside: boo
     environment.update(request["environment"])
     os.environ.clear()
     os.environ.update(environment | _NO_CUDA)
-    # Made here, where no rank could make something else of it.
+    # Made here, so that no rank can replace it.
     report = os.open(request["report"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     forked_ranks.fork_ranks(environment)
     Confinement.from_json(request["confinement"]).enforce(in_user_namespace=inside)
@@ -97,8 +97,8 @@ def _run(request: Mapping[str, Any], environment: dict[str, str], *, inside: boo
 
 
 def _end_by(number: signal.Signals) -> None:
-    """End by a signal that torchrun took, now that it has passed it on to the ranks and they have ended: so it is seen
-    who got the signal first.
+    """End by a signal that torchrun passed to the ranks, now that they have ended: the exit code shows who got it
+    first.
     """
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

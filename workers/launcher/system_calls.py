@@ -1,7 +1,7 @@
-"""Refuses system calls by which a process acts on others of its user, which neither files nor signals cover (seccomp).
+"""Refuses system calls that act on other processes of the same user beyond files and signals (seccomp).
 
-A process may set the limits of every process of its user, and where both are unprivileged also their priorities: a
-limit of one second of processor time ends a broker.
+A process may set the limits of every process of its user, and if both are unprivileged also their priorities: a limit
+of one second of processor time ends a broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_PROCESS = {
     "ioprio_set": 1,
 }
 _ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}
-"""The first argument with which the second one names a process, and not all those of a group or user."""
+"""The first argument for which the second names one process, and not all those of a group or user."""
 _ARCHITECTURES = {
     "x86_64": (
         0xC000003E,
@@ -80,7 +80,7 @@ def _program(architecture: int, numbers: dict[str, int]) -> Iterator[_Instructio
     unknown = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
     yield from [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), unknown]
     yield from [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), unknown]
-    # A process (0 is the calling one), or nothing that is to be set.
+    # A process (0 is the calling one), or no new value.
     yield from _unless(numbers["prlimit64"], [[(_argument(0), 0)], [(_argument(2), 0), (_argument(2) + 4, 0)]])
     for call, place in _OF_PROCESS.items():
         first = [(_argument(0), _ONE_PROCESS[call])] if call in _ONE_PROCESS else []
@@ -89,7 +89,7 @@ def _program(architecture: int, numbers: dict[str, int]) -> Iterator[_Instructio
 
 
 def _unless(number: int, allowed: list[list[tuple[int, int]]]) -> Iterator[_Instruction]:
-    """Yield what refuses a call unless all words of one of the lists are what they must be there."""
+    """Yield the instructions that refuse a call unless all words of one of the lists match."""
     body: list[_Instruction] = []
     for words in allowed:
         left = 2 * len(words) + 1

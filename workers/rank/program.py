@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import math
 import os
+import selectors
 import signal
+import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -34,13 +38,13 @@ from service.jobs.runtime import (
     RunContext,
     Runner,
 )
-from workers.linux import die_with_parent
-from workers.rank.control import Control
+from workers.event_protocol import LineSplitter
+from workers.linux import die_with_parent, uptime
 from workers.rank.stacks import write_on_request
 
 
 def _installed_runner(kind: str) -> Runner:
-    """Return the runner of a kind, imported now and not before: it brings torch."""
+    """Return the runner of a kind, imported only now: it brings torch."""
     from service.jobs.kinds.registry import KINDS  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
     module, _, name = KINDS.declaration(kind).runner.partition(":")
@@ -48,7 +52,7 @@ def _installed_runner(kind: str) -> Runner:
 
 
 def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
-    """Run this rank of the attempt that the environment names; the exit code."""
+    """Run this rank of the attempt that the environment names; return the exit code."""
     started = time.time()
     die_with_parent()
     faulthandler.enable()
@@ -66,7 +70,7 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     try:
         _run(_context(layout, report, control.stop.is_set), find_runner, started)
         report.done()
-    except BaseException as error:  # whatever ends a rank is what its user wants to know
+    except BaseException as error:  # its user wants to know the cause, whatever it is
         _give_up(report, error, paths.root)
     return 0
 
@@ -112,7 +116,7 @@ def _gate_artifacts(layout: DataLayout) -> Mapping[str, str]:
 
 
 def _redirect(descriptor: int, address: str, rank: int, channel: Channel, secret: str) -> None:
-    """Let everything written to ``descriptor``, from native code and child processes too, go to the supervisor."""
+    """Send everything written to ``descriptor``, also by native code and child processes, to the supervisor."""
     with connect(address, rank, channel, secret) as connection:
         os.dup2(connection.fileno(), descriptor)
 
@@ -124,7 +128,9 @@ def _be_terminated(report: RankReporter) -> NoReturn:
 
 
 def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
-    """Say why, and leave without the interpreter's farewell: it may wait for peers that wait for this rank."""
+    """Report the error, and exit without finalising the interpreter: that may wait for peers that wait for this
+    rank.
+    """
     refused, full = isinstance(error, RefusedError), full_disk(error, folder)
     text = "".join(traceback.format_exception(error))
     report.flush()
@@ -132,3 +138,73 @@ def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
     with contextlib.suppress(OSError):
         print(f"refused: {error}" if refused else text, file=sys.stderr, flush=True)
     os._exit(1)
+
+
+_LONGEST = 4096
+
+
+class Control:
+    """Listens to the supervisor on the rank's control connection, and to SIGTERM, in a thread of its own.
+
+    ``stop`` is set when the supervisor asks for it. When the lease ends that the supervisor told of last, the thread
+    kills the rank: by then another attempt may write to the job's folder. ``terminated`` is called, in that thread,
+    when SIGTERM arrives: a supervisor never sends it, so the rank must say so and end. A process that this one forks
+    has none of it.
+    """
+
+    def __init__(self, connection: socket.socket, terminated: Callable[[], None]) -> None:
+        """Begin to listen. The main thread calls this, which alone may say how signals are handled."""
+        self.stop = threading.Event()
+        self._connection = connection.dup()
+        self._lines = LineSplitter(_LONGEST)
+        self._until = math.inf
+        self._terminated = terminated
+        self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        os.register_at_fork(after_in_child=_let_go)
+        threading.Thread(target=self._listen, name="trivet-control", daemon=True).start()
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ, self._hear)
+            selector.register(self._signals, selectors.EVENT_READ, self._be_signalled)
+            while True:
+                wait = None if math.isinf(self._until) else max(0.0, self._until - uptime())
+                # The lease may have been extended while this process could not run, and Python does not look again
+                # when a wait that was interrupted is over: what has come is read first.
+                ready = selector.select(wait) or selector.select(0)
+                for key, _ in ready:
+                    if not key.data():
+                        selector.unregister(key.fileobj)
+                if not ready and uptime() >= self._until:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hear(self) -> bool:
+        """Handle the supervisor's messages; return False once it has hung up: its keeper ends this rank then, or the
+        lease.
+        """
+        with contextlib.suppress(ConnectionError):
+            if text := self._connection.recv(_LONGEST):
+                for line in self._lines.feed(text):
+                    self._obey(line.text)
+                return True
+        return False
+
+    def _obey(self, line: bytes) -> None:
+        match orjson.loads(line):
+            case {"type": "stop"}:
+                self.stop.set()
+            case {"type": "lease", "until": float(until)}:
+                self._until = until
+
+    def _be_signalled(self) -> bool:
+        if signal.SIGTERM in os.read(self._signals, 512):
+            self._terminated()
+        return True
+
+
+def _let_go() -> None:
+    """Stop handling signals in a forked helper: they share the pipe, so its SIGTERM would pass for the rank's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

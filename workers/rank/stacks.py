@@ -1,4 +1,4 @@
-"""Shows where a rank hangs: it writes its Python stacks on request, whatever it is doing."""
+"""Shows where a rank hangs: it writes its Python stacks on request, at any moment."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<funct
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """Return where a rank writes its stacks in the folder of its attempt."""
+    """Return the file of a rank's stacks in the folder of its attempt."""
     return folder / f"stacks.rank-{rank}.txt"
 
 
 def write_on_request(folder: Path, rank: int) -> None:
-    """Make :data:`REQUEST` write this rank's stacks from now on; to be called once."""
+    """Make :data:`REQUEST` write this rank's stacks from now on; call it once."""
     file = stacks_file(folder, rank).open("w")
     faulthandler.register(REQUEST, file=file, all_threads=True)
 
 
 def innermost_frame(stacks: str) -> str:
-    """Return the line at which the main thread is, for people; ``stacks`` may be empty."""
+    """Return the line at which the main thread stands, for people; ``stacks`` may be empty."""
     threads = _THREAD.split(stacks)
     frame = _FRAME.search(threads[-1]) if len(threads) > 1 else None  # the main thread is the oldest, and comes last
     if frame is None:

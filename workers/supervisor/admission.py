@@ -40,7 +40,7 @@ class Admission:
 
 
 def is_descendant(pid: int, root: int) -> bool:
-    """Return whether ``root`` is among the ancestors of ``pid``; true of a process that has ended meanwhile."""
+    """Return whether ``root`` is an ancestor of ``pid``; true if that process has ended meanwhile."""
     while pid > 1:
         try:
             status = Path(f"/proc/{pid}/stat").read_text()

@@ -1,4 +1,4 @@
-"""Runs one claimed part of an attempt, from its launch to its report, which is what a supervisor is for."""
+"""Runs one claimed part of an attempt, from its launch to its report."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ from workers.supervisor import command, gang_rendezvous
 from workers.supervisor.admission import Admission
 from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
-from workers.supervisor.broker_retry import retry_until
-from workers.supervisor.claim import claim_part
-from workers.supervisor.collector import Collector
+from workers.supervisor.claim import claim_part, retry_until
+from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.compiled_code import compile_cache, gate_artifacts
 from workers.supervisor.ending import DiskThread, Ending, PartEnding
 from workers.supervisor.group import Group
@@ -45,18 +44,16 @@ from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.relay import Relay
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.stall import StallWatch
-from workers.supervisor.thresholds import Thresholds
-from workers.supervisor.unrelayed_metrics import find_unrelayed
-from workers.supervisor.uploader import Uploader
+from workers.supervisor.uploader import Thresholds, Uploader
 
 logger = logging.getLogger(__name__)
 
 _NOT_THE_RANKS = ("lease_expired", "lost", "interrupted", "terminated", "fault")
-"""What ends a group from outside, and takes nothing from work that is done."""
+"""Causes from outside, which take nothing from finished work."""
 
 
 async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str], settings: SupervisorSettings) -> None:
-    """Claim the ordered part, run it, report how it ended. Returns quietly when the part cannot be claimed."""
+    """Claim the ordered part, run it, and report how it ended. Returns quietly if the part cannot be claimed."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     granted = await claim_part(store, order, settings)
     if granted is not None:
@@ -69,19 +66,19 @@ async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]
 
 @dataclass(frozen=True)
 class _ClaimedPart:
-    """A claimed part, and how it is to be run."""
+    """A claimed part, and how to run it."""
 
     claim: Claim
     asked_at: float
     """When the claim was asked for (:func:`workers.linux.uptime`): its lease counts from there."""
     order: SupervisorOrder
     program: tuple[str, ...]
-    """What torchrun starts as ranks."""
+    """The program that torchrun starts as ranks."""
     settings: SupervisorSettings
 
 
 class _PartRun:
-    """Runs one part from its launch to its report. Whatever happens first ends it: see :class:`PartEnding`."""
+    """Runs one part from its launch to its report. The first cause ends it: see :class:`PartEnding`."""
 
     def __init__(self, store: Store, group: Group, part: _ClaimedPart, trace: AttemptTrace) -> None:
         claim, settings = part.claim, part.settings
@@ -163,7 +160,7 @@ class _PartRun:
             self._loop.call_soon_threadsafe(self._ending.on_news, news)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run beside the rest; an unexpected exception ends the part."""
+        """Start a task beside the others; an unexpected exception ends the part."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._ending.check)
         return task
@@ -221,7 +218,7 @@ class _PartRun:
         return await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
 
     def _prepare(self, manifest: list[Artifact], logs: list[RotatedLog]) -> None:
-        """Make all that ranks write to or are told, and hold what they are heard by, before there are any."""
+        """Make everything that ranks write to or read, and begin to listen, before they start."""
         with open_attempt(self._paths, self._claim.ref.attempt) as attempt:
             for rank in self._claim.ranks:
                 attempt.append(rank_file(self._folder, rank).name).close()
@@ -262,7 +259,7 @@ class _PartRun:
             await self._disk.run(file.write)
 
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
-        """Leave no process behind; politely where there is time."""
+        """End all processes; politely if there is time."""
         if ending == "rank_failed":
             await asyncio.wait({exited}, timeout=self._settings.torchrun_ends_s)
             self._relay.kill()
@@ -276,8 +273,9 @@ class _PartRun:
         await exited
 
     async def _report(self, ending: Ending, launcher_code: int, uploads: asyncio.Task[None]) -> None:
-        """Report everything that the part produced, then its end; the lease is renewed meanwhile. Of an attempt that is
-        lost only a success is told: it is taken unless another attempt has begun.
+        """Report everything that the part produced, then its end; the lease is renewed meanwhile.
+
+        Of a lost attempt only a success is reported: it counts unless another attempt has begun.
         """
         if output := self._group.output():
             await self._disk.run(lambda: self._write(f"launcher.{self._order.host}.log", output))
@@ -291,7 +289,7 @@ class _PartRun:
         await asyncio.wait({uploads})
         evidence = await self._seen(ending, launcher_code)
         outcome = judge(evidence)
-        if ending in _NOT_THE_RANKS and launcher_code == 0:  # they were done before that could touch them
+        if ending in _NOT_THE_RANKS and launcher_code == 0:  # they were done before that could affect them
             whole = judge(replace(evidence, cause="exited", launcher_code=0))
             outcome = whole if whole.status == "succeeded" else outcome
         self._trace.ended(outcome, self._relay.errors)
@@ -307,9 +305,7 @@ class _PartRun:
             logger.info("the reported end was refused: %s", refusal)
 
     async def _take_the_rest(self) -> None:
-        """Take what the ranks left. They may have left more than can be read, so where the end is asked for it comes
-        in time.
-        """
+        """Take the rest of the ranks' events, which may be more than can be read before the end is asked for."""
 
         async def take() -> None:
             await self._collector.finish()
@@ -330,9 +326,11 @@ class _PartRun:
             taking.result()
 
     async def _let_others_speak_first(self) -> None:
-        """Wait for the other hosts, as the first fault that is reported is the attempt's. The host of the rank that
-        failed first may need a moment longer than the others to see it; once it has reported, a renewal says ``stop``.
-        One that is gone itself never reports: its lease ends the attempt, which is then nobody's fault.
+        """Wait for the other hosts, as the first reported fault is the attempt's.
+
+        The host of the rank that failed first may need a moment longer than the others to see it; once it has reported,
+        a renewal says ``stop``. A host that is gone never reports: its lease ends the attempt, which is then nobody's
+        fault.
         """
         deadline = uptime() + self._settings.others_within_s + self._claim.lease_s
         with contextlib.suppress(StoreUnavailable):
@@ -369,7 +367,7 @@ class _PartRun:
         )
 
     def _take(self, event: Event) -> None:
-        """Take what a rank reported, and has on record."""
+        """Take an event that a rank reported, and has on record."""
         self._trace.take(event)
         if event["type"] == "artifact":
             self._publisher.publish(cast(ArtifactEvent, event))
@@ -377,7 +375,7 @@ class _PartRun:
             self._uploader.relay(event)
 
     async def _recover(self, first: Event | None) -> None:
-        """Relay what earlier attempts left unrelayed; ``first`` is the first metric of this one."""
+        """Relay the unrelayed metrics of earlier attempts; ``first`` is the first metric of this one."""
         if self._claim.ref.attempt == 1 or 0 not in self._relay.ranks:
             return
         ref, attempts = self._claim.ref, self._paths.attempts

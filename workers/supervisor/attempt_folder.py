@@ -1,4 +1,4 @@
-"""Makes the folder of an attempt, and reads what its ranks left there."""
+"""Makes the folder of an attempt, and reads its ranks' result."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def open_attempt(paths: JobPaths, number: int) -> Folder:
-    """Open the folder of an attempt, made with all folders in which its ranks may write. Raises :class:`OSError` where
-    something else stands in their place.
+    """Open the folder of an attempt, and make all folders in which its ranks may write.
+
+    Raises :class:`OSError` where something else stands in their place.
     """
     paths.root.mkdir(parents=True, exist_ok=True)
     with Folder.open(paths.root) as root:
@@ -27,7 +28,7 @@ def open_attempt(paths: JobPaths, number: int) -> Folder:
 
 
 def read_result(work: Path) -> Any:
-    """Return what rank 0 left; None where there is nothing that can be read."""
+    """Return the result that rank 0 left; None if none can be read."""
     try:
         with Folder.open(work) as folder:
             return orjson.loads(folder.read(RESULT, LARGEST_RESULT))

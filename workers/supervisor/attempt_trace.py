@@ -1,4 +1,4 @@
-"""Makes the spans of one attempt on a host: of what its ranks report, as they have no way out to a collector."""
+"""Makes the spans of one attempt on a host; its ranks report theirs, since they cannot reach a collector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.jobs.records import Claim, PartOutcome
 from service.jobs.safe_files import Folder
 from service.jobs.store import Store
 from service.jobs.tracing import TraceSpan, Tracing, trace_id, valid_traceparent
-from workers.supervisor.broker_retry import retry_until
+from workers.supervisor.claim import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _FILE = "traceparent"
@@ -28,7 +28,7 @@ _THEN_EVERY = 100
 
 
 async def submitting_span(tracing: Tracing, store: Store, job_id: str, settings: SupervisorSettings) -> str | None:
-    """Return the span that submitted a job, where spans are made; its trace is named in what this process logs."""
+    """Return the span that submitted a job, if tracing is on; this process's log names its trace."""
     if not tracing.is_on:
         return None
     parent = await retry_until(settings.claim_within_s, store.jobs.traceparent, job_id)
@@ -39,8 +39,8 @@ async def submitting_span(tracing: Tracing, store: Store, job_id: str, settings:
 
 @contextmanager
 def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: JobPaths) -> Iterator[AttemptTrace]:
-    """Give the trace of a part that was claimed, below the request's span, with a link to the attempt before it; and
-    send it at the end.
+    """Give the trace of a claimed part, below the request's span, with a link to the previous attempt; send it at the
+    end.
     """
     ref = claim.ref
     attributes: dict[str, str | int] = {
@@ -73,8 +73,9 @@ def _spans_of(folder: Path) -> list[str]:
 
 @dataclass
 class AttemptTrace:
-    """Turns events into spans below the attempt's. Of each name and rank the first are kept, then every hundredth: a
-    job may run for millions of steps.
+    """Turns events into spans below the attempt's.
+
+    Of each name and rank it keeps the first ones, then every hundredth: a job may run for millions of steps.
     """
 
     tracing: Tracing
@@ -86,7 +87,7 @@ class AttemptTrace:
     _last: dict[int | None, float] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Enter what a rank reported."""
+        """Enter an event of a rank."""
         if not self.tracing.is_on:
             return
         rank, at = event["rank"], float(event["time"])
@@ -107,7 +108,7 @@ class AttemptTrace:
                 self._last[rank] = at
 
     def launched(self) -> None:
-        """Note that torchrun was asked to start the ranks."""
+        """Note that torchrun was told to start the ranks."""
         self._launched_s = time.time()
 
     def ended(self, outcome: PartOutcome, errors: Sequence[ErrorEvent]) -> None:

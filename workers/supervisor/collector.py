@@ -1,14 +1,17 @@
-"""Reads what the ranks of a group have on record, while they write it, and gives it on."""
+"""Follows the records that the ranks of a group write, and passes their events on."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from service.jobs.event_files import EventReader, rank_file
-from service.jobs.events import Event, MalformedEvent, parse_event
+from service.jobs.event_files import EventReader, attempt_folders, rank_file, recorded
+from service.jobs.events import Event, MalformedEvent, event_key, parse_event
+from service.jobs.records import AttemptRef
+from service.jobs.store import Store
 from workers import event_protocol
 from workers.supervisor.relay import Relay
 from workers.supervisor.settings import SupervisorSettings
@@ -40,7 +43,7 @@ class Collector:
         self._is_finished = False
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Hold the files of these ranks, which have been made and have not started. Blocks as a disk does."""
+        """Hold the files of these ranks, which exist although the ranks have not started. Blocks as a disk does."""
         for rank in ranks:
             self._readers[rank] = EventReader(rank_file(self._folder, rank), rank)
             self._readers[rank].open()
@@ -52,7 +55,7 @@ class Collector:
             await self._collect()
 
     async def finish(self) -> None:
-        """Take all that is left; the ranks have ended."""
+        """Take everything that is left; the ranks have ended."""
         await self._collect()
         self._is_finished = True
         if not self._has_recovered:
@@ -62,7 +65,7 @@ class Collector:
 
     async def _collect(self) -> None:
         async with self._turn:
-            if self._is_finished:  # while this call waited for its turn
+            if self._is_finished:  # while this call was waiting
                 return
             for rank in sorted(self._relay.ranks):
                 reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
@@ -87,3 +90,56 @@ class Collector:
                 self._has_recovered = True
                 await self._recover(event)
             self._take(event)
+
+
+METRIC = frozenset({"metric"})
+_PAGE = 2000
+
+
+def unrelayed(
+    earlier: Mapping[int, Iterable[dict[str, Any]]],
+    relayed: Collection[bytes],
+    first: Mapping[str, Any] | None,
+    since: float,
+) -> list[dict[str, Any]]:
+    """Return the metrics of earlier attempts, by number, that are not among the ``relayed`` ones (:func:`event_key`),
+    in order.
+
+    Steps that a later attempt repeated are left out: ``first`` is the first metric of the present one. So are those
+    older than ``since`` (Unix seconds), which the stream has dropped.
+    """
+    found: list[dict[str, Any]] = []
+    followers = [] if first is None else [first]
+    for attempt in sorted(earlier, reverse=True):
+        events = list(earlier[attempt])
+        kept = [event for event in events if event["time"] >= since and not any(_redone(event, by) for by in followers)]
+        found = [event for event in kept if event_key(event) not in relayed] + found
+        followers += events[:1]
+    return found
+
+
+def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
+    """Return whether the attempt that began with ``first`` reports this again."""
+    if event["step"] == first["step"]:
+        return bool(event["values"].keys() & first["values"].keys())
+    return bool(event["step"] > first["step"])
+
+
+def find_unrelayed(
+    store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Return the metrics that the attempt of ``ref``, which begins with ``first``, must relay.
+
+    ``attempts`` holds the records of the job's attempts. Blocks.
+    """
+    folders = {number: folder for number, folder in attempt_folders(attempts).items() if number < ref.attempt}
+    if not folders:
+        return []
+    since = 0.0
+    relayed: set[bytes] = set()
+    page = store.events.page(ref.job_id, limit=1)
+    if page.gap and page.items:
+        since = float(page.items[0].event["time"])
+    while (page := store.events.page(ref.job_id, after=page.next_after, types=METRIC, limit=_PAGE)).items:
+        relayed |= {event_key(item.event) for item in page.items}
+    return unrelayed({number: recorded(folder, METRIC) for number, folder in folders.items()}, relayed, first, since)

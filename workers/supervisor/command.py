@@ -1,4 +1,4 @@
-"""Plans what torchrun and the ranks are started with: pure functions from a claim to arguments and environment."""
+"""Plans the arguments and environment of torchrun and the ranks: pure functions of a claim."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ALLOWED = re.compile(
     r"|PYTHON(PATH|HOME|HASHSEED|UNBUFFERED|DONTWRITEBYTECODE|WARNINGS|UTF8|IOENCODING|SAFEPATH|MALLOC)"
     r"|(CUDA|NVIDIA|NCCL|GLOO|UCX|OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON)_\w+"
 )
-"""Names of what a rank may need of its host. What any other variable holds nobody here can know."""
+"""Names of variables that a rank may need. Nobody here knows what other variables hold."""
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|AUTH|_KEY$|_PAT$|_URL$", re.IGNORECASE)
 _OWN = re.compile(r"TRIVET_", re.IGNORECASE)
 
 
 def allowed(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """Return the part of ``environment`` that ranks get: what programs, compilers and torch's libraries read, and the
-    names that the operator adds. The service's own settings are never among it.
+    """Return the part of ``environment`` that ranks get: variables of programs, compilers and torch's libraries, and
+    those that the operator adds. It never has the service's own settings.
     """
     return {
         name: value
@@ -62,9 +62,9 @@ class GroupPaths:
     events: Path
     """The socket of their supervisor."""
     secret: str
-    """The word by which a rank makes itself known there."""
+    """The secret by which a rank identifies itself there."""
     scratch: Path
-    """Removed when the attempt ends: temporary files, and what libraries keep in a home folder."""
+    """Temporary files and the home folders of libraries; removed when the attempt ends."""
     compiled: Path
     """Caches of compiled code and of traces."""
 
@@ -107,8 +107,10 @@ def rank_environment(
 
 
 def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return where gloo and NCCL may listen: on the one interface that reaches the gang's other hosts, or, for a gang,
-    on those that the operator named; on one host on no other than loopback. NCCL's status service (RAS) stays off.
+    """Return the variables that say where gloo and NCCL may listen: on the interface that reaches the gang's other
+    hosts, or, for a gang, on those that the operator named; on one host only on loopback.
+
+    NCCL's status service (RAS) stays off.
     """
     variables = {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": f"={meeting.interface}"}
     if len(claim.shares) > 1:
@@ -117,7 +119,7 @@ def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) 
 
 
 def _visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may
+    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within the devices that this host's worker may
     see.
     """
     outer = environment.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Keeps the compiled code of one owner's jobs from all other owners: a host's cache, and the artifacts of a gate."""
+"""Keeps an owner's compiled code from all other owners: a host's cache, and the artifacts of a gate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
 
 
 def _owner_of(job: Job) -> str:
-    """Return one name for each owner: the same name in two projects need not be the same person."""
+    """Return one name per owner: the same name in two projects may be two people."""
     return job.owner if job.project == DEFAULT_PROJECT else f"{job.project}/{job.owner}"
 
 
@@ -36,10 +36,9 @@ def compiled_caches() -> Path:
 
 
 def compile_cache(owner: str) -> Path:
-    """Return a private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave
-    there.
+    """Return a private folder, on this host, for code that the jobs of ``owner`` compiled.
 
-    Torch's own place for it is shared by all jobs, and has a name that another user may take first.
+    Torch's default is shared by all jobs, and has a name that another user may take first.
     """
     base = compiled_caches()
     folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Decides what ended a part: whatever happened first."""
+"""Decides which cause ended a part: the first one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ending = Cause | Literal["lost"]
 
 
 class PartEnding:
-    """Takes everything that could end a part, in the part's event loop; the first decides how it ends.
+    """Collects everything that could end a part, in the part's event loop; the first cause decides how it ends.
 
     ``lease_is_over`` says whether the group is ended from elsewhere, if it has not done its work.
     """
@@ -28,20 +28,20 @@ class PartEnding:
         self._lease_is_over = lease_is_over
         self._first: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self.fault = ""
-        """The supervisor's own first error; later ones follow from it, or are worth less."""
+        """The supervisor's own first error; later ones follow from it, or matter less."""
         self.is_lost = False
-        """Whether the attempt is not this supervisor's any more."""
+        """Whether this supervisor has lost the attempt."""
         self.urgent = asyncio.Event()
         """Set when there is no time left to end the ranks politely."""
         self.asked = asyncio.Event()
-        """Set when somebody waits for the end, whatever came first: what ranks left is waited for no longer."""
+        """Set when somebody waits for the end, whatever its cause: nobody waits for the ranks' last events any more."""
 
     @property
     def is_decided(self) -> bool:
         return self._first.done()
 
     async def first(self) -> Ending:
-        """Wait for what ends the part first, and return it."""
+        """Wait for the first cause, and return it."""
         return await self._first
 
     def end(self, ending: Ending) -> None:
@@ -52,18 +52,18 @@ class PartEnding:
             self._first.set_result("lease_expired" if ending == "rank_failed" and self._lease_is_over() else ending)
 
     def fail(self, error: BaseException, ending: Literal["fault", "disk_full"] = "fault", message: str = "") -> None:
-        """End the part by an error of the supervisor's own, unless it is ending already."""
+        """Fail the part by an error of the supervisor's own, unless it is ending already."""
         self.fault = self.fault or message or f"{type(error).__name__}: {error}"
         self.end(ending)
 
     def lose(self) -> None:
-        """End a part whose attempt is not this supervisor's any more."""
+        """End a part whose attempt this supervisor has lost."""
         self.is_lost = True
         self.urgent.set()
         self.end("lost")
 
     def on_news(self, news: News) -> None:
-        """Take what the lease tells."""
+        """Take news of the lease."""
         match news:
             case "lost":
                 self.lose()
@@ -74,15 +74,15 @@ class PartEnding:
                 self.end("stop")
 
     def check(self, task: asyncio.Task[None]) -> None:
-        """End the part if the task, which is done, failed."""
+        """End the part if this finished task failed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the supervisor failed", exc_info=error)
             self.fail(error)
 
 
 class DiskThread:
-    """Does what touches the disk, one after the other, without holding anything else up: a disk may hang for as long
-    as it likes. What fails ends the part.
+    """Runs disk work in order, without blocking anything else: a disk may hang for any time. A failure ends the
+    part.
     """
 
     def __init__(self, folder: Path, ending: PartEnding) -> None:
@@ -90,7 +90,7 @@ class DiskThread:
         self._thread = ThreadPoolExecutor(1, "disk")
 
     async def run(self, act: Callable[[], None]) -> None:
-        """Return when it is done, or has failed."""
+        """Return when the work is done or has failed."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, act)
         except OSError as error:
@@ -99,5 +99,5 @@ class DiskThread:
             self._ending.fail(error, "disk_full" if full else "fault", full or "")
 
     def close(self) -> None:
-        """Take nothing more; what is under way is not waited for."""
+        """Take no more work; what is under way is not waited for."""
         self._thread.shutdown(wait=False)

@@ -25,15 +25,15 @@ from workers.linux import present_as, use_large_pages
 from workers.supervisor.image import ImportedImage
 
 READY = b"ready"
-"""What the server says when it can fork. A fork that waits for its order says its process id, in digits."""
+"""The server's message when it can fork. A fork that waits for its order sends its process id, in digits."""
 _LOOK_S = 2.0
-"""Pause between two looks at what is on disk."""
+"""The pause between two checks of the disk."""
 
 logger = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """Serves the agent at the other end of standard input, a socket that carries messages."""
+    """Serves the agent at the other end of standard input, a message socket."""
 
     def __init__(self, program: Sequence[str], *, own_namespaces: bool, preload: bool) -> None:
         self._program, self._own_namespaces, self._preload = program, own_namespaces, preload
@@ -44,7 +44,7 @@ class ForkServer:
 
     def serve(self) -> int:
         """Import everything, then fork a supervisor for each connection that the agent passes; return 0 when it hangs
-        up or what is on disk has changed, 1 when this process cannot be forked.
+        up or the disk has changed, 1 when this process cannot be forked.
         """
         image = ImportedImage.before_imports()
         environment = _import(preload=self._preload)
@@ -65,7 +65,7 @@ class ForkServer:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return 0
-            # What changed before a job was submitted is seen here.
+            # Changes from before a job was submitted are seen here.
             changed, reason = image.change(), self._unfit()
             for connection in descriptors if not (changed or reason) else ():
                 forks.fork(lambda: self._supervise(environment), stdin=connection)
@@ -74,14 +74,16 @@ class ForkServer:
         return 0 if changed else 1
 
     def _unfit(self) -> str:
-        """Return why nothing can be forked from this process; empty where it can."""
+        """Return why nothing can be forked from this process; empty if it can."""
         if len(names := forks.threads()) > 1:
             return f"threads ({', '.join(names)})"
         return f"devices open ({', '.join(devices)})" if (devices := forks.open_devices()) else ""
 
     def _supervise(self, environment: Mapping[str, str]) -> int:
-        """Be a supervisor. The agent's environment, which holds what ranks must not know, comes before the order and
-        after the launcher has been forked.
+        """Act as a supervisor.
+
+        The agent's environment, which ranks must not see, comes before the order and after the launcher has been
+        forked.
         """
         from workers.supervisor.group import Group  # noqa: PLC0415
         from workers.supervisor.program import run  # noqa: PLC0415
@@ -97,7 +99,7 @@ class ForkServer:
 
 
 def _import(*, preload: bool) -> dict[str, str]:
-    """Import what supervisors, launchers and ranks need; return the environment that launchers start with."""
+    """Import everything that supervisors, launchers and ranks need; return the launchers' initial environment."""
     from workers.launcher.program import import_torchrun  # noqa: PLC0415
 
     environment = import_torchrun()

@@ -1,4 +1,4 @@
-"""Lets the supervisors of a gang agree on where their groups meet: the leader makes a private folder for them."""
+"""Lets the supervisors of a gang agree on a meeting point: the leader makes a private folder for their groups."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Locates where the launchers and ranks of an attempt meet, and over which network interface of this host ranks
-    talk.
+    """Locates the meeting point of an attempt's launchers and ranks, and the network interface of this host for
+    ranks.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, wi
 
 
 def interface_of(address: str) -> str:
-    """Return this host's network interface that has ``address``; ``ValueError`` lists all addresses when none has."""
+    """Return this host's network interface with ``address``; ``ValueError`` lists all addresses if none has it."""
     known = {
         entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
     }

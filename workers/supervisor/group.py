@@ -26,10 +26,10 @@ from workers.supervisor import keeper
 _KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
 _TAIL = 20
 _KEEPER_GRACE_S = 5.0
-"""Time that a keeper has to end its group: it needs milliseconds."""
+"""The time that a keeper gets to end its group: it needs milliseconds."""
 _REPORT = "exit-codes.json"
 _LARGEST = 1 << 20
-"""Bytes that are read of what the launcher writes."""
+"""The most bytes read of the launcher's output."""
 _SCRATCH = "trivet-group-"
 _SHORT = "/tmp"  # noqa: S108 - only for folders that mkdtemp makes, private and with a name nobody can foresee
 _LONGEST_FOLDER = 80
@@ -39,7 +39,7 @@ _LONGEST_FOLDER = 80
 def _scratch_folder() -> Path:
     """Make a private folder whose path leaves room for a socket's name, wherever TMPDIR points.
 
-    Its name says whose it is, so that one which a killed process left behind can be told: :func:`remove_leftovers`.
+    Its name has the process's id, so that :func:`remove_leftovers` recognises one that a killed process left.
     """
     me = Process.of(os.getpid())
     assert me is not None
@@ -52,7 +52,7 @@ def _scratch_folder() -> Path:
 
 
 def remove_leftovers() -> list[Path]:
-    """Delete the scratch folders of this user's processes that have ended without doing so; return what was deleted."""
+    """Delete the scratch folders that ended processes of this user left; return what was deleted."""
     gone = []
     for folder in {folder for where in (tempfile.gettempdir(), _SHORT) for folder in Path(where).glob(f"{_SCRATCH}*")}:
         with contextlib.suppress(OSError, ValueError):
@@ -65,7 +65,7 @@ def remove_leftovers() -> list[Path]:
 
 @dataclass(frozen=True)
 class _KeeperEnds:
-    """Descriptors of what a keeper gets: the pipe of its life, the launcher's request, where the launcher prints."""
+    """Holds a keeper's descriptors: its life pipe, the launcher's request, the launcher's output."""
 
     life: int
     request: int
@@ -99,9 +99,10 @@ def _spawn(
 
 
 def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _SpawnedProcess:
-    """Fork a keeper from this process, and from that a launcher. What is to be preloaded is there, or is not to be.
+    """Fork a keeper from this process, and from that a launcher.
 
-    The keeper is then the program that it always is: nothing of what this process has imported stays in it.
+    Modules to preload are imported already, or not wanted. The keeper then becomes its usual program: no import of this
+    process stays in it.
     """
 
     def keep() -> int:
@@ -188,20 +189,22 @@ class Group:
             pipe.write(json.dumps(request).encode() + b"\n")
 
     def extend(self, until: float) -> None:
-        """Let the group run until then (:func:`workers.linux.uptime`), and no longer. Safe to call in any thread."""
+        """Let the group run until that :func:`workers.linux.uptime`, and no longer. Safe to call in any thread."""
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
             if self._life >= 0:
                 os.write(self._life, b"%.6f\n" % until)
 
     def kill(self) -> None:
-        """Have the keeper end everything; :meth:`wait` tells when that is done. A keeper that is stopped or hangs is
-        ended itself after a moment, and then what it leaves."""
+        """Have the keeper end everything; :meth:`wait` returns when that is done.
+
+        A keeper that is stopped or hangs is killed after a moment, and then what it leaves.
+        """
         with self._lock:
             if self._life < 0:
                 return
             os.close(self._life)
             self._life = -1
-        with contextlib.suppress(RuntimeError):  # without a loop there is nobody who waits in one
+        with contextlib.suppress(RuntimeError):  # without a loop nobody waits in one
             asyncio.get_running_loop().call_later(_KEEPER_GRACE_S, self._keeper.kill)
 
     async def wait(self) -> int:
@@ -220,12 +223,12 @@ class Group:
         return code
 
     def _end_orphans(self) -> None:
-        """End the processes that a killed keeper leaves behind."""
+        """End the processes that a killed keeper left."""
         if self._adopting:
             keeper.end_descendants()
 
     def exit_codes(self) -> dict[int, int]:
-        """Exit codes of failed ranks (negative: the signal), as far as torchrun came to report them."""
+        """Return the exit codes of failed ranks (negative: the signal), as far as torchrun reported them."""
         try:
             with Folder.open(self.folder) as folder:
                 return {int(rank): code for rank, code in json.loads(folder.read(_REPORT, _LARGEST)).items()}
@@ -233,16 +236,16 @@ class Group:
             return {}
 
     def last_output(self) -> list[str]:
-        """Return what torchrun, or a rank before it could reach its supervisor, printed last."""
+        """Return the last lines of torchrun, or of a rank that had not reached its supervisor."""
         return self.output().decode(errors="replace").splitlines()[-_TAIL:]
 
     def output(self) -> bytes:
-        """Return what the launcher printed, of much the end: :meth:`close` removes it."""
+        """Return the end of the launcher's output, which :meth:`close` removes."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), _LARGEST, max(0, size - _LARGEST))
 
     def close(self) -> None:
-        """End whatever still runs, and remove the folder."""
+        """End all processes, and remove the folder."""
         self.kill()
         try:
             self._keeper.wait(_KEEPER_GRACE_S)

@@ -1,4 +1,4 @@
-"""Knows whether what this process has imported is still what is on disk: modules, and which packages are installed."""
+"""Detects whether modules and packages on disk still are those that this process imported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _CLOCK_OF_FILES = 5
-"""``CLOCK_REALTIME_COARSE``, by which file systems date changes."""
+"""``CLOCK_REALTIME_COARSE``, which dates changes in file systems."""
 _Stamp = tuple[int, ...]
 _METADATA = (".dist-info", ".egg-info", ".pth", ".egg-link")
-"""Ends of names by which packages show in a folder that Python searches."""
+"""Suffixes of the names by which Python's search folders list packages."""
 _WATCHED = 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
 """Modified, attributes, moved from and to, created, deleted, itself deleted and moved: the kernel's ``IN_…``."""
 _NONBLOCKING, _CLOSE_ON_EXEC = os.O_NONBLOCK, os.O_CLOEXEC
@@ -26,8 +26,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ImportedImage:
-    """What has been imported since :meth:`before_imports`. Every answer of :meth:`change` is about that moment: where
-    the kernel tells of changes, files are looked at only after it told of one.
+    """The imports since :meth:`before_imports`.
+
+    Every answer of :meth:`change` is about that moment: if the kernel reports changes, files are checked only after a
+    report.
     """
 
     def __init__(self, began_ns: int, packages: dict[str, _Stamp]) -> None:
@@ -37,18 +39,18 @@ class ImportedImage:
 
     @classmethod
     def before_imports(cls) -> ImportedImage:
-        """Begin. What changes from here on may have been imported as it was, or as it is."""
+        """Begin. A file that changes from here on may have been imported before or after its change."""
         return cls(time.clock_gettime_ns(_CLOCK_OF_FILES), _packages())
 
     def take(self) -> None:
-        """Note what has been imported."""
+        """Note the modules imported so far."""
         names = {name for module in list(sys.modules.values()) if (name := _file_of(module))}
         folders = {os.path.dirname(name) for name in names}  # noqa: PTH120 - thousands of them
         self._watch.begin({*folders, *_search_path(), *self._packages})
         self._files = {name: _stamp(name) for name in names}
 
     def change(self) -> str:
-        """Return what is not as it was imported, for people; empty where everything is."""
+        """Return what has changed since it was imported, for people; empty if nothing has."""
         if not self._watch.has_news():
             return ""
         if _packages() != self._packages:
@@ -60,7 +62,7 @@ class ImportedImage:
 
 
 class _Watch:
-    """Tells, at the cost of one call, whether anything changed in folders; always true where the kernel cannot say."""
+    """Tells, in one system call, whether anything changed in folders; always true if the kernel cannot say."""
 
     def __init__(self) -> None:
         self._queue = -1
@@ -68,7 +70,7 @@ class _Watch:
         self._is_new = True
 
     def begin(self, folders: set[str]) -> None:
-        """Watch these folders; those below them are not."""
+        """Watch these folders, without those below them."""
         self._queue = int(_libc.inotify_init1(_NONBLOCKING | _CLOSE_ON_EXEC))
         there = {folder for folder in folders if os.path.isdir(folder)}  # noqa: PTH112 - hundreds of them
         self._is_certain = self._queue >= 0 and all(map(_is_local, there)) and all(map(self._add, there))
@@ -79,7 +81,7 @@ class _Watch:
             return True
         with contextlib.suppress(BlockingIOError):
             while os.read(self._queue, 1 << 16):
-                self._is_new = True  # and look once more after this look, which may have been too early
+                self._is_new = True  # and check once more after this one, which may have been too early
         return self._is_new
 
     def _add(self, folder: str) -> bool:
@@ -115,7 +117,9 @@ def _search_path() -> Iterator[str]:
 
 
 def _packages() -> dict[str, _Stamp]:
-    """Return what tells which packages are installed, and which plugins they declare, where Python looks for them."""
+    """Return the entries that show which packages are installed, and which plugins they declare, where Python
+    searches.
+    """
     found = {}
     for place in _search_path():
         with contextlib.suppress(OSError):

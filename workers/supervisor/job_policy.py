@@ -1,4 +1,4 @@
-"""Limits jobs' use of a host, as its operator chose, and works out the limits of one attempt."""
+"""Applies the operator's limits on jobs to one attempt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workers.rank.stacks import stacks_file
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """Carries the choices in the settings of the host's worker."""
+    """Holds the limits in the settings of the host's worker."""
 
     isolation: Mode = "auto"
     limits: JobLimits = field(default_factory=JobLimits)
@@ -39,7 +39,7 @@ class JobPolicy:
     secret: tuple[str, ...] = ()
     """Files that ranks never need: settings, keys of certificates, passwords."""
     most_log_bytes: int = MAX_LOG_BYTES
-    """Bytes kept of what one rank prints in an attempt."""
+    """The bytes of one rank's output that an attempt keeps."""
 
     @classmethod
     def of(cls, settings: Settings) -> JobPolicy:
@@ -80,10 +80,11 @@ class JobPolicy:
         write: Iterable[Path],
         owner: str = "",
     ) -> Confinement:
-        """Return what the ranks of a claimed part may use. They read what the spec names and their job's folder; in it
-        they write artifacts, checkpoints, in their work folder and to the files of their events and stacks, and besides
-        in what the jobs of ``owner`` have in the cache of what is made of uploaded files. ``read`` and ``write`` are of
-        the group's own.
+        """Return the confinement of a claimed part's ranks.
+
+        They read what the spec names and their job's folder. There they write artifacts, checkpoints, their work folder
+        and the files of their events and stacks, and besides in the cache of files derived from uploads of ``owner``.
+        ``read`` and ``write`` are the group's own.
         """
         spec = claim.spec
         read = [*map(Path, self.read), *plugins(), *read]
@@ -116,10 +117,10 @@ class JobPolicy:
 
 @cache
 def plugins() -> tuple[Path, ...]:
-    """Return where the packages that extend Trivet are; one that is being developed is outside the installation.
+    """Return the folders of packages that extend Trivet; one under development is outside the installation.
 
-    All that is installed has to be looked through, which takes as long as a fork: a process does it once, and that from
-    which supervisors are forked ends when a package changes.
+    Looking through all packages takes as long as a fork: a process does it once, and one that forks supervisors ends
+    when a package changes.
     """
     places: list[Path] = []
     for group in GROUPS:
@@ -131,7 +132,7 @@ def plugins() -> tuple[Path, ...]:
 
 
 def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:
-    """Yield the folder of the broker's socket, or the socket alone where the folder holds what ranks need."""
+    """Yield the folder of the broker's socket, or only the socket if the folder also holds files that ranks need."""
     parts = urlsplit(broker_url)
     if parts.scheme == "unix":
         socket = Path(parts.path)

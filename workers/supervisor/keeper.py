@@ -32,7 +32,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_BOOTTIME = 7
 _TIMER_ABSTIME = 1
 _KILL_AFTER_S = 0.5
-"""Seconds from the end of the lease to SIGKILL: the keeper has so long to begin to end its group."""
+"""Seconds between the end of the lease and SIGKILL, in which the keeper must begin to end its group."""
 
 
 def main(arguments: list[str]) -> int:
@@ -83,8 +83,9 @@ class _SignalEvent(ctypes.Structure):
 
 
 class _Deadline:
-    """Kernel timers that end this process: SIGTERM at a time, SIGKILL a little later. They fire in a stopped process
-    too, and go on while the host is suspended.
+    """Kernel timers that end this process: SIGTERM at a time, SIGKILL a little later.
+
+    They fire in a stopped process too, and go on while the host is suspended.
     """
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ def _live_parent(pid: str) -> int | None:
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans among the descendants of this process, which would be init's otherwise."""
+    """Adopt this process's orphaned descendants, which would go to init otherwise."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
@@ -158,8 +159,9 @@ def _wake_on_signals() -> int:
 
 
 def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
-    """Wait until the command or the supervisor ends; the command's wait status when that is what ended. Raises
-    :class:`_SigtermReceived`.
+    """Wait until the command or the supervisor ends; return the command's wait status if it was the command.
+
+    Raises :class:`_SigtermReceived`.
     """
     if (status := _reap(child)) is not None:  # before this process heard of the ends of children
         return status
@@ -180,7 +182,7 @@ def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
 
 
 def _reap(child: int) -> int | None:
-    """Collect every ended child; the status of the command when it is among them."""
+    """Collect every ended child; return the command's status if it is among them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -193,9 +195,9 @@ def _reap(child: int) -> int | None:
 
 
 def end_descendants() -> None:
-    """Kill all processes below this one until nothing is left: one may start another while it is being killed.
+    """Kill all processes below this one until none is left: one may start another while it is being killed.
 
-    Of a subreaper without children nothing is left, and no process has to be looked at.
+    A subreaper without children has none left, so no process has to be looked at.
     """
     pause = 0.001
     while _has_children() and (left := descendants(os.getpid())):
@@ -207,7 +209,7 @@ def end_descendants() -> None:
 
 
 def _has_children() -> bool:
-    """Return whether there is a child, one that waits to be reaped too: the parent of each orphan is its subreaper."""
+    """Return whether there is a child, a zombie included: each orphan's parent is its subreaper."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -17,7 +17,7 @@ from workers.linux import uptime
 
 _RENEWALS_PER_LEASE = 5
 _RENEWAL_DEADLINE = 0.8
-"""Part of the lease after which, without a renewal, the group must be gone: the store gives it away at 1.0."""
+"""The part of the lease after which, without a renewal, the group must be gone: the store gives it away at 1.0."""
 
 News = Directive | Literal["lease_expired"]
 
@@ -76,7 +76,7 @@ class Lease:
                 pause = 1.0
 
     def _renew(self) -> float:
-        """Renew once; how long to wait before the next time."""
+        """Renew once; return how long to wait before the next time."""
         sent_at = uptime()
         try:
             directive = self._attempts.renew(self._ref)
@@ -90,7 +90,7 @@ class Lease:
         return self._lease_s / _RENEWALS_PER_LEASE
 
     def _watch(self) -> None:
-        """Watch the deadline beside the renewals, one of which may hang for as long as the broker lets it."""
+        """Watch the deadline beside the renewals, one of which may hang as long as the broker does."""
         while not self._ended.wait(max(0.0, self._until - uptime())):
             if self.is_over:
                 self._tell("lease_expired")

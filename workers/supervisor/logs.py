@@ -1,4 +1,4 @@
-"""Keeps what ranks print: on disk all of it up to a stated size, live as much as followers can take."""
+"""Keeps the output of ranks: all of it on disk up to a limit, live as much as followers can take."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LONGEST_LINE = 8192
 """Bytes of a printed line that are kept."""
 _TAIL = 20
 _SEGMENTS, _FIRST = 8, 2
-"""Parts of a rank's largest log: how many there are, and how many of them its beginning has for good."""
+"""The number of files of a rank's largest log, and how many of the first ones are kept for good."""
 
 
 def printable(line: TextLine) -> str:
-    """Return a line as it would stand on a terminal: of a progress bar drawn over itself, the last drawing."""
+    """Return a line as a terminal would show it: of a progress bar drawn over itself, the last drawing."""
     text = line.text.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     return f"{text} … [{line.cut} more bytes]" if line.cut else text
 
@@ -47,9 +47,11 @@ class TokenBucket:
 
 
 class GrowingFile:
-    """A file that grows by what is added to it. Adding costs nothing; :meth:`write` may take as long as the disk does,
-    so it belongs in a thread. Raises :class:`OSError` where it fails, and then keeps no more. It goes by a descriptor:
-    what gets the file's name meanwhile is not written to.
+    """A file that grows. Adding costs nothing; :meth:`write` may block as long as the disk does, so it belongs in a
+    thread.
+
+    Raises :class:`OSError` when it fails, and then keeps no more. It goes by a descriptor: another file that gets its
+    name meanwhile is never written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,9 +62,7 @@ class GrowingFile:
         self._file: BinaryIO | None = None
 
     def open(self) -> BinaryIO:
-        """Make the file, or take up one that an earlier start left, if that is not done yet; raises as
-        :meth:`write` does.
-        """
+        """Make the file, or reopen one of an earlier start, unless it is open; raises as :meth:`write` does."""
         if self._file is None:
             with Folder.open(self._path.parent) as folder:
                 self._file = folder.append(self._path.name)
@@ -86,7 +86,7 @@ class GrowingFile:
             return sum(map(len, self._pending))
 
     def write(self) -> None:
-        """Bring into the file what was added."""
+        """Write the added bytes to the file."""
         with self._lock:
             pending, self._pending = self._pending, []
         if not pending:
@@ -102,8 +102,10 @@ class GrowingFile:
 
 
 class RotatedLog:
-    """Keeps the lines of one rank in files of bounded size together: the first quarter of ``most_bytes`` for good, of
-    what follows the newest. The names of the files say how many lines came before each, so that a gap is seen.
+    """Keeps the lines of one rank in files of bounded total size: the first quarter of ``most_bytes`` for good, and the
+    newest of the rest.
+
+    The names of the files say how many lines came before each, so that a gap is seen.
     """
 
     def __init__(self, folder: Path, rank: int, most_bytes: int) -> None:
@@ -135,8 +137,9 @@ class RotatedLog:
         return sum(file.pending for file in self._files())
 
     def write(self) -> None:
-        """Bring to the disk what was added, and take from it what is more than may be kept. May take as long as the
-        disk does. Raises :class:`OSError` where a file cannot be written.
+        """Write the added lines to disk, and remove those beyond the limit.
+
+        May block as long as the disk does. Raises :class:`OSError` if a file cannot be written.
         """
         with self._lock:
             abandoned, self._abandoned = self._abandoned, []
@@ -160,7 +163,7 @@ class RotatedLog:
 
 
 class RankLog:
-    """Keeps the output of one rank, and decides what of it goes on live."""
+    """Keeps the output of one rank, and decides what to relay live."""
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class RankLog:
         self.tail: deque[str] = deque(maxlen=_TAIL)
 
     def add(self, text: str, stream: Literal["stdout", "stderr"]) -> list[LogEvent]:
-        """Keep a line; return what to relay for it: nothing when over the limit, with a notice once there is room."""
+        """Keep a line; return what to relay for it: nothing over the limit, with a notice once there is room."""
         self.tail.append(text)
         event = log_event(text, stream, self._rank)
         self.file.add(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE))
@@ -188,7 +191,7 @@ class RankLog:
         return [*self.close(), event]
 
     def close(self) -> list[LogEvent]:
-        """Return the notice of what was held back last, if anything was."""
+        """Return the notice of the last lines that were held back, if any."""
         held_back, self._held_back = self._held_back, 0
         if not held_back:
             return []

@@ -1,4 +1,4 @@
-"""Decides how an attempt ended, and whose fault it was, from what the supervisor saw. Pure."""
+"""Decides how an attempt ended, and whose fault it was, from the supervisor's evidence. Pure."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _HOSTS_FAULTS = {
     "lease_expired": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
 }
 _PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals to torchrun that it sends on to its ranks before it ends by them."""
+"""Signals that torchrun passes to its ranks before it ends by them."""
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)|remote peer|peer.*gone"
     r"|ncclRemoteError|ncclSystemError|remote process exited|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
-"""How a communication library says that the other end has gone, which is never the cause itself."""
+"""The words in which communication libraries report a peer's end, which is never the cause itself."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,23 @@ class Evidence:
     silent: Mapping[int, float] = field(default_factory=dict)
     """Ranks that ended without a last word."""
     ranks: int = 0
-    """How many were to run here."""
+    """How many ranks were to run here."""
     done: int = 0
-    """How many of them said that their work is done."""
+    """How many of them reported that their work is done."""
     oom_kills: int = 0
-    """Processes that the kernel's out-of-memory killer ended on this host during the attempt."""
+    """Processes that the kernel's out-of-memory killer killed on this host during the attempt."""
     tails: Mapping[int, Sequence[str]] = field(default_factory=dict)
     launcher_tail: Sequence[str] = ()
     leads: bool = False
     """Whether rank 0 ran here, which leaves the result."""
     result: Mapping[str, Any] | None = None
-    """What rank 0 left: its kind's result, and ``completed`` beside it."""
+    """The result that rank 0 left, with ``completed`` beside it."""
     timeout_s: float | None = None
     stall_s: float | None = None
     hanging: Mapping[int, str] = field(default_factory=dict)
-    """Where each rank is that has been silent for so long."""
+    """The frame of each rank that was silent for too long."""
     fault: str = ""
-    """The supervisor's own error, when that is the cause."""
+    """The supervisor's own error, if that is the cause."""
     attempt: int = 1
 
 
@@ -160,8 +160,8 @@ def _failure(evidence: Evidence) -> PartOutcome | None:
 
 
 def _lost_its_launcher(evidence: Evidence) -> int | None:
-    """Return the signal that ended torchrun, if one did: it takes the ranks along without their codes, or
-    passes the signal on to them.
+    """Return the signal that ended torchrun, if one did: it takes the ranks along without exit codes, or passes the
+    signal on.
     """
     code = evidence.launcher_code
     if code is None or code <= 128 or evidence.exit_codes:
@@ -274,7 +274,7 @@ def _failed(error: str, message: str, rank: int | None = None, traceback: str | 
 
 
 def _lost(error: str, message: str) -> PartOutcome:
-    """Return a loss that is not the job's fault: it uses none of its retries."""
+    """Return a loss that is not the job's fault: it costs no retry."""
     return PartOutcome("lost", error=JobError(type=error, message=_cut(message)))
 
 

@@ -19,9 +19,9 @@ from workers.supervisor.command import allowed
 from workers.supervisor.group import Group
 
 HOST_NAMESPACES = "--host-namespaces"
-"""The argument with which launchers stay in the namespaces of the host."""
+"""The argument that keeps launchers in the host's namespaces."""
 FORK_SERVER = "--fork-server"
-"""The argument with which supervisors are forked rather than being one."""
+"""The argument for forking supervisors rather than being one."""
 _RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 
 
@@ -43,7 +43,7 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
 def run(group: Group, program: Sequence[str]) -> int:
     """Read the order from standard input and carry it out with this group, which is ended in any case."""
     try:
-        # Imported while the launcher imports torch beside it.
+        # Imported while the launcher imports torch.
         from service.jobs.layout import DataLayout  # noqa: PLC0415
         from service.jobs.logs import log_to_stderr  # noqa: PLC0415
         from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415

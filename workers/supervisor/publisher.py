@@ -1,4 +1,4 @@
-"""Enters the files that a job produced into its manifest, with content that no longer changes."""
+"""Enters the files of a job into its manifest, with content that no longer changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
-from workers.supervisor.broker_retry import retry_until
+from workers.supervisor.claim import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _CHUNK = 1 << 20
@@ -31,7 +31,7 @@ _TOO_LATE = "it was not read to its end: the attempt was over before"
 
 
 class UnusableArtifact(Exception):  # noqa: N818
-    """Something was announced as an artifact and is none; the message says why."""
+    """An announced artifact is unusable; the message says why."""
 
 
 def publish(
@@ -55,7 +55,7 @@ def publish(
 
 
 def publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
-    """Publish what the service itself says, which no rank has held."""
+    """Publish a text of the service's own, which no rank has touched."""
     content = text.encode()
     digest = hashlib.sha256(content).hexdigest()
     with Folder.open(paths.root) as root, root.make(paths.published.name) as published:
@@ -113,7 +113,7 @@ def _hashed(file: BinaryIO, is_over: Callable[[], bool]) -> tuple[int, str]:
 
 
 def clear_unpublished(paths: JobPaths, manifest: Iterable[Artifact]) -> None:
-    """Delete contents that no entry of the manifest is about any more, while nothing is being published."""
+    """Delete contents that no entry of the manifest names any more, while nothing is being published."""
     known = {artifact.sha256 for artifact in manifest}
     with contextlib.suppress(FileNotFoundError), Folder.open(paths.published) as published:
         for name in published.names():
@@ -122,7 +122,7 @@ def clear_unpublished(paths: JobPaths, manifest: Iterable[Artifact]) -> None:
 
 
 def _locate(root: Folder, name: str) -> BinaryIO | Folder:
-    """Open what was announced, which is below the artifacts or the job's folder itself."""
+    """Locate an announced file, which is below the artifacts or the job's folder itself."""
     if not PurePosixPath(name).parts:
         raise UnusableArtifact("it is the folder of all artifacts")
     for place in (f"artifacts/{name}", name):
@@ -144,7 +144,7 @@ def _is_folder(root: Folder, name: str) -> bool:
 
 
 class Publisher:
-    """Hashes and records artifacts one after the other, beside everything else that goes on."""
+    """Hashes and records artifacts one after the other, in the background."""
 
     def __init__(
         self,
@@ -162,20 +162,20 @@ class Publisher:
         self._turn = asyncio.Lock()
         self._is_over = threading.Event()
         self.beyond_limits = 0
-        """Artifacts that the job may not have; their content is left in ``published``."""
+        """Artifacts beyond the job's limits; their content is left in ``published``."""
 
     def give_up(self) -> None:
         """Publish nothing more."""
         self._is_over.set()
 
     def publish(self, event: ArtifactEvent) -> None:
-        """Publish what a rank announced, in its turn."""
+        """Publish an artifact that a rank announced, in its turn."""
         copied, is_over = self._settings.copied_bytes, self._is_over.is_set
         taken = functools.partial(publish, self._paths, event["name"], event["media_type"], copied, is_over)
         self._begin(event, taken)
 
     def publish_text(self, rank: int, name: str, text: str) -> None:
-        """Publish what the service says about a rank, in its turn."""
+        """Publish a text of the service about a rank, in its turn."""
         event = ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
         self._begin(event, functools.partial(publish_text, self._paths, name, text))
 
@@ -185,7 +185,7 @@ class Publisher:
         task.add_done_callback(self._tasks.discard)
 
     async def drain(self) -> None:
-        """Wait for all that was announced, and say how many were too many."""
+        """Wait for all announced artifacts, and report how many were too many."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self.beyond_limits > 1:
@@ -207,7 +207,7 @@ class Publisher:
             except (UnusableArtifact, ValueError, OSError) as error:
                 self._say(event_protocol.log_event(f"artifact {event['name']!r}: {error}", rank=event["rank"]))
             except (Superseded, StoreUnavailable):
-                pass  # the attempt is not ours any more; its lease tells the supervisor
+                pass  # the attempt is no longer ours; its lease tells the supervisor
             else:
                 described = {**event, "bytes": artifact.bytes, "sha256": artifact.sha256}
                 self._record(cast(Event, described))

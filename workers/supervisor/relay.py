@@ -1,4 +1,4 @@
-"""Serves the group's socket for its supervisor: hears ranks' output and last words, and notices when they die."""
+"""Serves the group's socket: hears ranks' output and last words, and notices when they die."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _CHUNK = 1 << 16
 
 @dataclass
 class Rank:
-    """Records what is known of a rank since it greeted; times are in Unix seconds."""
+    """Holds the facts about a rank since it greeted; times are in Unix seconds."""
 
     number: int
     requests: socket.socket
-    """Its control connection, in the other direction: what its supervisor asks of it."""
+    """Its control connection, in the other direction: the supervisor's requests."""
     process: int | None = None
-    """A pidfd: signals sent through it cannot hit a stranger that got the same pid. None once it is gone."""
+    """A pidfd: signals through it cannot hit a stranger that got the same pid. None once it is gone."""
     done: bool = False
     error: ErrorEvent | None = None
     terminated_at: float | None = None
-    """When SIGTERM arrived there, which its supervisor did not send."""
+    """When SIGTERM arrived there; its supervisor never sends it."""
     hung_up: bool = False
-    """Whether its last word was read, if there is one."""
+    """Whether all it said has been read."""
     ended_at: float | None = None
-    """When its end was noticed, which it was before anything was killed from here; the end itself came earlier."""
+    """When its end was noticed, before anything was killed from here; the end itself came earlier."""
 
     @property
     def has_explained_itself(self) -> bool:
         return self.done or self.error is not None or self.terminated_at is not None
 
     def ask(self, request: bytes) -> None:
-        """Send a line, unless the rank reads so little that there is no room for it, or has gone."""
+        """Send a line, unless the rank has gone, or reads so little that there is no room for it."""
         with contextlib.suppress(OSError):
             self.requests.send(request, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -79,17 +79,17 @@ class Relay:
     _killed: bool = False
     _until: float | None = None
     heard_at: float = field(default_factory=time.monotonic)
-    """When anything was last heard of any rank; on the monotonic clock."""
+    """When any rank was last heard of, on the monotonic clock."""
 
     def expect(self, ranks: Iterable[int]) -> list[RotatedLog]:
-        """Return the files for the output of these ranks, which are to be made before the ranks start."""
+        """Return the files for the output of these ranks, to be made before the ranks start."""
         return [self._log(rank).file for rank in ranks]
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._accept, self.address, backlog=1024)
 
     async def drain(self) -> None:
-        """Stop listening and read to the end what the ended ranks left behind."""
+        """Stop listening, and read to the end what ended ranks left behind."""
         if self._server is not None:
             await asyncio.sleep(
                 self.settings.socket_pause_s
@@ -107,13 +107,13 @@ class Relay:
             rank.requests.close()
 
     def extend(self, until: float) -> None:
-        """Let the ranks live until then (:func:`workers.linux.uptime`). Safe to call in any thread."""
+        """Let the ranks live until that :func:`workers.linux.uptime`. Safe to call in any thread."""
         self._until = until
         for rank in list(self.ranks.values()):
             rank.ask(lease_until(until))
 
     def stop(self) -> bool:
-        """Ask the ranks to stop, also those that have yet to greet; whether there was any to ask."""
+        """Ask the ranks to stop, also those that have yet to greet; return whether there was any to ask."""
         self._stopping = True
         running = [rank for rank in self.ranks.values() if rank.ended_at is None]
         for rank in running:
@@ -142,13 +142,13 @@ class Relay:
 
     @property
     def silent(self) -> dict[int, float]:
-        """Ranks that ended of themselves without a last word, and when that was noticed."""
+        """Return the ranks that ended by themselves without a last word, and when that was noticed."""
         ended = {rank.number: rank.ended_at for rank in self.ranks.values() if not rank.has_explained_itself}
         return {number: at for number, at in ended.items() if at is not None}
 
     @property
     def terminated(self) -> dict[int, float]:
-        """Ranks that SIGTERM ended, and when it arrived there."""
+        """Return the ranks that SIGTERM ended, and when it arrived there."""
         found = {rank.number: rank.terminated_at for rank in self.ranks.values()}
         return {number: at for number, at in found.items() if at is not None}
 
@@ -170,7 +170,7 @@ class Relay:
         except MalformedEvent as error:
             self.say(event_protocol.log_event(str(error)))
         except (ConnectionError, TimeoutError):
-            pass  # a rank that dies hangs up as it likes; its process tells the rest
+            pass  # a dying rank may hang up in any way; its process tells the rest
         except asyncio.CancelledError:
             pass  # by drain(): asyncio would log it as an error
         finally:

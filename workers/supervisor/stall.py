@@ -33,7 +33,7 @@ class StallWatch:
         self._relay, self._folder, self._stall_s = relay, folder, stall_s
         self._disk, self._publish_stacks, self._settings = disk, publish_stacks, settings
         self.hanging: dict[int, str] = {}
-        """The innermost frame of each rank that hangs."""
+        """The innermost frame of each hanging rank."""
 
     async def stalled(self) -> bool:
         """Return true once the ranks hang, and ask them where. Ranks that are still starting get longer."""
@@ -59,7 +59,7 @@ class StallWatch:
         return frames
 
     async def _stacks(self, rank: int) -> str:
-        """Return what a rank wrote when it was asked for its stacks; empty when it could not."""
+        """Return the stacks that a rank wrote on request; empty if it could not."""
         texts: list[str] = []
 
         def read() -> None:

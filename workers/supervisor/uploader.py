@@ -1,27 +1,28 @@
-"""Carries events to the store in batches, through broker outages; what is not on disk yet goes there first."""
+"""Carries events to the store in batches, through broker outages; unrecorded ones go to disk first."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
 
-from service.jobs.events import Event, ProgressEvent
+from service.jobs.events import Event, MetricEvent, ProgressEvent
 from service.jobs.records import AttemptRef, Superseded
+from service.jobs.spec.notify import NotifySpec
 from service.jobs.store import Attempts, StoreUnavailable
+from service.jobs.webhooks import ReachedThreshold
 from workers import event_protocol
-from workers.supervisor.broker_retry import retry_until
+from workers.supervisor.claim import retry_until
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
-from workers.supervisor.thresholds import Thresholds
 
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 Disk = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs what touches the disk in a thread of its own, one after the other."""
+"""Runs disk work in a thread of its own, in order."""
 
 
 class Uploader:
@@ -61,7 +62,7 @@ class Uploader:
         self.offer(event)
 
     def offer(self, event: Event) -> None:
-        """Relay an event that is on record, or need not be, unless too many wait already."""
+        """Relay an event that is on record, or need not be, unless too many already wait."""
         if self._lost or (len(self._queue) >= self._settings.upload_capacity and event["type"] in _EXPENDABLE):
             self._missed += 1
             return
@@ -75,11 +76,11 @@ class Uploader:
 
     @property
     def has_room(self) -> bool:
-        """Return whether more of what is on record should be relayed now, or wait there."""
+        """Return whether recorded events should be relayed now, rather than wait on disk."""
         return len(self._queue) < self._settings.upload_full
 
     async def room(self) -> None:
-        """Wait until there is room, or nothing is sent any more."""
+        """Wait until there is room, or until nothing is sent any more."""
         while not (self.has_room or self._lost):
             self._room.clear()
             await self._room.wait()
@@ -138,11 +139,38 @@ class Uploader:
             self._missed += len(batch)
 
     async def tell_of_result(self, result: Mapping[str, Any] | None) -> None:
-        """Have those told who want to know of a number of the result. Raises what :meth:`Attempts.emit` raises."""
+        """Notify those who asked to hear of a number of the result. Raises what :meth:`Attempts.emit` raises."""
         if reached := self._thresholds.reached_by_result(result):
             patience_s = self._settings.report_within_s
             await retry_until(patience_s, self._attempts.emit, self._ref, [], None, 0, reached)
 
     def record(self, event: Event) -> None:
-        """Write an event to the record only: the store puts it into the stream itself."""
+        """Only record an event: the store puts it into the stream itself."""
         self._record.add(orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE))
+
+
+class Thresholds:
+    """Keeps which thresholds this attempt has reached; the store knows those of earlier attempts."""
+
+    def __init__(self, notify: NotifySpec | None) -> None:
+        self._notify = notify
+        self._known: set[str] = set()
+
+    def reached(self, events: Sequence[Event]) -> list[ReachedThreshold]:
+        """Return the first metrics among these events beyond their thresholds."""
+        metrics = [cast(MetricEvent, event) for event in events if event["type"] == "metric"]
+        return [found for metric in metrics for found in self._new(metric["values"], metric["step"])]
+
+    def reached_by_result(self, result: Mapping[str, Any] | None) -> list[ReachedThreshold]:
+        """Return the numbers of a result beyond their thresholds, unless a metric was before."""
+        return self._new(result or {}, None)
+
+    def _new(self, numbers: Mapping[str, Any], step: int | None) -> list[ReachedThreshold]:
+        if self._notify is None:
+            return []
+        new = [(name, value) for name, value in self._notify.reached(numbers) if name not in self._known]
+        self._known.update(name for name, _ in new)
+        return [
+            ReachedThreshold(name=name, value=value, threshold=self._notify.when[name], step=step)
+            for name, value in new
+        ]

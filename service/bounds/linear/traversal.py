@@ -4,7 +4,7 @@ Coefficients go from a node to the values that it is computed from, in reverse t
 all consumers of a value have been met. What coefficients are, how they go through a node, how those of two consumers
 are added and where they end is the caller's: rows of a pass (:mod:`~service.bounds.linear.row_traversal`), matrices
 between non-linear operators (:mod:`service.bounds.folded`, :mod:`service.bounds.planes`), or sizes alone
-(:mod:`~service.bounds.linear.row_memory`).
+(:mod:`~service.bounds.methods.base`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 intervals and plain backward passes (:mod:`.ibp`, :mod:`.crown_ibp`, :mod:`.crown`), and :mod:`.alpha` the methods that
 optimise. :mod:`.layers` bounds the inputs of non-linear operators for all of them. The rigorous counterparts are in
 :mod:`service.bounds.rigorous`. For many boxes of one shape, :mod:`.repeated` repeats a method: on a CUDA device from a
-record (:mod:`.record`) with planned rows (:mod:`.row_plan`).
+record with planned rows (:mod:`.record`).
 """
 
 from __future__ import annotations

@@ -4,23 +4,53 @@ output rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
-from service.bounds.linear.row_memory import entries_of_a_row
+from service.bounds.linear.rows.patches import Pair, image_of
+from service.bounds.linear.traversal import traverse_backward
 from service.bounds.memory import in_parts, is_out_of_memory
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
-from service.bounds.side_by_side import are_worthwhile, side_by_side
 
 T = TypeVar("T")
+
+
+MOST = 8
+"""Threads: more of them wait for Python's lock."""
+
+
+def are_worthwhile(total: int, at_once: int) -> bool:
+    """Return whether there are threads for more than one part, and no gradient, whose graph is of one thread."""
+    return total > at_once and torch.get_num_threads() > 1 and not torch.is_grad_enabled()
+
+
+def side_by_side(total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
+    """Call ``run`` for slices of ``range(total)`` with at most ``at_once`` entries each, and no gradients.
+
+    Torch divides each operation among its threads, which wait for each other after each; those of a small part take
+    longer for that than for the operation. Here a thread has parts of its own. There are as many parts for each.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, MOST, -(-total // at_once))
+    rounds = -(-total // (at_once * workers))
+    size = -(-total // (rounds * workers))
+    parts = [slice(start, min(total, start + size)) for start in range(0, total, size)]
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        return list(pool.map(torch.no_grad()(run), parts))
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
 
 
 class Analysis(Protocol):
@@ -180,3 +210,56 @@ def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool
     """
     before = 0 if network.before is None else network.before.entries
     return batch * network.shares(start) * max(entries_of_a_row(network, start, divided=divided), before)
+
+
+PatchSize = Pair | None
+"""Height and width of a row's patch; ``None`` for a whole row."""
+
+
+def entries_of_a_row(network: Network, start: str, *, divided: bool = False) -> int:
+    """Return the entries of the largest value between ``start`` and the input, or of the largest patch where rows stay
+    in patches.
+
+    They are what one tensor-parallel rank has for each row that all of them bound: its share of a divided value, and of
+    a replicated one the whole, or a share of the rows where those are ``divided``.
+    """
+    image = image_of(network.nodes[start].shape) is not None and network.tp_group.axis.size == 1
+    sizes = _RowSizes(network, network.tp_group.axis.size if divided else 1)
+    nodes = network.graph.nodes[network.position[start] :: -1]
+    traverse_backward(nodes, {start: (1, 1) if image else None}, sizes.propagate, sizes.join)
+    return sizes.largest
+
+
+@dataclass(eq=False)
+class _RowSizes:
+    """The arithmetic of sizes alone."""
+
+    network: Network
+    ranks: int
+    largest: int = field(default=1)
+
+    def propagate(self, node: Node, patch: PatchSize) -> Iterable[tuple[str, PatchSize]]:
+        entries = _entries(node, patch)
+        self.largest = max(self.largest, entries if self.network.is_own(node.name) else -(-entries // self.ranks))
+        if patch is not None and node.name == self.network.entrance:
+            return ()
+        return [(name, _size_before(self.network, node, index, patch)) for index, name in enumerate(node.inputs)]
+
+    @staticmethod
+    def join(name: str, first: PatchSize, second: PatchSize) -> PatchSize:
+        if first is None or second is None:
+            return None
+        return (max(first[0], second[0]), max(first[1], second[1]))
+
+
+def _entries(node: Node, patch: PatchSize) -> int:
+    image = image_of(node.shape)
+    if patch is None or image is None:
+        return node.size
+    return min(node.size, image[0] * patch[0] * patch[1])
+
+
+def _size_before(network: Network, node: Node, index: int, patch: PatchSize) -> PatchSize:
+    if patch is None or image_of(node.input_shapes[index]) is None:
+        return None
+    return network.any_operator_of(node).patch_before(node, index, patch)

@@ -20,8 +20,7 @@ from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods.base import Analysis, Bounder, LinearAnalysis, elements_of_a_row
 from service.bounds.methods.passes import Passes
-from service.bounds.methods.record import Record
-from service.bounds.methods.row_plan import Noted, Plan, planned
+from service.bounds.methods.record import Noted, Plan, Record, planned
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
 from service.bounds.replay import Memory, RecordCache, Recorded, Repeat

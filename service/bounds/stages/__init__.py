@@ -7,8 +7,7 @@ while a stage bounds its layers, those before it serve its passes, and those beh
 
 from __future__ import annotations
 
-from service.bounds.stages.link import StageLink
-from service.bounds.stages.model import InStages
+from service.bounds.stages.link import InStages, StageLink
 from service.bounds.stages.staged import Staged, StagedAnalysis, divide_into_stages, prepare_stages
 
 __all__ = ["InStages", "StageLink", "Staged", "StagedAnalysis", "divide_into_stages", "prepare_stages"]

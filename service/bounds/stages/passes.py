@@ -18,8 +18,7 @@ from service.bounds.linear.plain import Pass
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.network import OptimisedBefore
 from service.bounds.optimise import Ascent, Families, SlopeOptimiser
-from service.bounds.rigorous.method import plain_convolutions
-from service.bounds.rigorous.optimised import through
+from service.bounds.rigorous.method import plain_convolutions, through
 from service.bounds.stages.link import StageLink
 
 

@@ -17,9 +17,8 @@ from service.compilation.program.model import ModelProgram
 from service.compilation.program.pipeline import PipelineProgram
 from service.jobs.plugins import Features, ProgramConfig
 from service.jobs.runtime import RunContext
-from service.jobs.spec.compile import CompileSpec
+from service.jobs.spec.compile import PROGRAMS, CompileSpec
 from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.program import PROGRAMS
 from service.models.dotted import dotted
 from service.models.fingerprint import Fingerprint, environment, fingerprint, plain
 from service.models.parallelize import ModelRecipe, parallelize

@@ -1,22 +1,22 @@
-"""Publishes the report and what goes with it, among the job's artifacts."""
+"""Defines the gate of a report, and publishes the report with what goes with it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
 from service.compilation.program.target import Subject
-from service.compilation.report.gate import gate, highest_safe
 from service.compilation.report.rows import counts, rung_row
 from service.compilation.report.summary import causes, summary, unproved
+from service.compilation.run.observation import Cost
 from service.compilation.selftest import SelfTest
 from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import RunContext
-from service.jobs.spec.compile import CompileSpec
+from service.jobs.spec.compile import CompileSpec, Phase
 from service.models.compiled import COMPILE_CACHE, cache_file
 
 REPORT = "report.json"
@@ -80,3 +80,70 @@ def announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:
             context.report.artifact(script, "text/x-python")
             context.report.artifact(script.with_suffix(".safetensors"))
     context.report.artifact(artifacts / REPORT, "application/json")
+
+
+def gate(
+    results: Sequence[Result],
+    phases: Sequence[Phase],
+    fingerprint: Mapping[str, Any],
+    toolchain_s: float | None,
+    *,
+    micro_batches: int = 1,
+    closed: str = "",
+) -> dict[str, Any]:
+    """Return ``{train, inference, fingerprint, micro_batches, worth, closed}``.
+
+    ``train`` and ``inference`` name the highest rung that passed with all below it (the mode to compile in), or are
+    ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung brings:
+    ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else; CUDA graphs
+    also only for one, or only for several, ``micro_batches`` a step. ``closed`` says why nothing is allowed whatever
+    passed, as where the harness is not proved to see what it looks for.
+    """
+    best = {phase: highest_safe(results, phase) for phase in phases}
+    allowed = {phase: found.case.rung.name if found and not closed else None for phase, found in best.items()}
+    return {
+        "train": allowed.get("train"),
+        "inference": allowed.get("inference"),
+        "fingerprint": dict(fingerprint),
+        "micro_batches": micro_batches,
+        "worth": {
+            phase: worth(found.observation.cost if found and found.observation else None, toolchain_s)
+            for phase, found in best.items()
+        },
+        "closed": closed,
+    }
+
+
+def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
+    """Return the last rung of the unbroken row of passes from the foot of the ladder; one that does not apply breaks
+    no row.
+    """
+    best = None
+    for result in results:
+        if result.case.phase == phase and result.verdict != "not_applicable":
+            if result.verdict != "pass":
+                break
+            best = result
+    return best
+
+
+def worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
+    """Return what compiling is worth. ``worth_it``: compiled steps were faster in three quarters of the timed rounds.
+
+    ``break_even_steps``: after so many steps a process with empty caches has won back its compile time, including
+    the one-off start of the toolchain; ``None`` where steps are not faster.
+    """
+    if cost is None:
+        return {"worth_it": False, "ratio": None, "noisy": None, "break_even_steps": None}
+    race = cost.timed.race
+    return {
+        "worth_it": race.faster,
+        "ratio": race.ratio,
+        "noisy": race.noisy,
+        "break_even_steps": break_even_steps(cost.cold_s + (toolchain_s or 0.0), race.eager_step_s - race.step_s),
+    }
+
+
+def break_even_steps(compile_s: float, saved_s: float) -> int | None:
+    """Return the number of steps until ``saved_s`` a step has paid for ``compile_s``; ``None`` if nothing is saved."""
+    return int(-(-compile_s // saved_s)) if saved_s > 0 else None

@@ -1,6 +1,5 @@
 """Tests the harness on itself: every detector has to fire on a fault that is injected for it."""
 
-from service.compilation.selftest.kept import SelfTest, kept_or_run
-from service.compilation.selftest.run import Proof, self_test
+from service.compilation.selftest.run import Proof, SelfTest, kept_or_run, self_test
 
 __all__ = ["Proof", "SelfTest", "kept_or_run", "self_test"]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 
+import torch
+
+from service import compilation, models, parallel
 from service.compilation.detectors import judge
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.reference import run_reference
@@ -15,6 +23,7 @@ from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_un
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
 from service.compilation.verdicts import Finding
+from service.jobs.atomic import atomic_write
 from service.jobs.spec.compile import Phase, Tolerance
 
 PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
@@ -81,3 +90,51 @@ def _findings(program: FaultyProgram, rung: Rung, phase: Phase) -> tuple[Finding
 def _seen(program: FaultyProgram, case: RungCase) -> Observation:
     reference = run_reference(program, case.phase, PLAN.iterations)
     return (rehearse_rung if case.rung.rehearses else run_rung_untimed)(program, case, reference, PLAN)
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """Holds proofs; ``kept_since`` tells when an earlier job made them, and is empty where this one did."""
+
+    proofs: tuple[Proof, ...]
+    kept_since: str = ""
+
+
+def kept_or_run(run: Callable[[], tuple[Proof, ...]], folder: Path | None, device: str) -> SelfTest:
+    """Return the proofs that ``folder`` holds for this host, device, torch and version of Trivet, else those of
+    ``run``, which are kept there if all hold.
+    """
+    if folder is None:
+        return SelfTest(run())
+    path = folder / f"selftest-{_key(device)}.json"
+    found = _read(path)
+    if found is not None:
+        return found
+    proofs = run()
+    if proofs and all(proof.holds for proof in proofs):
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {"since": datetime.now(UTC).isoformat(timespec="seconds"), "proofs": [asdict(each) for each in proofs]}
+        atomic_write(path, json.dumps(kept).encode())
+    return SelfTest(proofs)
+
+
+def _read(path: Path) -> SelfTest | None:
+    try:
+        kept = json.loads(path.read_bytes())
+        proofs = tuple(Proof(**each) for each in kept["proofs"])
+        found = SelfTest(proofs, str(kept["since"]))
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or one that was cut off
+        return None
+    return found if proofs and all(proof.holds for proof in proofs) else None
+
+
+@cache
+def _key(device: str) -> str:
+    """Return a digest of what a self-test depends on: the sources that it runs through, torch, Python, the machine."""
+    digest = hashlib.sha256()
+    for each in (torch.__version__, platform.python_version(), platform.machine(), platform.node(), device):
+        digest.update(f"{each}\n".encode())
+    for room in (compilation, models, parallel):
+        for path in sorted(Path(room.__path__[0]).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, bundle
-from service.formats.vnnlib.parsing import parse
+from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, Source, bundle, sources
+from service.formats.vnnlib.formulas import parse
 from service.formats.vnnlib.query import Disjunct, Halfspace, L2Ball, Number, Query, VnnlibError
 from service.formats.vnnlib.terms import rounded_down, rounded_up
-from service.formats.vnnlib.uploads import Source, sources
 
 __all__ = [
     "Bundle",

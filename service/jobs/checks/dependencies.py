@@ -1,4 +1,4 @@
-"""Finds the jobs that a spec names, and the model that is behind them."""
+"""Finds the jobs that a spec names, and the model behind them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
 
 _LONGEST_CHAIN = 64
-"""Training jobs in a chain, each of which starts from the model of the one before."""
+"""The most training jobs in a chain, in which each starts from the model of the one before."""
 _reference: TypeAdapter[ModelRef] = TypeAdapter(ModelRef)
 
 
@@ -79,7 +79,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
 
 
 def _check_weights(needed: Dependency, job: Job, context: CheckContext) -> Iterator[Problem]:
-    """Yield why the weights that a spec takes of a job are not there, and will not be."""
+    """Yield why the weights that a spec takes from a job are missing, and will stay so."""
     resumes = needed.path == "resume.job"
     left = sorted((context.checkpoints_of if resumes else context.weights_of)(job.id))
     what = "checkpoint" if resumes else "weights"
@@ -131,11 +131,11 @@ def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelCo
 
 
 class _UnreadableError(ValueError):
-    """Stands for a job's model that this installation cannot read, as when its package is no longer installed."""
+    """Stands for a job's model that this installation cannot read, for example because its package was removed."""
 
 
 def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
-    """Return the first model, from job to job, that comes from no job; a job's where that job is not there."""
+    """Follow models from job to job; return the first that comes from no job, or names a missing one."""
     for _ in range(_LONGEST_CHAIN):
         if not isinstance(model, FromJob):
             break

@@ -1,4 +1,4 @@
-"""Checks that the uploaded files exist which a spec names, wherever it does."""
+"""Checks that all uploaded files that a spec names exist."""
 
 from __future__ import annotations
 

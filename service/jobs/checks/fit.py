@@ -13,7 +13,7 @@ from service.jobs.spec.verify import Box, BoxProperty, FromOnnx, Robustness, Rob
 
 
 def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
-    """Yield why the property is not about this model."""
+    """Yield why the property does not fit this model."""
     reads = config.reads
     if isinstance(reads, Tokens) and _asks_for_tokens(spec, config):
         assert isinstance(spec.property, RobustnessProperty)
@@ -29,7 +29,7 @@ def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
 
 
 def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
-    """Return whether it is about embedded tokens, the one box there is for a model that reads ids."""
+    """Return whether the property is about embedded tokens, the only box for a model that reads ids."""
     checked_property = spec.property
     about_tokens = isinstance(checked_property, RobustnessProperty) and isinstance(
         checked_property.robustness.data.gives, Tokens
@@ -38,7 +38,7 @@ def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
 
 
 def _form(model: ModelRef | FromOnnx | None) -> str:
-    """Return the name of the field that says which model it is."""
+    """Return the name of the field that names the model."""
     if isinstance(model, FromJob):
         return "job"
     return "huggingface" if isinstance(model, FromHuggingFace) else "family"

@@ -1,6 +1,4 @@
-"""Checks whether the compile job that a training job names checks what the training job will compile, as far as specs
-tell.
-"""
+"""Checks whether a training job's gate covers what the job will compile, as far as specs tell."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ GATE = "compile.gate"
 def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
     """Yield what the gate's job did not check; ``config`` is the job's own model.
 
-    What only its ranks know, as the device, they compare themselves.
+    Facts that only ranks know, such as the device, they compare themselves.
     """
     if spec.compile.gate is None or not _compiled_phases(spec):
         return
     checked = _spec_of(spec.compile.gate, context)
-    if checked is None:  # told by the check of dependencies, or not known
+    if checked is None:  # the check of dependencies reports this, or nobody knows it
         return
     if checked.model is None:
         yield Problem(GATE, "it checks a program of a package", spec.compile.gate, "a compile job about this model")
@@ -50,7 +48,7 @@ def _spec_of(job_id: str, context: CheckContext) -> CompileSpec | None:
         return None
     try:
         return CompileSpec.model_validate(job.spec)
-    except ValidationError:  # as one whose package is not installed any more
+    except ValidationError:  # for example because its package was removed
         return None
 
 
@@ -76,7 +74,9 @@ def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
 
 
 def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
-    """Return what two jobs must have in common where both have it. A model in one piece may stand for stages of it."""
+    """Return the facts that two jobs must share where both have them. A model in one piece may stand for stages
+    of it.
+    """
     dimensions = ("dp_replicate", "dp_shard", "tp")
     known: dict[str, str | int | bool] = {f"parallel.{name}": getattr(spec.parallel, name) for name in dimensions}
     known |= {f"precision.{name}": value for name, value in spec.precision.model_dump().items()}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from service.formats.onnx import Outline
 
 MOST_SHOWN = 10
-"""Problems of one archive: what is wrong with the first ones is mostly wrong with all."""
+"""The most problems of one archive: the first ones mostly explain the rest."""
 _PathOf = Callable[[str], Path | None]
 
 
@@ -72,8 +72,9 @@ def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[P
 
 
 def _check_instances(instances: InstancesProperty, path_of: _PathOf, *, divided: bool) -> Iterator[Problem]:
-    """Yield why an archive's pairs cannot be verified. A model that cannot be bounded makes rows, except where it is
-    ``divided`` over ranks, or the only one.
+    """Yield why an archive's pairs cannot be verified.
+
+    A model that cannot be bounded becomes rows, except where it is ``divided`` over ranks, or the only one.
     """
     if (content := path_of(instances.instances)) is None:
         return
@@ -105,7 +106,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
                 models[pair.model] = None if data is None else outline_of(data)
             if pair.query not in queries:
                 query = parse(opened.text(pair))
-                queries[pair.query] = replace(query, disjuncts=query.disjuncts[:1])  # all that a check asks of them
+                queries[pair.query] = replace(query, disjuncts=query.disjuncts[:1])  # the only questions of a check
         except NotThereError as error:
             yield str(error), file, "every file that instances.csv names"
             continue
@@ -165,7 +166,7 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
 
 
 def _is_about(outputs: int, model: Outline) -> bool:
-    """Return whether a query may be about as many outputs: those that are bounded, or those with the labels."""
+    """Return whether a query may be about so many outputs: the bounded ones, or those with the labels."""
     return model.outputs in (None, outputs) or (model.has_labels and model.every in (None, outputs))
 
 

@@ -1,19 +1,21 @@
-"""Training jobs, as the service knows them."""
+"""Checks training jobs, and whether one can continue another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_data, check_export
-from service.jobs.checks.fleet import check_float8
 from service.jobs.checks.gate import check_gate
-from service.jobs.checks.parallel import check_mesh, check_pipeline
-from service.jobs.checks.resume import check_resume
+from service.jobs.checks.parallel import check_float8, check_mesh, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
-from service.jobs.records import Problem
+from service.jobs.records import Job, Problem
 from service.jobs.spec.families import TransformerConfig
+from service.jobs.spec.model import FromJob
 from service.jobs.spec.train import TrainSpec
+from service.jobs.states import TERMINAL
 
 
 def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
@@ -43,7 +45,7 @@ TRAIN = JobKind(
 
 
 def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
-    """Yield why stages could not pass on the residual stream of a transformer: each rank has a part of the tokens."""
+    """Yield why stages could not pass on a transformer's residual stream: each rank has a part of the tokens."""
     gives, tp = spec.data.gives, spec.parallel.tp
     if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
         message = f"a pipeline passes on parts of a sequence: {gives.sequence} does not divide by tp={tp}"
@@ -70,3 +72,43 @@ def _check_batch(spec: TrainSpec) -> Iterator[Problem]:
         message = f"{arithmetic} do not divide by {spec.micro_batches} micro-batches"
         expected = f"a multiple of {dp * spec.micro_batches}, or another pipeline.micro_batches"
         yield Problem("batch.global", message, batch, expected)
+
+
+def check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
+    """Yield why the job cannot continue the one that it resumes; ``config`` is that of its own model."""
+    job = None if spec.resume is None else context.lookup(spec.resume.job)
+    if job is None or job.kind != "train":
+        return
+    try:
+        first = TrainSpec.model_validate(job.spec)
+    except ValidationError:
+        return  # the check of dependencies reports problems of the job
+    theirs = resolve(FromJob(job=job.id), context)
+    if config is not None and theirs is not None and config != theirs:
+        got = {name: value for name, value in config if value != getattr(theirs, name, None)}
+        yield Problem("model", f"job {job.id} trains another model", str(got), f"{{job: {job.id}}}, or its model")
+    yield from _check_order(spec, first, job)
+    yield from _check_steps(spec, first, job, context)
+
+
+def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Problem]:
+    """Yield the changes that would reorder the samples of the resumed job."""
+    if spec.data != first.data:
+        got = spec.data.model_dump(mode="json", by_alias=True)
+        yield Problem("data", f"job {job.id} trains on other data", str(got), f"its data, or model: {{job: {job.id}}}")
+    if spec.seed != first.seed:
+        yield Problem("seed", f"job {job.id} draws its batches by another seed", spec.seed, str(first.seed))
+    if spec.batch.global_ != first.batch.global_:
+        message = f"job {job.id} counts its place in the data by batches of another size"
+        yield Problem("batch.global", message, spec.batch.global_, str(first.batch.global_))
+
+
+def _check_steps(spec: TrainSpec, first: TrainSpec, job: Job, context: CheckContext) -> Iterator[Problem]:
+    assert spec.resume is not None
+    if spec.resume.step == "latest":
+        left = context.checkpoints_of(job.id) if job.state in TERMINAL else (first.steps,)
+        begun = max(left, default=0)
+    else:
+        begun = spec.resume.step
+    if spec.steps <= begun:
+        yield Problem("steps", f"job {job.id} is at step {begun} already", spec.steps, f"more than {begun}")

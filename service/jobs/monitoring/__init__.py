@@ -1,3 +1,4 @@
-"""Declares what operators watch: the metrics, and what to raise an alarm about. Pure: who reads or counts them is
-elsewhere (``service/jobs/store/counts.py``, ``service/jobs/store/gauges.py``).
+"""Declares the metrics and alerts that operators watch.
+
+Pure: ``service/jobs/store/gauges.py`` reads and counts them.
 """

@@ -1,5 +1,7 @@
-"""Lists what an operator must know of. From this one list come the rules of Prometheus, ``GET /v1/alerts``, ``trivet
-alerts`` and the line on the dashboard's page of hosts.
+"""Lists the alerts of a service.
+
+Prometheus' rules, ``GET /v1/alerts``, ``trivet alerts`` and the line on the dashboard's page of hosts all come from
+this list.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _HOSTS_FAULTS = "SupervisorFault|KeeperEnded|LaunchFailed"
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing to be told of, once its condition has held for ``for_s`` seconds."""
+    """Fires once its condition has held for ``for_s`` seconds."""
 
     name: str
     severity: Severity
@@ -42,7 +44,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class AlertStatus:
-    """How an alert stands for one set of labels; ``since`` is when its condition began to hold, in Unix seconds."""
+    """The state of an alert for one set of labels; ``since`` is when its condition began to hold, in Unix seconds."""
 
     alert: Alert
     state: AlertState
@@ -309,13 +311,13 @@ ALERTS: tuple[Alert, ...] = (
 )
 
 WATCHED = frozenset().union(*(alert.condition.metrics for alert in ALERTS))
-"""Names of the series that alerts read: what must be remembered to evaluate them."""
+"""The series that alerts read, which must be remembered to evaluate them."""
 REMEMBERED_S = 2700
-"""How far back that is: the longest window and the longest wait together, and some."""
+"""The longest window and the longest wait together, with some room."""
 
 
 def evaluate(history: History, alerts: Iterable[Alert] = ALERTS) -> list[AlertStatus]:
-    """Return how each alert stands at the last moment of the history, those that fire first."""
+    """Return the state of each alert at the last moment of the history, firing ones first."""
     found = [status for alert in alerts for status in _statuses(alert, history)]
     return sorted(found, key=lambda each: ("firing", "pending", "ok").index(each.state))
 
@@ -331,7 +333,7 @@ def _statuses(alert: Alert, history: History) -> list[AlertStatus]:
 
 
 def _since(condition: Condition, history: History, labels: Labels) -> float:
-    """Return the first moment from which on the condition has held for these labels."""
+    """Return the first moment since which the condition has held for these labels."""
     first = len(history)
     while first > 1 and labels in condition.holds(history[: first - 1]):
         first -= 1

@@ -32,7 +32,7 @@ CAUSES = (
     "TimeoutExceeded",
     "UnknownSpec",
 )
-"""Types of error that the service itself gives to an attempt; whatever a rank raises is counted as ``Other``."""
+"""Types of error that the service itself gives to an attempt; an exception of a rank counts as ``Other``."""
 OTHER = "Other"
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -51,7 +51,7 @@ class MetricDeclaration:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     values: tuple[str, ...] = ()
-    """Values of its only label, where they are known ahead: those are exported from the start, at 0."""
+    """The values of its only label, if known ahead: they are exported from the start, at 0."""
 
     @cached_property
     def bounds(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Writes conditions on metrics once, as Prometheus' query and as a computation over remembered numbers.
 
-A value is a number for each set of labels; a condition keeps those that are beyond a limit, as in Prometheus. Several
-API processes export the same series, of which one instance is enough: queries say ``max without (instance)``.
+A value is a number for each set of labels; a condition keeps those beyond a limit, as in Prometheus. Several API
+processes export the same series, of which one instance is enough: queries say ``max without (instance)``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Moment:
 
 
 History = Sequence[Moment]
-"""Moments in the order of time; what is asked about is the last one."""
+"""Moments in order of time; questions are about the last one."""
 
 
 class Quantity(Protocol):
-    """Answers what a query of Prometheus would."""
+    """Computes the answer to a query of Prometheus."""
 
     @property
     def promql(self) -> str: ...
@@ -64,8 +64,9 @@ class Latest:
 
 @dataclass(frozen=True)
 class Increase:
-    """By how much a counter grew within a window, in seconds, all its label sets together. What appears in the window
-    has grown from 0; one that fell was begun anew.
+    """How much a counter grew within a window, in seconds, over all its label sets.
+
+    A series that appears in the window has grown from 0; one that fell was restarted.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Increase:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One value by another that has no labels of its own; nothing where that is 0."""
+    """One value divided by another that has no labels of its own; nothing where that is 0."""
 
     dividend: Quantity
     divisor: Quantity
@@ -112,7 +113,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Total:
-    """All that has these labels, added up."""
+    """The sum of all values with these labels."""
 
     of_each: Quantity
 
@@ -148,7 +149,7 @@ class Magnitude:
 
 
 class Condition(Protocol):
-    """Keeps the label sets for which something is the case."""
+    """Keeps the label sets for which something holds."""
 
     @property
     def promql(self) -> str: ...
@@ -187,7 +188,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Both:
-    """Keeps what the first keeps while the second keeps anything."""
+    """Keeps the values of the first while the second keeps any."""
 
     first: Condition
     second: Condition
@@ -206,7 +207,7 @@ class Both:
 
 @dataclass(frozen=True)
 class ServiceUnreachable:
-    """Nothing answers a scrape, which only Prometheus can see: whoever computes this is there."""
+    """Nothing answers a scrape, which only Prometheus can see: a process that computes this is running."""
 
     promql: str = 'up{job="trivet"} == 0'
     metrics: frozenset[str] = frozenset()

@@ -1,20 +1,21 @@
-"""Holds the values of metrics as Prometheus spells them: a histogram is its cumulative buckets, sum and count."""
+"""Counts, and the values of metrics as Prometheus spells them: a histogram is its cumulative buckets, sum and count."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from service.jobs.monitoring.catalogue import COUNTS, MetricDeclaration
 
-_SEPARATOR = "\t"
 _BY_NAME = {metric.name: metric for metric in COUNTS}
+_SEPARATOR = "\t"
 
 
 class Series(NamedTuple):
-    """Names one value: a metric, or a part of a histogram, and its labels in the order of the declaration."""
+    """Names one value: a metric, or a part of a histogram, and its labels in declared order."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -24,7 +25,7 @@ Numbers = dict[Series, float]
 
 
 def field_of(name: str, *words: str) -> str:
-    """Return the name of a count where all counts are kept (``lua/lib/counts.lua`` makes the same)."""
+    """Return the name of a count in the store (``lua/lib/counts.lua`` makes the same)."""
     return _SEPARATOR.join((name, *words))
 
 
@@ -35,8 +36,9 @@ def observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()
 
 
 def from_counts(counts: Mapping[str, str]) -> Numbers:
-    """Return kept counts as numbers, with zeros where nothing was counted yet. What another version counts, and this
-    one does not know, is left out.
+    """Return stored counts as numbers, with zeros for those not counted yet.
+
+    Counts that only another version knows are left out.
     """
     numbers: Numbers = {}
     buckets: defaultdict[tuple[MetricDeclaration, tuple[str, ...]], dict[str, float]] = defaultdict(dict)
@@ -77,3 +79,34 @@ def _cumulative(
         numbers[Series(f"{metric.name}_bucket", (*labels, ("le", bound)))] = total
     numbers[Series(f"{metric.name}_count", labels)] = total
     return numbers
+
+
+class Meter:
+    """Counts in this process. Thread-safe. Its size is bounded, since the values of labels are."""
+
+    def __init__(self) -> None:
+        self._counted: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        """Add to a counter. Raises :class:`KeyError` for one that is not declared."""
+        self._add({field_of(_BY_NAME[name].name, *labels): by})
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Enter a value into a histogram. Raises :class:`KeyError` for one that is not declared."""
+        self._add(observed(_BY_NAME[name], value, labels))
+
+    def take(self) -> dict[str, float]:
+        """Return the counts since the last call."""
+        with self._lock:
+            counted, self._counted = self._counted, Counter()
+        return dict(counted)
+
+    def give_back(self, counted: Mapping[str, float]) -> None:
+        """Count again what could not be stored."""
+        self._add(counted)
+
+    def _add(self, counted: Mapping[str, float]) -> None:
+        with self._lock:
+            for field, by in counted.items():
+                self._counted[field] += by  # type: ignore[assignment]  # sums of seconds are fractions

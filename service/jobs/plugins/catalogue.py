@@ -1,4 +1,4 @@
-"""Defines what can be named in a spec: the built-in declarations and those of installed packages."""
+"""Loads the declarations that specs can name: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HOUSE = "trivet"
 
 
 class _PluginError(Exception):
-    """A declaration that cannot be used; says why."""
+    """A declaration cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
 class _Provided(Generic[Kind]):
-    """A usable declaration and the distribution that it came with."""
+    """A usable declaration and its distribution."""
 
     declaration: Kind
     distribution: str
@@ -61,7 +61,7 @@ class Catalogue(Generic[Kind]):
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
 
     def refuse_unavailable(self, value: Any) -> Any:
-        """Say, as a validator that goes before the union, why a name that was installed is not there."""
+        """Explain, as a validator before the union, why an installed name is unavailable."""
         named = value.get(self.tag) if isinstance(value, Mapping) else None
         for each in self.unavailable:
             if each.name == named and named not in self.provided:
@@ -89,7 +89,7 @@ def installed(group: str) -> Sequence[EntryPoint]:
 def catalogue(
     kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
 ) -> Catalogue[Kind]:
-    """Load every declaration; what is broken or claims a taken name is logged and set aside, whatever it raises."""
+    """Load every declaration; log and set aside any that is broken or claims a taken name, whatever it raises."""
     provided = {name_of(each): _Provided(each, HOUSE, house_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
@@ -98,7 +98,7 @@ def catalogue(
         try:
             _check_name(point.name, provided, claims[point.name])
             provided[point.name] = _Provided(_load(kind, point), *_distribution(point))
-        except BaseException as error:  # a package may raise anything, and must not take the service down
+        except BaseException as error:  # a package may raise anything, and must not bring the service down
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = str(error) if isinstance(error, _PluginError) else f"{type(error).__name__}: {error}"
@@ -108,7 +108,7 @@ def catalogue(
 
 
 def name_of(declaration: Declaration) -> str:
-    """Return the name that a spec uses; raises :class:`_PluginError` where the configuration does not fix one."""
+    """Return the name that specs use; raises :class:`_PluginError` if the configuration does not fix one."""
     return _fixed(declaration.config, declaration.tag)
 
 
@@ -122,8 +122,8 @@ def _fixed(config: type[Any], tag: str) -> str:
 
 
 def _check_name(name: str, provided: Mapping[str, Any], claims: int) -> None:
-    """Check that a name is free. Of several packages that claim one none gets it: a job would run what happened to be
-    found first.
+    """Check that a name is free. Of several packages that claim one, none gets it: chance would choose the code of a
+    job.
     """
     if claims > 1:
         raise _PluginError(f"{claims} installed packages claim this name")
@@ -141,7 +141,7 @@ def _load(kind: type[Kind], point: EntryPoint) -> Kind:
         _check_config(kind, point, "variant", variant)
     if isinstance(declaration, JobKind):
         _check_references(declaration)
-    # Whatever is wrong with the forms shows here, and not where a union is made of everybody's.
+    # Bad forms show here, and not where a union of all packages is made.
     TypeAdapter(declaration.form).json_schema()
     return declaration
 
@@ -156,7 +156,7 @@ def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -
 
 
 def _check_references(declared: JobKind) -> None:
-    """Ask whether what the declaration names by path is there, without importing the rank program."""
+    """Check that everything a declaration names by path exists, without importing the rank program."""
     module, _, function = declared.runner.partition(":")
     if not function or find_spec(module) is None:
         raise _PluginError(f"its runner {declared.runner!r} is not there; expected package.module:function")
@@ -165,7 +165,7 @@ def _check_references(declared: JobKind) -> None:
 
 
 def house_version() -> str:
-    """Return the installed version of Trivet, or ``checkout`` where nobody installed it."""
+    """Return the installed version of Trivet, or ``checkout`` if it was never installed."""
     try:
         return version(HOUSE)
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""Defines what the configurations of families, sources, objectives and programs answer without torch.
+"""Defines what configurations of families, sources, objectives and programs answer without torch.
 
-What data gives and what a model reads are numbers that must fit each other: :data:`Samples`.
+Data gives, and a model reads, :data:`Samples`: their numbers must fit each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from service.jobs.spec.train import TrainSpec
 
 Reason = tuple[str, str, Any, str]
-"""Why something does not fit, as (path, message, got, expected)."""
+"""Says why something does not fit, as (path, message, got, expected)."""
 
 
 class ModelConfig(Strict):
@@ -58,17 +58,17 @@ class ModelConfig(Strict):
     @property
     @abstractmethod
     def places(self) -> int:
-        """Blocks in the chain: into at most as many stages a pipeline cuts the model."""
+        """Blocks in the chain, and so the most stages of a pipeline."""
 
     @property
     @abstractmethod
     def divided(self) -> Mapping[str, int]:
-        """Sizes that must divide over tensor-parallel ranks, by the field that holds each (``hidden.0``)."""
+        """Sizes that must divide over tensor-parallel ranks, by field (``hidden.0``)."""
 
     @property
     @abstractmethod
     def reads(self) -> Samples:
-        """Return the samples that the model is for."""
+        """Return the samples that the model reads."""
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Return the floating-point operations to train on one sample, forward and backward, without recomputation.
@@ -103,7 +103,7 @@ class DataConfig(Strict):
     @property
     @abstractmethod
     def gives(self) -> Samples:
-        """Return what its samples are; a model must read the same."""
+        """Return the samples that it gives; a model must read the same."""
 
     @property
     def held_out(self) -> int | None:

@@ -24,8 +24,9 @@ from service.jobs.spec.base import CommonSpec
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Gives checks what is known beside a spec when it is submitted. By default: no host, no other job, and every file
-    unread.
+    """Holds the facts that checks know beside a spec when it is submitted.
+
+    By default: no host, no other job, and every file unread.
     """
 
     fleet_capacity: Mapping[str, int] | None = None
@@ -57,7 +58,7 @@ def one_of(forms: tuple[Any, ...]) -> Any:
 
 @lru_cache
 def _by_format(forms: tuple[type[DataConfig], ...]) -> Any:
-    """Return the forms of one source, as an alias: a JSON Schema that maps tags can only map them to references."""
+    """Return the forms of one source, as an alias: a JSON Schema can map tags only to references."""
     name = str(forms[0].model_fields["source"].default).capitalize()
     return TypeAliasType(f"{name}Source", Annotated[one_of(forms), Field(discriminator="format")])
 
@@ -75,7 +76,7 @@ class Declaration:
 
     @property
     def form(self) -> Any:
-        """Return the type that a spec's value is read as."""
+        """Return the type as which a spec's value is read."""
         return self.config
 
 
@@ -106,7 +107,7 @@ class DataSource(Declaration):
 
     @property
     def form(self) -> Any:
-        """Return the type that a spec's value is read as."""
+        """Return the type as which a spec's value is read."""
         if not self.variants:
             return self.config
         return _by_format((self.config, *self.variants))
@@ -163,7 +164,7 @@ class JobKind(Declaration):
 
     @property
     def page_file(self) -> Path | None:
-        """Return where the page's module is; imports the package that holds it."""
+        """Return the path of the page's module; imports the package that holds it."""
         if self.page is None:
             return None
         package, _, path = self.page.partition(":")

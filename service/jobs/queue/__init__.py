@@ -1,1 +1,1 @@
-"""Plans over the queue, apart from the store: in which order jobs are placed, and when each may start."""
+"""Plans over the queue, apart from the store: the order in which jobs are placed, and when each may start."""

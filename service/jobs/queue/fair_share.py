@@ -1,14 +1,14 @@
 """Defines fair share between projects: how use is forgotten, and which project's job is next.
 
-A project's **use** is the device-seconds that its jobs held, each worth half as much for every half-life that has
-passed since. With u at some moment and n devices held from then on, after t seconds
+A project's **use** is the device-seconds that its jobs held, each worth half as much for every half-life since. With u
+at some moment and n devices held from then on, after t seconds
 
     u(t) = u·2^(-t/h) + n·(h/ln 2)·(1 - 2^(-t/h)),
 
 so whole histories are kept as one number. Its **share** is that use, and a minute ahead for every device that it holds,
 over its weight: of two projects with jobs of equal priority the one with the smaller share is next. The minute ahead
-lets devices that come free together be spread over projects that start out equal.
-``store/lua/lib/fair_share.lua`` keeps and compares shares by the same rules.
+spreads devices that come free together over projects that start out equal. ``store/lua/lib/fair_share.lua`` keeps and
+compares shares by the same rules.
 """
 
 from __future__ import annotations
@@ -19,10 +19,28 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from service.jobs.queue.pending import PendingJob
+from service.jobs.projects import DEFAULT_PROJECT
+
+
+@dataclass(frozen=True)
+class PendingJob:
+    """A job that waits for devices: ``ranks`` of one ``pool``, on ``max_hosts`` hosts at most."""
+
+    id: str
+    kind: str
+    owner: str
+    pool: str
+    ranks: int
+    max_hosts: int
+    priority: int
+    queued_at_ms: int
+    """By the store's own clock."""
+    timeout_s: float | None = None
+    project: str = DEFAULT_PROJECT
+
 
 AHEAD_S = 60.0
-"""What a project holds counts as used for so long ahead."""
+"""Seconds ahead for which held devices count as used."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +53,11 @@ class Use:
 
     @property
     def share(self) -> float:
-        """Return what projects are compared by; the smaller one is next."""
+        """Return the project's share; the smallest is next."""
         return (self.used_s + self.held * AHEAD_S) / self.weight
 
     def after(self, seconds: float, half_life_s: float) -> Use:
-        """Return the use when so much time has passed with the same devices held."""
+        """Return the use after so much time with the same devices held."""
         kept = 2.0 ** (-seconds / half_life_s)
         return replace(self, used_s=self.used_s * kept + self.held * half_life_s / math.log(2) * (1 - kept))
 
@@ -71,7 +89,7 @@ def in_order(
 
 
 def _by_share(by_age: list[PendingJob], uses: dict[str, Use]) -> list[PendingJob]:
-    """Take jobs one by one, each from the project that has the smallest share then; ``uses`` is brought up to date."""
+    """Take jobs one by one, each from the project with the smallest share by then; ``uses`` is updated."""
     queues = defaultdict[str, list[PendingJob]](list)
     for job in reversed(by_age):
         queues[job.project].append(job)

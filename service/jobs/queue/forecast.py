@@ -1,8 +1,8 @@
-"""Estimates when pending jobs may start, from what is known of how long running and earlier jobs take.
+"""Estimates when pending jobs may start, from how long running and earlier jobs take.
 
-Time is played forward: what runs ends when its own progress, earlier jobs of its kind or its time limit say so, and
-what waits is placed in order as devices come free. What nothing is known about never ends here, so that a job which
-depends on its end has no estimate rather than an invented one.
+Time is played forward: a running job ends when its own progress, earlier jobs of its kind or its time limit say so, and
+pending jobs are placed in order as devices come free. A job of which nothing is known never ends here, so that a job
+which waits for it gets no estimate rather than an invented one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.jobs.projects import DEFAULT_PROJECT
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import PendingJob
 
 Basis = Literal["progress", "durations", "limits"]
 """What an expected end rests on: the job's own progress, how long earlier jobs of its kind took, its time limit."""
@@ -27,7 +27,7 @@ _MOST_ENDINGS = 2000
 
 @dataclass(frozen=True)
 class Known:
-    """Seconds that are expected, and what the expectation rests on."""
+    """Holds an expected number of seconds and its basis."""
 
     seconds: float
     basis: Basis
@@ -60,9 +60,9 @@ class Start:
 
 
 def expected(typical_s: float | None, timeout_s: float | None, elapsed_s: float = 0.0) -> Known | None:
-    """Return how much longer a job that has run for ``elapsed_s`` may take, or ``None`` where nothing is known.
+    """Return how much longer a job that has run for ``elapsed_s`` may take, or ``None`` if nothing is known.
 
-    One that has run for longer than is typical tells that it is not typical: then only its limit is left.
+    A job that has run longer than is typical is not typical: then only its limit counts.
     """
     limit = None if timeout_s is None else max(timeout_s - elapsed_s, 0.0)
     if typical_s is not None and typical_s > elapsed_s:
@@ -101,7 +101,7 @@ def forecast(
 
 @dataclass(frozen=True)
 class _Ending:
-    """Devices that come free, by host, and all that the moment rests on."""
+    """Devices that come free, by host, and the bases of that moment."""
 
     pool: str
     project: str
@@ -124,15 +124,15 @@ class _Play:
     _endings: list[tuple[float, int, _Ending]] = field(default_factory=list)
     _count: itertools.count[int] = field(default_factory=itertools.count)
     _basis: dict[str, frozenset[Basis]] = field(default_factory=dict)
-    """What the devices that are free by now rest on, by pool."""
+    """The bases of the devices that are free by now, by pool."""
     _room_basis: dict[str, frozenset[Basis]] = field(default_factory=dict)
-    """What the room that projects have by now rests on."""
+    """The bases of the room that projects have by now."""
 
     def end_later(self, at_s: float, ending: _Ending) -> None:
         heapq.heappush(self._endings, (at_s, next(self._count), ending))
 
     def advance(self) -> bool:
-        """Go on to the next moment at which devices come free; ``False`` where none is known."""
+        """Advance to the next moment at which devices come free; ``False`` if none is known."""
         if not self._endings:
             return False
         self.at_s = self._endings[0][0]

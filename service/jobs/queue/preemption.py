@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import PendingJob
 
 _MOST_TRIED = 12
-"""All subsets of so many possible victims are compared; where there are more, they are chosen one by one."""
+"""The most possible victims whose subsets are all compared; more are chosen one by one."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PreemptibleJob:
 
 @dataclass(frozen=True)
 class Preemption:
-    """What is to be stopped, and for which job."""
+    """Says which jobs to stop, and for which job."""
 
     beneficiary: PendingJob
     victims: tuple[PreemptibleJob, ...]
@@ -80,7 +80,7 @@ def _freed(free: Mapping[str, int], victims: Iterable[PreemptibleJob]) -> dict[s
 
 
 def _fewest(job: PendingJob, free: Mapping[str, int], able: Sequence[PreemptibleJob]) -> tuple[PreemptibleJob, ...]:
-    """Return the victims; all that are able are enough."""
+    """Return the victims; all that are able suffice."""
     if len(able) > _MOST_TRIED:
         able = _one_by_one(job, free, able)
     for count in range(1, min(len(able), _MOST_TRIED) + 1):

@@ -1,11 +1,20 @@
 """Plain data that the store gives out: jobs, hosts, belongings of projects, refusals. No behaviour, no Redis."""
 
 from service.jobs.records.belongings import (
+    LONGEST_TEXT,
     ApiKey,
     Artifact,
+    Conflict,
+    NotFound,
+    OverQuota,
+    Problem,
+    Rejected,
     ServiceAccount,
     StoredFile,
+    Superseded,
+    UnknownSpec,
     Upload,
+    shortened,
 )
 from service.jobs.records.hosts import (
     ISOLATION_PARTS,
@@ -38,17 +47,6 @@ from service.jobs.records.jobs import (
     QueuePage,
     StartEstimate,
     SweepJobs,
-)
-from service.jobs.records.refusals import (
-    LONGEST_TEXT,
-    Conflict,
-    NotFound,
-    OverQuota,
-    Problem,
-    Rejected,
-    Superseded,
-    UnknownSpec,
-    shortened,
 )
 
 __all__ = [

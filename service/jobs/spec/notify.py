@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, model_validator
 
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.states import JobState
-from service.jobs.webhook_url import check_url
 
 _RELATIONS = MappingProxyType({">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt})
 _THRESHOLD = re.compile(rf"\s*({'|'.join(_RELATIONS)})\s*(\S+)\s*")
@@ -109,3 +109,21 @@ def _number_at(numbers: Mapping[str, Any], path: str) -> float | None:
         for name in path.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
     return None if isinstance(found, bool) or not isinstance(found, (int, float)) else float(found)
+
+
+_SCHEMES = ("https", "http")
+
+
+def check_url(url: str) -> None:
+    """Check what can be said of a URL without resolving it. Raises ``ValueError`` with what would be accepted."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        raise ValueError("an https:// URL with a host") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname or not has_port:
+        raise ValueError("an https:// URL with a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL without user and password: deliveries are signed")
+    if parts.fragment:
+        raise ValueError("a URL without a fragment")

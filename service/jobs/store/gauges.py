@@ -1,4 +1,4 @@
-"""Measures the whole service, for monitoring."""
+"""Measures the service for monitoring, and adds up the counts of all its processes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import orjson
+
 from service.jobs.kinds.registry import KINDS
 from service.jobs.monitoring.catalogue import OPEN_STATES, POOLS
-from service.jobs.monitoring.numbers import Numbers, Series
+from service.jobs.monitoring.numbers import Meter, Numbers, Series, from_counts
 from service.jobs.records import Host
 from service.jobs.states import STATES, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient, StoreUnavailable
-from service.jobs.store.counts import Counts
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keys import ApiKeys
-from service.jobs.store.keyspace import JOBS_BY, LEASES, OUTBOX, PREFIX
+from service.jobs.store.keyspace import COUNTS, JOBS_BY, LEASES, OUTBOX, PREFIX
 from service.jobs.store_limits import StoreLimits
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Adds and reads. The scripts count there themselves what happens in them."""
+
+    client: BrokerClient
+
+    def add(self, meter: Meter) -> None:
+        """Add what a process counted. While the broker is away the meter keeps it; raises :class:`StoreUnavailable`.
+
+        A call whose answer was lost may have been counted, and is counted again: rather twice than not at all.
+        """
+        counted = meter.take()
+        if not counted:
+            return
+        try:
+            stubs.add_counts(self.client, orjson.dumps(counted).decode())
+        except StoreUnavailable:
+            meter.give_back(counted)
+            raise
+
+    def numbers(self) -> Numbers:
+        """Return the sums over all processes, since the data folder was made."""
+        return from_counts(self.client.call("HGETALL", COUNTS()))
+
 
 _KEY_WARNING = timedelta(days=7)
 """How long before its end a key counts as one that is about to expire."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import PendingJob
 from service.jobs.queue.preemption import PreemptibleJob, Preemption, plan
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient

@@ -8,15 +8,18 @@ along; neither admits anybody alone. Only digests are kept, for as long as the s
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 import secrets
 from dataclasses import dataclass
+
+import orjson
 
 from service.jobs.records import ApiKey
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.keyspace import SESSION, SESSION_TICKET, SIGN_INS
+from service.jobs.store.keyspace import SESSION, SESSION_TICKET, SIGN_IN_FLOW, SIGN_INS
 
 _TICKET_S = 300
 """How long a ticket admits to its path, for a download or an event stream that is opened again."""
@@ -107,3 +110,41 @@ class SignIns:
     def refused(self, address: str) -> None:
         """Count a try with a wrong key."""
         stubs.count_within(self.client, SIGN_INS(address), round(WINDOW_S * 1000))
+
+
+FLOW_S = 600
+"""How long somebody may take to sign in at the provider."""
+
+
+@dataclass(frozen=True)
+class SignInFlow:
+    """A sign-in that has begun. ``state`` goes to the provider and comes back; ``browser`` stays in a cookie of the
+    browser that began it, so that nobody's sign-in can be slipped to somebody else's browser.
+    """
+
+    state: str
+    browser: str
+    nonce: str
+    verifier: str
+
+
+@dataclass(frozen=True)
+class SignInFlows:
+    """A flow is taken once, by the browser that began it, within :data:`FLOW_S` seconds."""
+
+    client: BrokerClient
+
+    def begin(self) -> SignInFlow:
+        """Begin a sign-in, with new secrets."""
+        flow = SignInFlow(*(secrets.token_urlsafe(32) for _ in range(4)))
+        kept = {"browser": _digest(flow.browser), "nonce": flow.nonce, "verifier": flow.verifier}
+        self.client.call("SET", SIGN_IN_FLOW(_digest(flow.state)), orjson.dumps(kept), "EX", FLOW_S)
+        return flow
+
+    def take(self, state: str, browser: str) -> SignInFlow | None:
+        """Return the flow of a ``state`` and forget it; ``None`` where there is none, or another browser began it."""
+        text = self.client.call("GETDEL", SIGN_IN_FLOW(_digest(state)))
+        if text is None:
+            return None
+        flow = SignInFlow(state, **orjson.loads(text))
+        return flow if hmac.compare_digest(flow.browser, _digest(browser)) else None

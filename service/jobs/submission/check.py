@@ -1,4 +1,4 @@
-"""Checks a whole spec: what its kind asks, and what holds for any kind."""
+"""Checks a whole spec: the checks of its kind, and those of any kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_dependencies
 from service.jobs.checks.files import check_files
-from service.jobs.checks.fleet import check_fleet
+from service.jobs.checks.parallel import check_fleet
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem
@@ -22,7 +22,7 @@ def check_names(spec: CommonSpec) -> Iterator[Problem]:
 
 
 def check(spec: CommonSpec, context: CheckContext) -> list[Problem]:
-    """Return every reason why this job could never run; none if there is no such reason."""
+    """Return every reason why this job could never run."""
     return [
         *check_names(spec),
         *check_dependencies(spec, context),

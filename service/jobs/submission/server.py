@@ -34,7 +34,7 @@ class CheckCommand(FrozenModel):
 
 
 class CheckEnding(FrozenModel):
-    """Reports how a check's process ended: its exit code, negative for a signal's number, and what it had used."""
+    """Reports how a check's process ended: its exit code, negative for a signal's number, and its resource use."""
 
     number: int
     code: int
@@ -44,7 +44,7 @@ class CheckEnding(FrozenModel):
 
 @dataclass
 class _CheckForks:
-    """Forks, ends and reaps the processes of checks; single-threaded, as a process that forks must be."""
+    """Forks, ends and reaps the processes of checks; single-threaded, as a forking process must be."""
 
     control: socket.socket
     running: dict[int, int] = field(default_factory=dict)

@@ -4,8 +4,7 @@ Everything is a pure function of the spec and the seed, so that every layout and
 same samples at the same step. Nothing is downloaded.
 """
 
-from service.models.data.feeding import Feed, open_feed
-from service.models.data.order import BatchOrder
+from service.models.data.order import BatchOrder, Feed, open_feed
 from service.models.data.samples import Dataset, Samples, Split
 from service.models.data.sources import Loader, load
 

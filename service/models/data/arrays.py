@@ -1,31 +1,68 @@
-"""Labelled samples in named arrays."""
+"""Labelled samples in named arrays of untrusted files."""
 
 from __future__ import annotations
 
+import lzma
+import tokenize
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.jobs.spec.files import FileArrays
-from service.models.data import npy
 from service.models.data.samples import Split
+
+BROKEN = (
+    ValueError,
+    TypeError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    SystemError,  # of Python 3.12, whose tokenizer accepts the null bytes of a header
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""The errors of reading a broken file."""
+_HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = (
+    MappingProxyType({(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0})
+)
+"""The third version has names of fields, which arrays of numbers lack."""
+
+
+def check_claim(file: IO[bytes], size: int) -> None:
+    """Compare the header that ``file`` of ``size`` bytes begins with to that size, before memory is taken for it.
+
+    Raises one of :data:`BROKEN`.
+    """
+    version = npy.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"version {version} of the format is none for numbers")
+    shape, _, kind = _HEADERS[version](file)
+    claimed = prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or claimed > size:
+        raise ValueError(f"its header claims shape {shape} of {kind}, which {size} bytes do not hold")
+
 
 INPUTS, TARGETS, TEST = "inputs", "targets", "test_"
 _LARGEST_NPZ = 2**34
-"""Bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
+"""The most bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
 
 
 @dataclass(frozen=True)
 class ArraySamples:
-    """Inputs ``(n, …)`` of any real type, flattened and made float32 as they are asked for; int64 labels ``(n,)``."""
+    """Inputs ``(n, …)`` of any real type, flattened and made float32 on request; int64 labels ``(n,)``."""
 
     inputs: Tensor
     labels: Tensor
@@ -48,7 +85,7 @@ class ArraySamples:
         return Split(scaled, self.labels[indices])
 
     def to(self, device: torch.device) -> ArraySamples:
-        """Return the samples as they are: they stay where they lie."""
+        """Return the samples unchanged: they stay on disk."""
         return self
 
 
@@ -110,14 +147,14 @@ def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
         _check_members(path)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(_native(arrays[name])) for name in arrays.files}
-    except npy.BROKEN as error:
+    except BROKEN as error:
         raise ValueError(f"{field} is no npz file of numbers: {error}") from error
     except MemoryError as error:
         raise ValueError(f"{field} holds arrays too large for this machine's memory; use safetensors") from error
 
 
 def _native(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the array in one piece and in this machine's order of bytes."""
+    """Return the array contiguous and in this machine's byte order."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
@@ -134,6 +171,6 @@ def _check_members(path: Path) -> None:
 
 def _check_member(content: IO[bytes], member: zipfile.ZipInfo) -> None:
     try:
-        npy.check_claim(content, member.file_size)
-    except npy.BROKEN as error:
+        check_claim(content, member.file_size)
+    except BROKEN as error:
         raise ValueError(f"{member.filename}: {error}") from error

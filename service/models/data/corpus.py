@@ -1,4 +1,4 @@
-"""Bytes of a text that comes with Python."""
+"""Reads a text that comes with Python, as bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.data import TokensData
-from service.models.data.divide import divide
-from service.models.data.samples import Dataset, Split
+from service.models.data.samples import Dataset, Split, divide
 
 
 def load(spec: TokensData, layout: DataLayout | None) -> Dataset:
@@ -30,9 +29,7 @@ def load(spec: TokensData, layout: DataLayout | None) -> Dataset:
 
 @lru_cache(maxsize=1)
 def python_reference() -> bytes:
-    """Return the text behind ``help()``: Python's language reference, topics in alphabetical order (it varies by
-    version).
-    """
+    """Return the text behind ``help()``: Python's language reference by topic, which varies by version."""
     try:
         from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte of text that only this source needs
     except ImportError as error:

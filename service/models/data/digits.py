@@ -10,8 +10,7 @@ import torch
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.data import DigitsData
-from service.models.data.divide import divide
-from service.models.data.samples import Dataset, Split
+from service.models.data.samples import Dataset, Split, divide
 
 
 def load(spec: DigitsData, layout: DataLayout | None) -> Dataset:

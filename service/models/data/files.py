@@ -1,15 +1,20 @@
-"""Data from uploaded files, by format."""
+"""Data from uploaded files, by format; text is tokenized once for all jobs."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+
+import numpy as np
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.files import FileArrays, FileTokens
+from service.models.build_once import build_once
 from service.models.data import arrays, packed
+from service.models.data.packed import TokenFile
 from service.models.data.samples import Dataset, Samples
-from service.models.data.text import tokenized, tokenizer_version
 
 
 def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
@@ -19,8 +24,8 @@ def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
 
 
 def _digest(spec: FileTokens | FileArrays) -> str:
-    """Return the digest of the spec, since a file's id is the hash of its content, and of what else decides how a text
-    is cut.
+    """Return the digest of the spec, in which a file's id is its hash, and of anything else that decides how a text is
+    cut.
     """
     cut_by = tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
     return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
@@ -52,8 +57,59 @@ def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Sampl
 
 
 def uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
-    """Return where an uploaded file lies. Raises ``ValueError`` naming the field when it is not there."""
+    """Return the path of an uploaded file. Raises ``ValueError`` naming the field if it is missing."""
     path = None if layout is None else layout.file(file)
     if path is None or not path.is_file():
         raise ValueError(f"{field}: there is no uploaded file {file} in the data directory")
     return path
+
+
+CHUNK = 2**20
+"""Characters that are tokenised at a time; a chunk ends with a line, unless that makes it twice as long."""
+_CUT = "whole chunks"
+"""The way in which a text becomes ids; a new one needs a new name, so that no cached file of the old one is read."""
+
+
+def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
+    """Return the ids of a UTF-8 text, from the cache; the first rank fills it while the others wait.
+
+    The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special tokens.
+    ``ValueError`` names the field when either file cannot be read or the tokenizer has too many tokens.
+    """
+    # Imported here, as only this needs it.
+    import tokenizers  # noqa: PLC0415
+
+    try:
+        model = tokenizers.Tokenizer.from_file(str(tokenizer))
+    except Exception as error:
+        raise ValueError(f"data.tokenizer is no tokenizer.json: {error}") from error
+    model.no_truncation()  # the file may set both, for single sentences
+    model.no_padding()
+    size = model.get_vocab_size(with_added_tokens=True)
+    if size > vocabulary:
+        raise ValueError(f"data.tokenizer has {size} tokens; data.vocabulary={vocabulary} must be at least that")
+    kind = "uint16" if vocabulary <= 2**16 else "uint32"
+    # Uploaded files are named by their hash.
+    key = f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}\n{_CUT}"
+    path = cache / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.{kind}"
+
+    def write(target: Path) -> None:
+        with target.open("wb") as ids:
+            for chunk in _chunks(text):
+                np.asarray(model.encode(chunk, add_special_tokens=False).ids, dtype=kind).tofile(ids)
+
+    return TokenFile(build_once(path, write), kind)
+
+
+def tokenizer_version() -> str:
+    """Return the library's version: another one may cut the same text differently."""
+    return version("tokenizers")
+
+
+def _chunks(text: Path) -> Iterator[str]:
+    try:
+        with text.open(encoding="utf-8", newline="") as lines:
+            while chunk := lines.read(CHUNK) + lines.readline(CHUNK):
+                yield chunk
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data.file is no UTF-8 text: {error}") from error

@@ -1,16 +1,20 @@
-"""Computes the order in which a training run visits its samples: a pure function of seed and step."""
+"""Computes the order in which a run visits its samples, and feeds each rank its batches."""
 
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from service.models.data.samples import Samples, Split
+
 LARGEST_LIST = 2**26
-"""Samples up to which the permutation of an epoch is kept as a list (half a gigabyte); beyond, it is computed."""
+"""The most samples whose permutation is kept as a list (half a gigabyte); beyond, it is computed."""
 ROUNDS = 6
 
 
@@ -49,7 +53,7 @@ class BatchOrder:
         return self.indices(step)[rank * size : (rank + 1) * size]
 
     def _piece(self, epoch: int, first: int, last: int) -> Tensor:
-        """Return the entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
+        """Return entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
         if self.samples <= LARGEST_LIST:
             return _permutation(self.seed, epoch, self.samples)[first:last]
         return scatter(torch.arange(first, last), self.samples, f"{self.seed}:{epoch}")
@@ -91,3 +95,52 @@ def _permutation(seed: int, epoch: int, samples: int) -> Tensor:
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randperm(samples, generator=generator)
+
+
+class Feed(Protocol):
+    def batch(self, step: int) -> Split:
+        """Return this rank's share of the ``step``-th batch (from 0)."""
+
+
+@dataclass(frozen=True)
+class ResidentFeed:
+    """Feeds samples that lie on the device."""
+
+    samples: Samples
+    order: BatchOrder
+    rank: int
+    ranks: int
+
+    def batch(self, step: int) -> Split:
+        return self.samples.take(self.order.share(step, self.rank, self.ranks))
+
+
+class StreamFeed:
+    """Feeds samples from disk: a thread reads the next batch while training uses this one.
+
+    Copies to a CUDA device leave from pinned memory and do not block the host.
+    """
+
+    def __init__(self, resident: ResidentFeed, device: torch.device) -> None:
+        self._source, self._device = resident, device
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="data")
+        self._ahead: dict[int, Future[Split]] = {}
+
+    def batch(self, step: int) -> Split:
+        reading = self._ahead.get(step) or self._reader.submit(self._read, step)
+        self._ahead = {step + 1: self._reader.submit(self._read, step + 1)}
+        batch = reading.result()
+        inputs, targets = (each.to(self._device, non_blocking=True) for each in (batch.inputs, batch.targets))
+        return Split(inputs, targets)
+
+    def _read(self, step: int) -> Split:
+        batch = self._source.batch(step)
+        if self._device.type != "cuda":
+            return batch
+        return Split(batch.inputs.pin_memory(), batch.targets.pin_memory())
+
+
+def open_feed(samples: Samples, order: BatchOrder, rank: int, ranks: int, device: torch.device) -> Feed:
+    """Return the batches of data-parallel ``rank`` of ``ranks``; a share is a function of seed, step and rank alone."""
+    resident = ResidentFeed(samples, order, rank, ranks)
+    return resident if isinstance(samples, Split) else StreamFeed(resident, device)

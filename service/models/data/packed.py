@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.jobs.spec.files import FileTokens
-from service.models.data import npy
+from service.models.data.arrays import BROKEN, check_claim
 from service.models.data.samples import Split
 
 CHECKED_WHOLE = 2**26
-"""Ids up to which a file is looked through when it is opened; of a larger one, evenly spaced windows are. Every batch
-is looked at when it is read.
+"""The most ids that are all checked when a file is opened; of a larger one, evenly spaced windows are. Every batch is
+checked when it is read.
 """
 WINDOWS, WINDOW = 1024, 2**14
 
@@ -66,7 +66,7 @@ class PackedTokens:
         return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
     def to(self, device: torch.device) -> PackedTokens:
-        """Return the samples as they are: they stay where they lie."""
+        """Return the samples unchanged: they stay on disk."""
         return self
 
 
@@ -86,7 +86,7 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
 
 
 def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
-    """Divide into training and test split: the latter is the last ``test_fraction``, one sequence at least."""
+    """Divide into training and test split, the last ``test_fraction``: at least one sequence."""
     held_out = max(int(len(tokens) * test_fraction), 1)
     rest = len(tokens) - held_out
     if rest < 1:
@@ -119,16 +119,16 @@ def _map(file: TokenFile, field: str) -> Ids:
     size = file.path.stat().st_size
     if size % kind.itemsize:
         raise ValueError(f"{field} has {size} bytes, which are no whole number of {file.encoding} ids")
-    # Nothing cannot be mapped.
+    # An empty file cannot be mapped.
     return np.memmap(file.path, kind, mode="r") if size else np.empty(0, kind)
 
 
 def _map_npy(path: Path, field: str) -> Ids:
     try:
         with path.open("rb") as file:
-            npy.check_claim(file, path.stat().st_size)
+            check_claim(file, path.stat().st_size)
         ids: Ids = open_memmap(path, mode="r")
-    except npy.BROKEN as error:
+    except BROKEN as error:
         raise ValueError(f"{field} is no array in NumPy's format: {error}") from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(f"{field} holds {ids.dtype} of shape {ids.shape}; expected one row of integers")

@@ -1,7 +1,8 @@
-"""Samples, in memory or on disk."""
+"""Samples, in memory or on disk, and the test split that is held out of them."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,10 +51,10 @@ class Samples(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Return the device on which :meth:`take` leaves what it reads."""
+        """Return the device of the samples that :meth:`take` returns."""
 
     def take(self, indices: Tensor) -> Split:
-        """Return the samples of these indices (int64, on any device), in their order."""
+        """Return the samples at these indices (int64, on any device), in their order."""
 
     def to(self, device: torch.device) -> Samples:
         """Return the same samples, on ``device`` if they are kept in memory."""
@@ -69,3 +70,14 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         return Dataset(self.train.to(device), self.test.to(device), self.sha256)
+
+
+def divide(samples: Split, held_out: int) -> Dataset:
+    """Keep the last ``1/held_out`` of the samples for testing."""
+    cut = len(samples) - len(samples) // held_out
+    digest = hashlib.sha256(samples.inputs.numpy().tobytes() + samples.targets.numpy().tobytes()).hexdigest()
+    return Dataset(
+        train=Split(samples.inputs[:cut], samples.targets[:cut]),
+        test=Split(samples.inputs[cut:], samples.targets[cut:]),
+        sha256=digest,
+    )

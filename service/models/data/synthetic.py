@@ -6,8 +6,7 @@ import torch
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.data import SyntheticData
-from service.models.data.divide import divide
-from service.models.data.samples import Dataset, Split
+from service.models.data.samples import Dataset, Split, divide
 
 _SYNTHETIC_SEED = 20_260_921
 

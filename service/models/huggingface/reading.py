@@ -11,8 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.formats.archive import CONFIG, INDEX, unpack, unwrapped, weight_files
-from service.formats.llama import read_config
-from service.formats.llama_names import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, their_names
+from service.formats.llama import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, read_config, their_names
 from service.jobs.layout import DataLayout
 from service.jobs.spec.families import TransformerConfig
 from service.models.build_once import build_once

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from service.formats.archive import CONFIG, INDEX
-from service.formats.llama import write_config
-from service.formats.llama_names import their_names
+from service.formats.llama import their_names, write_config
 from service.jobs.atomic import atomic_draft
 from service.jobs.spec.families import TransformerConfig
 

@@ -7,8 +7,7 @@ what outlives a step, and refuses to begin one while a backward is still to come
 
 from service.parallel.boundary.calls import CallSite, Invocation, Origin, Shapes, caller
 from service.parallel.boundary.lifetimes import HeldResult, LiveResults
-from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
-from service.parallel.boundary.step import StepBoundary
+from service.parallel.boundary.step import PendingBackwardError, PendingBackwards, StepBoundary
 
 __all__ = [
     "CallSite",

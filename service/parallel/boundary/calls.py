@@ -33,7 +33,7 @@ class CallSite:
 
 @dataclass(frozen=True)
 class Origin:
-    """Holds the call that made something: of which module, where, in which step (counted from 0)."""
+    """Names the call that made something: its module, its place, its step (counted from 0)."""
 
     module: str
     site: CallSite
@@ -55,7 +55,7 @@ class Invocation:
 
 
 class CallCounter:
-    """Says how often modules were called, by the way of calling; any thread may add."""
+    """Counts calls of modules, by how they were called; any thread may add."""
 
     def __init__(self) -> None:
         self._counts: Counter[Invocation] = Counter()

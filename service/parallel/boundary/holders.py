@@ -18,27 +18,27 @@ from torch import Tensor
 from service.parallel.boundary.liveness import is_read_again
 
 _DEPTH = 5
-"""Containers within containers that are followed."""
+"""The depth to which nested containers are followed."""
 _NEAR, _LARGE = 3, 1024
-"""Containers within containers, and items of one, that are looked at whenever replays begin."""
+"""The depth, and the size of one container, that every look before a replay stops at."""
 _CONTAINERS = (list, tuple, dict, set, deque)
 NAMES = 6
-"""Holders named of one tensor."""
+"""The most holders that are named of one tensor."""
 _OWN_REFERENCES = 3
-"""References to a snapshot of variables that nobody has asked for: the frame's, ours, and that of the question."""
+"""The references to a fresh snapshot of variables: the frame's, ours, and the one that asks."""
 
 
 _MANAGER = "CUDAGraphNode"
-"""Keeps the tensors that its replays return, whether anybody else does or not."""
+"""CUDA graphs' manager, which keeps the tensors of its replays whether anybody else does or not."""
 _COMPILER = ("torch._dynamo", "torch._functorch")
-"""Where compilers keep examples of what a function was given."""
+"""Compilers keep examples of a function's arguments here."""
 FOREIGN = (
     str(torch.__path__[0]),
     "service/parallel/boundary/",
     "service/compilation/monitor/",
     "service/compilation/torch_internals/",
 )
-"""Where a program's own code is not, and its variables are not either."""
+"""Folders without the program's own code, whose variables are not the program's either."""
 
 
 Known = Sequence[tuple[int, "weakref.ref[Tensor]"]]
@@ -142,13 +142,13 @@ def _running() -> Iterator[tuple[_Variable, Any]]:
             values = _variables(frame)
         del frame  # one of them is this function's own: referring to itself, it would keep all variables alive
         for name, value in values:
-            # What a function closes over is found by its cell.
+            # A closed-over variable is found by its cell.
             if name not in code.co_freevars and isinstance(value, (Tensor, *_CONTAINERS)):
                 yield _Variable(name, code, instruction), value
 
 
 def _held_beyond(storage: int, tensors: Sequence[Tensor]) -> bool:
-    """Return whether more than the Python objects of these tensors holds their memory, as an autograd graph does."""
+    """Return whether something besides these tensors' Python objects holds their memory, such as an autograd graph."""
     alone = torch.empty(0)
     bases = [id(tensor._base) for tensor in tensors]
     uses = [tensor._use_count() - bases.count(id(tensor)) for tensor in tensors]  # type: ignore[attr-defined]
@@ -156,14 +156,17 @@ def _held_beyond(storage: int, tensors: Sequence[Tensor]) -> bool:
 
 
 def _owners(storage: int) -> int:
-    """Return how many hold the memory, the one included that asks; private, and alike on torch 2.11 to 2.13."""
+    """Return the number of holders of the memory, this one included; private, and alike on torch 2.11 to 2.13."""
     return int(torch._C._storage_Use_Count(storage))
 
 
 def _storage(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # functional and sparse tensors have none, invalidated ones do not tell
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # functional and sparse tensors have no memory, invalidated ones hide it
         return -1
 
 
@@ -191,7 +194,7 @@ class _HolderSearch:
             yield from self._through(referrer, target, (*ignored, referrers), depth)
 
     def _through(self, referrer: Any, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
-        """Yield ways by one object that refers to it."""
+        """Yield paths through one object that refers to it."""
         if isinstance(referrer, GeneratorType):
             yield from _suspended(referrer, target)
         elif isinstance(referrer, dict):
@@ -261,7 +264,7 @@ class _Variable:
 
 
 def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator[Holder]:
-    """Yield the variables of a generator that waits; those of one that runs are known already."""
+    """Yield the variables of a suspended generator; those of a running one are known already."""
     frame = generator.gi_frame
     if frame is not None and not generator.gi_running:
         own = (frame.f_code, frame.f_lasti)

@@ -37,9 +37,9 @@ class HeldResult:
 
 @dataclass(frozen=True)
 class CallResult:
-    """A result by its memory: views and detached tensors count as the result itself.
+    """Identifies a result by its memory: views and detached tensors count as the result itself.
 
-    ``returned``: the call gave it back; else compiled code has left it elsewhere, if only with the autograd graph.
+    ``returned``: the call returned it; else compiled code left it elsewhere, if only in the autograd graph.
     """
 
     storage: StorageWeakRef
@@ -50,8 +50,8 @@ class CallResult:
     returned: bool = True
 
     def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> HeldResult:
-        """Return it as held by ``holders``; of a result that was not returned only ``tensors``, in its memory, tell
-        the shape.
+        """Return it as held by ``holders``; for a result that was not returned, ``tensors`` in its memory tell the
+        shape.
         """
         if self.returned or not tensors:
             return HeldResult(self.origin, self.shape, self.dtype, holders)
@@ -67,9 +67,7 @@ class CallResult:
 
     @property
     def _invalidated(self) -> bool:
-        """Return whether a CUDA graph has taken the tensor's memory away while it was recorded; asking for it raises an
-        error.
-        """
+        """Return whether a CUDA graph took the tensor's memory while it was recorded; reading it would raise."""
         tensor = self.tensor()
         try:
             return tensor is not None and tensor.untyped_storage() is None
@@ -100,19 +98,18 @@ class LiveResults:
         return tuple(self._outputs)
 
     def forget(self, addresses: Container[int]) -> None:
-        """Watch no more what is at these addresses."""
+        """Stop watching the results at these addresses."""
         self._outputs = [output for output in self._outputs if output.address not in addresses]
 
     def held(self, before: int) -> tuple[HeldResult, ...]:
-        """Return those of steps before ``before``, with their holders.
-
-        Looks at every object of the process, for 0.1 s or more.
+        """Return the live results of steps before ``before``, with their holders. Looks at every object, for 0.1 s or
+        more.
         """
         return _held_of([output for output in self.alive() if output.origin.step < before])
 
 
 def _held_of(outputs: Sequence[CallResult]) -> tuple[HeldResult, ...]:
-    """Return who holds the outputs, where it is more than the CUDA graph that made them."""
+    """Return the holders of the outputs, if anything but the CUDA graph that made them holds them."""
     alive = [output for output in outputs if output.alive]
     return tuple(held for _, held in held_by_output(alive, located(alive)))
 

@@ -1,4 +1,4 @@
-"""Finds which local variables of a function are read again, from where it now stands."""
+"""Finds which local variables of a function are read again after the instruction at which it stands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDS = frozenset(
 )
 """Instructions after which the next one does not follow."""
 _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec"})
-"""Functions that may read any variable of their caller."""
+"""The functions that may read any variable of their caller."""
 
 
 def is_read_again(code: CodeType, instruction: int, name: str) -> bool:
@@ -40,7 +40,7 @@ class _Code:
         self.live = self._before()
 
     def after(self, offset: int) -> frozenset[str]:
-        """Return what is live after the instruction at ``offset`` or, before the first, at the start."""
+        """Return the live variables after the instruction at ``offset`` or, before the first, at the start."""
         if offset < 0:
             return self.live[0]
         return frozenset[str]().union(*(self.live[each] for each in self._next[self._at(offset)]))
@@ -59,7 +59,7 @@ class _Code:
             yield found
 
     def _before(self) -> list[frozenset[str]]:
-        """Follow all ways backwards until nothing is added any more."""
+        """Follow all paths backwards until nothing changes."""
         changes = [_read_and_set(each) for each in self.instructions]
         sources: dict[int, list[int]] = defaultdict(list)
         for number, following in enumerate(self._next):
@@ -79,7 +79,7 @@ class _Code:
 
 @lru_cache(maxsize=512)
 def _code(code: CodeType) -> _Code | None:
-    """Return what is known of a function, ``None`` where others may read its variables."""
+    """Return a function's code and live variables; ``None`` if others may read its variables."""
     return None if _SEES_ALL.intersection(code.co_names) else _Code(code)
 
 

@@ -1,16 +1,16 @@
-"""Defines the boundary that a loop owns."""
+"""Defines the boundary between steps, and checks that every forward had its backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary.calls import CallCounter, Invocation, Origin, caller
+from service.parallel.boundary.calls import CallCounter, CallSite, Invocation, Origin, caller
 from service.parallel.boundary.lifetimes import HeldResult, LiveResults
-from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
 from service.parallel.containers import map_tensors, tensors_in
 
 HERE = ("service/parallel/boundary/", "service\\parallel\\boundary\\")
@@ -49,7 +49,7 @@ class StepBoundary:
         self._compiled: frozenset[str] | None = None
 
     def step_boundary(self) -> None:
-        """Begin a step: nothing of the one before is needed any more.
+        """Begin a step: nothing of the previous one is needed any more.
 
         Raises :class:`PendingBackwardError`, naming both places, if a backward is still to run.
         """
@@ -74,11 +74,11 @@ class StepBoundary:
         return results
 
     def invocations(self) -> dict[Invocation, int]:
-        """Calls so far, by module, phase, grad mode, thread and shapes."""
+        """Return the calls so far, by module, phase, grad mode, thread and shapes."""
         return self._calls_made.counts()
 
     def held(self) -> tuple[HeldResult, ...]:
-        """Audit now and return the results alive that are older than the step before this one."""
+        """Audit now, and return the live results that are older than the previous step."""
         return self._outputs.held(self.step)
 
     def _watch(self, name: str, module: Callable[..., Any], results: Any, arguments: Any) -> None:
@@ -97,7 +97,7 @@ class StepBoundary:
         return self.audit_every > 0 and step % self.audit_every == 0
 
     def _audit(self) -> None:
-        """Audit in a step after an audited one: whatever is left of that has been held over a replay."""
+        """Audit in a step after an audited one: anything left of that was held over a replay."""
         if self.audit_every and self.step > 0 and self._audits(self.step - 1) and (held := self.held()):
             self.on_held(held)
 
@@ -108,3 +108,61 @@ def is_compiled(function: Callable[..., Any]) -> bool:
         return True
     parts = function.modules() if isinstance(function, nn.Module) else ()
     return any(getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in parts)
+
+
+_PRUNE_FROM = 512
+
+
+class PendingBackwardError(RuntimeError):
+    """A step was begun at ``site`` before the backwards of ``origins`` had run."""
+
+    def __init__(self, site: CallSite, origins: tuple[Origin, ...]) -> None:
+        calls = "; ".join(dict.fromkeys(map(str, origins)))
+        super().__init__(
+            f"a step begins at {site} while {len(origins)} backward(s) are still to run, of {calls}: "
+            "replays of the new step would overwrite what those backwards have saved; "
+            "run them first, or drop (or detach) the outputs"
+        )
+        self.site, self.origins = site, origins
+
+
+class _Ran:
+    """A hook that lives as long as its autograd node, and knows whether the node has run."""
+
+    __slots__ = ("__weakref__", "on_run", "origin", "ran")
+
+    def __init__(self, origin: Origin, on_run: Callable[[Origin], None]) -> None:
+        self.origin, self.ran, self.on_run = origin, False, on_run
+
+    def __call__(self, *_: Any) -> None:
+        self.ran = True
+        self.on_run(self.origin)
+
+
+class PendingBackwards:
+    """Watches forwards whose autograd nodes are alive and have not run.
+
+    Holds neither tensors nor graphs. ``on_run`` hears of each when it runs.
+    """
+
+    def __init__(self, on_run: Callable[[Origin], None] = lambda origin: None) -> None:
+        self.on_run = on_run
+        self._hooks: list[weakref.ref[_Ran]] = []
+        self._prune_at = _PRUNE_FROM
+
+    def note(self, origin: Origin, outputs: Iterable[Tensor]) -> None:
+        """Watch the backward of a call's outputs."""
+        nodes = {node for output in outputs if (node := output.grad_fn) is not None}
+        for node in nodes:
+            hook = _Ran(origin, self.on_run)
+            node.register_hook(hook)
+            self._hooks.append(weakref.ref(hook))
+        if len(self._hooks) > self._prune_at:
+            self._prune_at = max(_PRUNE_FROM, 2 * len(self.origins()))
+
+    def origins(self) -> tuple[Origin, ...]:
+        """Return the calls whose backward is still to run, oldest first."""
+        hooks = [(reference, reference()) for reference in self._hooks]
+        alive = [(reference, hook) for reference, hook in hooks if hook is not None and not hook.ran]
+        self._hooks = [reference for reference, _ in alive]
+        return tuple(hook.origin for _, hook in alive)

@@ -6,6 +6,7 @@ shards. The safetensors form is used, and not DCP's own, because the latter's me
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +26,9 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from service.jobs.checkpoints import Checkpoint, require
-from service.parallel.checkpoint import folder as folders
-from service.parallel.checkpoint.shards import ShardWriter
-from service.parallel.checkpoint.stored import stored
+from service.jobs.atomic import flush
+from service.jobs.checkpoints import FILES, META, Checkpoint, complete, read, require
+from service.parallel.checkpoint.stored import ShardWriter, stored
 
 
 class PublishError(RuntimeError):
@@ -52,7 +52,7 @@ def save(
     ``keep`` newest checkpoints remain. A step that is already published is left as it is.
     ``group`` spans all ranks (the default group when absent). A write that fails anywhere raises on every rank.
     """
-    working = folders.working_folder(folder, step)
+    working = working_folder(folder, step)
     on_first_rank(lambda: _make_anew(working), f"make {working}", group)
     with _no_group_meant(not _distributed()):
         dcp_save(
@@ -63,7 +63,7 @@ def save(
             no_dist=not _distributed(),
         )
     target = folder / f"step_{step}"
-    on_first_rank(lambda: folders.publish(folder, step, meta, keep), f"publish {target}", group)
+    on_first_rank(lambda: publish(folder, step, meta, keep), f"publish {target}", group)
     return require(target)
 
 
@@ -84,9 +84,9 @@ def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | N
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Return the unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective.
+    """Return the unsharded tensors whose names start with ``prefix`` (cut off), on the CPU; no collective.
 
-    They may be mapped, and are not to be written to.
+    They may be mapped, so nobody may write to them.
     """
     return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 
@@ -120,7 +120,7 @@ def _make_anew(working: Path) -> None:
 def _check_fits(
     path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor], rows: Mapping[str, int]
 ) -> None:
-    """Refuse before DCP's planner does, with a message that names the first tensor that doesn't fit."""
+    """Raise before DCP's planner does, with a message that names the first tensor that does not fit."""
     held = _contents(reader)
     for name, tensor in state.items():
         if name not in held:
@@ -139,7 +139,7 @@ def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetada
 
 @contextmanager
 def _no_group_meant(alone: bool) -> Iterator[None]:
-    """Silence DCP's warning about working in one process where that is meant."""
+    """Silence DCP's warning about working in one process where one process is meant."""
     if not alone:
         yield
         return
@@ -206,3 +206,43 @@ class UnpaddedLoadPlanner(DefaultLoadPlanner):
                 held[name] = replace(entry, size=state_dict[name].shape)
             metadata = replace(metadata, state_dict_metadata=held)
         super().set_up_planner(state_dict, metadata, is_coordinator)
+
+
+_UNFINISHED = ".unfinished_"
+
+
+def working_folder(folder: Path, step: int) -> Path:
+    """Return the folder in which a checkpoint is written before it is published."""
+    return folder / f"{_UNFINISHED}step_{step}"
+
+
+def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int) -> None:
+    """Give the working folder of ``step`` its name, once all of it is on disk; keep only the ``keep`` newest.
+
+    A step that is already published is left as it is.
+    """
+    working, target = working_folder(folder, step), folder / f"step_{step}"
+    if read(target) is None:
+        _write_meta(working, {"step": step, **meta})
+        shutil.rmtree(target, ignore_errors=True)  # an unreadable checkpoint
+        working.rename(target)
+        flush(folder)
+    _prune(folder, keep)
+
+
+def _write_meta(working: Path, meta: Mapping[str, Any]) -> None:
+    files = sorted(path for path in working.iterdir() if path.is_file())
+    for path in files:
+        flush(path)
+    sizes = {path.name: path.stat().st_size for path in files}
+    (working / META).write_text(json.dumps({**meta, FILES: sizes}, indent=2))
+    flush(working / META)
+    flush(working)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Remove all but the ``keep`` newest checkpoints, and the leftovers of interrupted saves."""
+    for checkpoint in complete(folder)[:-keep]:
+        checkpoint.path.rename(folder / f"{_UNFINISHED}old_{checkpoint.path.name}")
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)

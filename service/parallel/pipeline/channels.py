@@ -48,7 +48,7 @@ def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
 
 
 def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
-    """Return every direction in use, once, in an order that all ranks share."""
+    """Return every direction in use, once, in the same order on all ranks."""
     neighbours = {(lower, upper) for lower, upper in pairwise(owners) if lower != upper}
     forward = [(lower, upper, Direction.ACTIVATION) for lower, upper in sorted(neighbours)]
     backward = [(upper, lower, Direction.GRADIENT) for lower, upper in sorted(neighbours)]
@@ -58,7 +58,7 @@ def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
 def _own_communicators(
     mesh: Mesh, routes: Sequence[tuple[int, int, Direction]]
 ) -> dict[tuple[int, int, Direction], dist.ProcessGroup]:
-    """Return a two-rank group per route of each pipeline; all ranks take part in making every one of them."""
+    """Return a two-rank group for each route of each pipeline; all ranks help to make every one."""
     per_stage = mesh.spec.dp * mesh.spec.tp
     own = {}
     for pipeline, route in product(range(per_stage), routes):

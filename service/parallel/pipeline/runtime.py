@@ -1,4 +1,4 @@
-"""One interpreter for every schedule: forwards, backwards and transfers in the order that the schedule gives."""
+"""Interprets any schedule: forwards, backwards and transfers in its order."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Place = tuple[int, int]
 
 
 class Observer(Protocol):
-    """Is told what this rank does and when: around a whole run, and around each of its computations.
+    """Hears what this rank does and when: around a whole run, and around each computation.
 
-    A computation is entered when its device has, or on its own stream will have, all that it needs.
+    A computation begins when its device has all that it needs, or will have on its own stream.
     """
 
     def run(self, schedule: Schedule) -> AbstractContextManager[None]: ...
@@ -57,12 +57,12 @@ class InstructionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Work:
-    """Holds what a step computes. Every rank names the same ``objective`` and ``key``.
+    """Holds the work of a step. Every rank names the same ``objective`` and ``key``.
 
-    ``inputs`` (needed where the first stage is) and ``targets`` (where the last is) have a tensor per micro-batch.
+    ``inputs`` (needed on the first stage) and ``targets`` (on the last) have a tensor per micro-batch.
     ``objective(output, target)`` is a scalar where the schedule trains, else any tensor. Each micro-batch's value is
-    multiplied by its weight (1 / micro-batches when absent) before the backward, so that the gradients are those of
-    the weighted sum. ``key`` stands for the shapes that stages exchange: change it when they change.
+    multiplied by its weight (1 / micro-batches when absent) before the backward, so that the gradients are those of the
+    weighted sum. ``key`` stands for the shapes that stages exchange: change it when they change.
     """
 
     objective: Objective
@@ -78,7 +78,7 @@ class Work:
 
 @dataclass
 class _RunState:
-    """Holds what is alive during one run."""
+    """Holds the state of one run."""
 
     schedule: Schedule
     work: Work
@@ -159,7 +159,7 @@ class PipelineRuntime:
         return tuple(step.values[each] for each in sorted(step.values))
 
     def _agree(self, schedule: Schedule, work: Work) -> None:
-        """Let no rank begin a run that another one has refused, or runs otherwise: they would wait for each other."""
+        """Raise on every rank if one refuses the run or runs it differently: the others would wait for it."""
         refused: Exception | None = None
         try:
             self._check(schedule, work)
@@ -201,7 +201,7 @@ class PipelineRuntime:
             self._verified[id(schedule)] = schedule, digest
 
     def _check_kinds(self, schedule: Schedule, inputs: Sequence[Tensor], work: Work) -> None:
-        """Raise ``ValueError`` unless inputs are of the kind of tensor that other stages have posted receives for."""
+        """Raise ``ValueError`` unless inputs have the kind for which other stages posted receives."""
         known = self._kinds.get(self._shapes_of(schedule, work), TensorKind.of(inputs[0]))
         for index, each in enumerate(inputs):
             if TensorKind.of(each) != known:
@@ -226,9 +226,7 @@ class PipelineRuntime:
         self.transport.send(message, step.outgoing.pop((_place(instruction), message.kind)))
 
     def _take(self, step: _RunState, place: Place, kind: Direction) -> Tensor:
-        """Return what arrived for a computation: handed over by a stage on this rank, or received into a
-        pooled buffer.
-        """
+        """Take the input of a computation: from a stage on this rank, or from a pooled buffer."""
         if (place, kind) in step.handed:
             return step.handed.pop((place, kind))
         buffer = self.transport.wait(step.pending.pop((place, kind)))
@@ -236,7 +234,7 @@ class PipelineRuntime:
         return buffer
 
     def _give(self, step: _RunState, source: Place, target: Place, kind: Direction, tensor: Tensor) -> None:
-        """Pass a result on: at once to a stage on this rank, else to the send that the schedule has next."""
+        """Pass a result on: at once to a stage on this rank, else to the schedule's next send."""
         boundary = min(source[0], target[0])
         if step.schedule.is_local(boundary):
             step.handed[target, kind] = tensor
@@ -249,7 +247,7 @@ class PipelineRuntime:
                 self.transport.release(buffer)
 
     def _splitting_backward(self, step: _RunState, place: Place) -> AbstractContextManager[None]:
-        """Split a stage's backward within, where it is to be split; both of its passes set aside what its weights'
+        """Split a stage's backward within this context, if it should be split; both passes keep what its weight
         gradients need.
         """
         if place[0] not in step.split:
@@ -293,7 +291,7 @@ class PipelineRuntime:
         return x.requires_grad_(step.schedule.trains and x.is_floating_point())
 
     def _backward(self, step: _RunState, instruction: Instruction) -> None:
-        """Compute the gradients of the input and, unless they are left for later, of the weights."""
+        """Compute the gradients of the input and, unless they are due later, of the weights."""
         place = _place(instruction)
         stage, each = place
         is_loss, is_split = stage == step.schedule.stages - 1, stage in step.split
@@ -332,6 +330,6 @@ def _message(instruction: Instruction) -> Message:
 
 
 def _not_aliasing(result: Tensor, received: Tensor) -> Tensor:
-    """Return the result with memory of its own: the pool hands the buffer out again while the result is on its way."""
+    """Return the result with memory of its own: the pool reuses the buffer while the result is on its way."""
     shared = result.untyped_storage().data_ptr() == received.untyped_storage().data_ptr()
     return result.detach().clone() if shared else result.detach()

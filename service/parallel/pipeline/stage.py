@@ -55,7 +55,7 @@ WHOLE = Part()
 
 
 def cut(model: PipelineModel, part: Part) -> None:
-    """Drop everything that is not in ``part``; cut on the meta device, before any memory is taken."""
+    """Drop everything outside ``part``; cut on the meta device, before any memory is taken."""
     kept = part.blocks(len(model.blocks))
     model.blocks = nn.ModuleDict({name: block for name, block in model.blocks.items() if int(name) in kept})
     for name in () if part.is_first else model.before_blocks:

@@ -49,7 +49,7 @@ class Message:
 
 
 class TransportError(RuntimeError):
-    """A message that cannot be sent, or is not what was announced."""
+    """A message cannot be sent, or is not the one announced."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class TagSpace:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """Holds what both sides must agree on before a tensor moves."""
+    """Holds the facts on which both sides must agree before a tensor moves."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -113,7 +113,7 @@ def encode_header(kind: TensorKind, tag: int) -> Tensor:
 
 
 def decode_header(header: Tensor, tag: int) -> TensorKind:
-    """Raises :class:`TransportError` when this is no header, or that of another message."""
+    """Return what a header announces. Raises :class:`TransportError` when this is none, or that of another message."""
     magic, announced, dtype, dimensions, *shape = header.tolist()
     if magic != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dimensions <= MAX_DIMENSIONS:
         raise TransportError(f"expected the header of tag {tag}, got {header.tolist()}")

@@ -80,7 +80,9 @@ class PendingReceive:
 
 @dataclass
 class Inlet:
-    """Holds what arrives over one boundary in one direction: its kind once known, and the header until then."""
+    """Holds the messages that arrive over one boundary in one direction: their kind once known, and the header until
+    then.
+    """
 
     kind: TensorKind | None = None
     header: Tensor | None = None
@@ -110,7 +112,7 @@ class Transport:
         self._acquainted = self._key in self._announced or self._key in self._inlets
 
     def begin_unknown(self) -> None:
-        """Start a run of one micro-batch whose shapes nobody knows beforehand: each tensor is announced."""
+        """Start a run of one micro-batch of unknown shapes: a header announces each tensor."""
         self._announced.pop((_UNKNOWN, 1), None)
         self._inlets.pop((_UNKNOWN, 1), None)
         self.begin(_UNKNOWN, 1)
@@ -163,7 +165,7 @@ class Transport:
         return self._inlets[self._key][message.boundary, message.kind]
 
     def _advance(self, queue: deque[PendingReceive]) -> None:
-        """Post what can be posted: receives up to the first of an unknown kind, and the header that tells it."""
+        """Post all possible receives, up to the first of an unknown kind, and the header that tells its kind."""
         while queue and (kind := self._inlet(queue[0].message).kind) is not None:
             self._post(queue.popleft(), kind)
         if queue:

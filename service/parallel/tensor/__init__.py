@@ -1,8 +1,7 @@
 """Tensor parallelism: layers whose parameters are divided over the ``tp`` dimension of the mesh."""
 
-from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, WholeLinear, joint
+from service.parallel.tensor.linear import ColumnParallelLinear, OnEveryRank, RowParallelLinear, WholeLinear, joint
 from service.parallel.tensor.placement import distribute, local, local_copy
-from service.parallel.tensor.plain import OnEveryRank
 from service.parallel.tensor.residual_stream import Replicated, ResidualStream, SequenceSharded
 from service.parallel.tensor.vocabulary import (
     VocabularyParallelEmbedding,

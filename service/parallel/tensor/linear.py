@@ -8,6 +8,7 @@ the row layer) and one backward (in the column layer). A model may do either com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,8 @@ from torch.nn import functional
 
 from service.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group, scatter_to_group
 from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor.placement import divided, local
+from service.parallel.tensor.placement import divided, is_exporting, local
 from service.parallel.tensor.split_backward import is_splitting_backward, linear
-from service.parallel.tracing import is_exporting
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """``x Wᵀ + b`` with parameters as a layer holds them; a layer's may be replaced (float8)."""
@@ -136,3 +136,18 @@ class RowParallelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, tp={self.axis.size}"
+
+
+class OnEveryRank(nn.Module):
+    """Calls ``module`` with this rank's parameters, which are DTensors where the mesh has ``tp`` ranks.
+
+    Inputs and outputs are replicated; the module's ``forward`` must not depend on the rank.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> Any:
+        own = {name: local(parameter) for name, parameter in self.module.named_parameters()}
+        return torch.func.functional_call(self.module, own, inputs)

@@ -20,7 +20,7 @@ from service.parallel.collectives import (
     scatter_to_group,
 )
 from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tracing import is_exporting
+from service.parallel.tensor.placement import is_exporting
 
 
 class ResidualStream(Protocol):

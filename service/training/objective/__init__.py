@@ -1,6 +1,5 @@
 """Holds what training minimises and evaluation reports: one file per objective, found by its declaration."""
 
-from service.training.objective.base import Factory, Objective, ObjectiveContext
-from service.training.objective.table import objective_for
+from service.training.objective.base import Factory, Objective, ObjectiveContext, objective_for
 
 __all__ = ["Factory", "Objective", "ObjectiveContext", "objective_for"]

@@ -9,14 +9,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from service.jobs.plugins import ModelConfig, Samples
+from service.jobs.plugins import ModelConfig, ObjectiveConfig, Samples
+from service.jobs.spec.objective import OBJECTIVES
+from service.models.dotted import dotted
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.stage import Part
 
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """Holds what an objective is for: model, samples and mesh. ``axis`` divides the last dimension of the outputs."""
+    """Tells an objective its model, samples and mesh. ``axis`` divides the last dimension of the outputs."""
 
     config: ModelConfig
     samples: Samples
@@ -25,14 +27,14 @@ class ObjectiveContext:
 
 
 class Objective(ABC):
-    """Minimised per sample, or per token of sequences, which all have one length.
+    """Minimised per sample, or per token of sequences of one length.
 
-    ``outputs`` are what the last stage gives, the batch first; ``targets`` int64, ``(batch,)`` or ``(batch, seq)``.
-    Every rank has an objective of its own; all ranks call the same methods in the same order.
+    ``outputs`` come from the last stage, batch first; ``targets`` are int64, ``(batch,)`` or ``(batch, seq)``. Every
+    rank has an objective of its own; all ranks call the same methods in the same order.
     """
 
     measures: int
-    """How many sums :meth:`totals` gives."""
+    """The length of :meth:`totals`."""
 
     @abstractmethod
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -40,14 +42,16 @@ class Objective(ABC):
 
     @abstractmethod
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sums over samples for evaluation, float64 ``(measures,)``; zeros for no samples."""
+        """Return sums over the samples for evaluation, float64 ``(measures,)``; zeros for no samples."""
 
     @abstractmethod
     def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
         """Return evaluation metrics, named ``eval_…``, from the totals over all ranks."""
 
     def begin(self, step: int) -> None:  # noqa: B027 - most objectives are the same at every step
-        """Prepare for ``step``, counted from 0, before it runs. What changes in training is a function of it alone."""
+        """Prepare for ``step``, counted from 0, before it runs. Anything that changes in training must depend on it
+        alone.
+        """
 
     def adapt(self, stage: nn.Module, part: Part) -> None:  # noqa: B027 - most need the outputs only
         """Adapt a stage of this rank; called once for each after it was built, before it is sharded."""
@@ -60,3 +64,11 @@ class Objective(ABC):
 
 Factory = Callable[[Any, ObjectiveContext], Objective]
 """Makes an objective from its configuration: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""
+
+
+def objective_for(config: ObjectiveConfig, context: ObjectiveContext) -> Objective:
+    """Return the objective of that name; raises ``ValueError`` for one that this process does not know."""
+    if config.name not in OBJECTIVES.provided:
+        raise ValueError(f"no objective {config.name!r}; expected one of {', '.join(OBJECTIVES.provided)}")
+    factory: Factory = dotted(OBJECTIVES.provided[config.name].declaration.factory)
+    return factory(config, context)

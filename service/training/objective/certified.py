@@ -29,9 +29,7 @@ from service.training.objective.base import Objective, ObjectiveContext
 
 @dataclass(frozen=True)
 class Level:
-    """Says how hard training is at one step: the box's radius and the weights of the clean loss and of CROWN's
-    bound.
-    """
+    """Says how hard one step trains: the box's radius and the weights of the clean loss and of CROWN's bound."""
 
     eps: float
     clean: float
@@ -49,7 +47,7 @@ def level(config: Certified, step: int) -> Level:
 
 
 def final_level(config: Certified) -> Level:
-    """Return what is evaluated: the whole radius, by intervals."""
+    """Return the level of evaluation: the whole radius, by intervals."""
     return Level(config.eps, config.kappa, 0.0)
 
 
@@ -121,7 +119,7 @@ class BoundedForward:
         return torch.stack([value, bounds.lower, bounds.upper], dim=1)
 
     def _box(self, x: Tensor, eps: float) -> tuple[Tensor, Interval]:
-        """Return the ball around ``x``, cut to what inputs can be; a sample beyond what the source says stays in its
+        """Return the ball around ``x`` within the limits of inputs; a sample beyond the source's limits stays in its
         own box.
 
         Raises ``ValueError`` for a sample beyond limits that the spec gives: its box would be no ball.
@@ -161,7 +159,7 @@ def pair_rows(classes: int, like: Tensor) -> Tensor:
 
 
 def input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
-    """Return the shape of one instance as it reaches the stage on this rank, found without any memory."""
+    """Return the shape of one instance as it reaches this rank's stage, traced on ``meta``."""
     reads = config.reads
     assert isinstance(reads, Features)
     x = torch.empty(2, reads.features, device="meta")
@@ -171,7 +169,7 @@ def input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
 
 
 def certified(config: Certified, context: ObjectiveContext) -> Objective:
-    """Raises ``ValueError`` for tokens, which have no box around them."""
+    """Return the objective. Raises ``ValueError`` for tokens, which have no box around them."""
     if isinstance(context.samples, Features):
         return CertifiedObjective(config, context, context.samples)
     raise ValueError(f"objective certified: a {context.config.family} reads tokens; expected a model of features")

@@ -1,13 +1,12 @@
 """Engines: what bounds a model, on one device, on tensor-parallel ranks or in pipeline stages, in either arithmetic.
 
 The loader of a task chooses one; nothing else in verification asks where a model is or whether bounds are rigorous.
-Another engine is a file with a class. The interface is in :mod:`.base`, the two arithmetics in :mod:`.arithmetic`;
-:mod:`.network` has the engine of a rank with all layers, :mod:`.stages` that of a pipeline stage.
+The interface is in :mod:`.base`, the two arithmetics in :mod:`.arithmetic`. :mod:`.stages` has the engine of a rank
+with all layers and that of a pipeline stage.
 """
 
 from service.verification.engine.arithmetic import PLAIN, RIGOROUS, Arithmetic
 from service.verification.engine.base import BoundingEngine
-from service.verification.engine.network import NetworkEngine
-from service.verification.engine.stages import StagesEngine
+from service.verification.engine.stages import NetworkEngine, StagesEngine
 
 __all__ = ["PLAIN", "RIGOROUS", "Arithmetic", "BoundingEngine", "NetworkEngine", "StagesEngine"]

@@ -1,23 +1,35 @@
 """Load a verification job by its source: a trained job's model, an ONNX file, or an archive of instances.
 
-Each source has a file of its own, which reads the model and its property, checks that they fit each other, and
-prepares the model for bounding; :mod:`.task_loader` is what they share.
+Each source reads the model and its property, checks that they fit each other, and prepares the model for bounding;
+:mod:`.task_loader` is what they share.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
 import torch
 
+from service.bounds.graph import UnsupportedModelError
 from service.bounds.stages import StageLink
+from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
+from service.jobs.layout import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec, VnnlibProperty
 from service.parallel.mesh import build as build_mesh
-from service.verification.load.instances import load_instances
-from service.verification.load.onnx import chosen_source, load_onnx, with_labels_if_asked
+from service.verification.load.onnx import OnnxSource, chosen_source, load_onnx, with_labels_if_asked
 from service.verification.load.task_loader import LoadedTasks, TaskLoader
 from service.verification.load.trace_cache import TraceCache
 from service.verification.load.trained import load_trained
-from service.verification.properties import Property, read
+from service.verification.properties import Property, PropertyError, read
+from service.verification.properties.queried import Queried, check_sizes, paired
+from service.verification.task import RefusedModel, Task
+
+__all__ = ["LoadedTasks", "load_tasks"]
 
 
 def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> LoadedTasks:
@@ -47,4 +59,51 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     return loader.collected([loaded])
 
 
-__all__ = ["LoadedTasks", "load_tasks"]
+def load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
+    """Yield a task for each model of the archive, with the instances that are about it, or why there is none.
+
+    On a mesh an unsupported model raises, since every rank would have to skip it.
+    """
+    archive = data.file(file)
+    try:
+        with bundle(archive) as opened:
+            asked, parts = paired(opened), defaultdict[str, list[int]](list)
+            for instance, pair in enumerate(opened.pairs):
+                parts[pair.model].append(instance)
+            for name, part in parts.items():
+                read = partial(_content, archive, opened.pairs[part[0]])
+                source, checked = OnnxSource(data.cache, f"{file}:{name}", read), partial(_checked, opened, asked, part)
+                try:
+                    loaded = load_onnx(with_labels_if_asked(source, checked), loader, checked, part)
+                except UnsupportedModelError as error:
+                    if not loader.is_alone:
+                        raise UnsupportedModelError(f"{name}: {error}") from error
+                    yield RefusedModel(frozenset(part), f"{name}: {error}")
+                    continue
+                yield _named(loaded, name, asked, part)
+    except (OSError, VnnlibError) as error:
+        raise PropertyError(f"property.instances: {error}") from error
+
+
+def _named(loaded: Task | RefusedModel, name: str, asked: Queried, part: Sequence[int]) -> Task | RefusedModel:
+    """Return what was loaded as one of several models: for its instances alone, its layers under its name."""
+    if isinstance(loaded, RefusedModel):
+        return RefusedModel(frozenset(part), f"{name}: {loaded.reason}", asked)
+    layers = [replace(layer, name=f"{name}: {layer.name}") for layer in loaded.layers]
+    return replace(loaded, layers=layers, part=frozenset(part))
+
+
+def _content(archive: Path, pair: Pair) -> bytes:
+    """Read the ONNX file of a pair."""
+    with bundle(archive) as opened:
+        content = opened.model(pair)
+    if content is None:
+        raise PropertyError(f"property.instances: {pair.model} is larger than an ONNX file can be")
+    return content
+
+
+def _checked(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[int, int]) -> Queried:
+    """Return the queries, once those of a model are known to fit its sizes."""
+    for instance in part:
+        check_sizes(opened.pairs[instance].name, asked.queries[instance], sizes)
+    return asked

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oidc_provider import SigningKey
 
-from api.sign_in.id_token import (
+from api.sign_in.provider import (
     CLOCKS_DIFFER_S,
     Expected,
     InvalidToken,

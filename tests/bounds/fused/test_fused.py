@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.bounds import fused, planes
 from service.bounds.capture import local_state
-from service.bounds.fused import adam, boxes, building, images, lines, matrices, products, tables
+from service.bounds.fused import adam, boxes, building, images, lines, products, tables
 from service.bounds.interval import Interval
 from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.patches import Patches
@@ -26,7 +26,7 @@ from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
 
 SEEDS = st.integers(0, 2**20)
-USERS = (adam, boxes, images, lines, matrices, products, tables)
+USERS = (adam, boxes, images, lines, products, tables)
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -172,7 +172,7 @@ def test_gradients_are_rough_where_they_choose_relaxations_and_nowhere_else(monk
     x, rows = randoms(2, dtype=torch.float32)(4, 5), torch.eye(3).unsqueeze(0)
     box = Interval(x - 0.2, x + 0.2)
     kernels = Rough()
-    monkeypatch.setattr(matrices, "kernels_for", lambda *tensors, entries=None: kernels)
+    monkeypatch.setattr(tables, "kernels_for", lambda *tensors, entries=None: kernels)
     frozen = [each for each in module if isinstance(each, torch.nn.Linear)][1].requires_grad_(False)
     network = prepare_stage(module, (5,)).network(local_state(module))
     METHODS["crown-ibp"](network, box, BoundOptions()).lower_bounds(rows).sum().backward()

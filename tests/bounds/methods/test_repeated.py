@@ -23,8 +23,8 @@ from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget
 from service.bounds.methods import METHODS, Analysis, BoundOptions, layers, repeatedly
+from service.bounds.methods import record as module_of_rows
 from service.bounds.methods import repeated as module_of_repeated
-from service.bounds.methods import row_plan as module_of_rows
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.repeated import TRIES, Repeating
 from service.bounds.network import Network, prepare

@@ -14,7 +14,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, BoundOptions
 from service.bounds.methods.layers import PlainLayers
 from service.bounds.methods.passes import Passes
-from service.bounds.methods.row_plan import Noted
+from service.bounds.methods.record import Noted
 from service.bounds.network import Network
 
 TOKENS, WIDTH = 5, 4

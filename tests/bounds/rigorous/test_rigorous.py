@@ -30,7 +30,7 @@ from service.bounds.optimise import Ascent
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
-from service.bounds.rigorous.optimised import OptimisedLowerBounds
+from service.bounds.rigorous.method import OptimisedLowerBounds
 from service.models.embedded import AfterEmbedding, embedded
 
 mpmath.mp.dps = 60

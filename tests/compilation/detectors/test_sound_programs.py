@@ -15,7 +15,7 @@ from programs import sound
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from service.compilation.report.gate import highest_safe
+from service.compilation.report.publishing import highest_safe
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
 

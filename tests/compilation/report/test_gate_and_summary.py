@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.compilation.ladder import Result
-from service.compilation.report.gate import break_even_steps, gate, highest_safe
+from service.compilation.report.publishing import break_even_steps, gate, highest_safe
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary, unproved
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed

@@ -11,10 +11,9 @@ import torch
 import torch._inductor.config
 from torch._inductor import cpu_vec_isa
 
-from service.compilation.torch_internals import toolchain, vector_probes
+from service.compilation.torch_internals import toolchain
 from service.compilation.torch_internals.caches import take_machine_code
-from service.compilation.torch_internals.toolchain import Toolchain
-from service.compilation.torch_internals.vector_probes import VectorProbes
+from service.compilation.torch_internals.toolchain import Toolchain, VectorProbes
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="torch tries vector instructions of x86 alone")
@@ -33,9 +32,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def forget() -> None:
-    vector_probes._clear(cpu_vec_isa)
-    for kind in vector_probes._kinds(cpu_vec_isa.VecISA):
-        vector_probes._clear(kind)
+    toolchain._clear(cpu_vec_isa)
+    for kind in toolchain._kinds(cpu_vec_isa.VecISA):
+        toolchain._clear(kind)
 
 
 def test_what_a_kernel_shows_is_not_tried_and_is_kept_when_it_ran(tmp_path: Path, tried: list[str]) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.monitoring.catalogue import COUNTS, METRICS
-from service.jobs.monitoring.meter import Meter
-from service.jobs.monitoring.numbers import Series, from_counts
+from service.jobs.monitoring.numbers import Meter, Series, from_counts
 
 PLACEMENT = next(metric for metric in COUNTS if metric.name == "trivet_placement_seconds")
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.queue.fair_share import AHEAD_S, Use, in_order
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import AHEAD_S, PendingJob, Use, in_order
 
 BOUND_MS = 1000
 PROJECTS = ("default", "vision", "speech")

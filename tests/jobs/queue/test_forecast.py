@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.jobs.queue.fair_share import PendingJob
 from service.jobs.queue.forecast import Fleet, Known, RunningJob, Start, expected, forecast
-from service.jobs.queue.pending import PendingJob
 
 LONG = 1e9
 

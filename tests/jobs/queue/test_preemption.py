@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.queue.pending import PendingJob
+from service.jobs.queue.fair_share import PendingJob
 from service.jobs.queue.preemption import PreemptibleJob, fits, plan
 
 MIN_RUN_S = 10.0

@@ -8,8 +8,7 @@ from typing import Any
 
 import redis as redis_py
 
-from service.jobs.monitoring.meter import Meter
-from service.jobs.monitoring.numbers import Series
+from service.jobs.monitoring.numbers import Meter, Series
 from service.jobs.records import AttemptRef, Job, JobError, PartOutcome
 from service.jobs.store import HostReport, Store
 

@@ -11,7 +11,7 @@ LISTENS = """
 import os, signal, socket, time
 from workers.event_protocol import STOP, lease_until
 from workers.linux import uptime
-from workers.rank.control import Control
+from workers.rank.program import Control
 
 ours, theirs = socket.socketpair()
 control = Control(ours, lambda: os._exit(7))

@@ -16,8 +16,7 @@ from service.jobs.store import Attempts, StoreUnavailable
 from workers import event_protocol
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
-from workers.supervisor.thresholds import Thresholds
-from workers.supervisor.uploader import Uploader
+from workers.supervisor.uploader import Thresholds, Uploader
 
 
 @pytest.fixture

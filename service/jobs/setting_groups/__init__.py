@@ -1,1 +1,0 @@
-"""Settings by subject: each group is a base class of :class:`service.jobs.settings.Settings`."""
