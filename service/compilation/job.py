@@ -4,6 +4,7 @@ publish.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,7 @@ def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -
     """Return the program as it is climbed by a process of its own."""
     device = distributed.start_alone(context.device_type)
     toolchain_s = warm_toolchain(device, rungs, Toolchain(device))
+    gc.freeze()  # what is imported by now holds no results, and there is much of it to be searched
     target = target_of(spec, context, device)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     return Prepared(target.program, plan, (target.subject, toolchain_s))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import gc
 import mmap
 import os
 import pickle
@@ -85,7 +84,6 @@ class Lane:
     def _climb(self) -> None:
         prepared = self.prepare()
         self._tell(PREPARED, prepared.about)
-        gc.freeze()  # what is imported by now holds no results, and there is much of it to be searched
         plan = replace(prepared.plan, alone=self._alone)
         for phase, cases in groupby(self._cases(prepared.program), lambda case: case.phase):
             began = time.time()

@@ -85,7 +85,7 @@ def climb_apart(
 
 
 @dataclass
-class _Process:
+class _Climber:
     """A process, what it has still to climb, and the rung that is under way. ``alone``: no other runs beside it."""
 
     pid: int
@@ -101,7 +101,7 @@ class _Climb:
     lanes: Sequence[Sequence[RungCase]]
     should_stop: Callable[[], bool]
     told: Callable[[Any], None]
-    processes: list[_Process] = field(default_factory=list)
+    processes: list[_Climber] = field(default_factory=list)
     again: list[list[RungCase]] = field(default_factory=list)
     found: dict[RungCase, Climbed] = field(default_factory=dict)
     shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
@@ -161,9 +161,9 @@ class _Climb:
             here.close()
             lane.be()
         there.close()
-        self.processes.append(_Process(pid, here, list(cases), alone))
+        self.processes.append(_Climber(pid, here, list(cases), alone))
 
-    def _hear(self, process: _Process) -> None:
+    def _hear(self, process: _Climber) -> None:
         try:
             word, content = process.pipe.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -184,7 +184,7 @@ class _Climb:
         else:
             self._try_again(process)
 
-    def _climbed(self, process: _Process, climbed: Climbed) -> None:
+    def _climbed(self, process: _Climber, climbed: Climbed) -> None:
         observation = climbed.result.observation
         if observation and _OUT_OF_MEMORY in observation.error and not process.alone:
             self._try_again(process)
@@ -192,12 +192,12 @@ class _Climb:
         self.found.setdefault(climbed.result.case, climbed)
         process.left = [case for case in process.left if case != climbed.result.case]
 
-    def _try_again(self, process: _Process) -> None:
+    def _try_again(self, process: _Climber) -> None:
         """Let what is left for a process be climbed once the others have ended."""
         self.again.append(process.left)
         self._kill(process)
 
-    def _ended(self, process: _Process) -> None:
+    def _ended(self, process: _Climber) -> None:
         """Tell of the rung at which a process crashed, and let another go on with the phases after it."""
         code = self._reap(process)
         if not process.left or (self.shared[SIZE] == IS_LARGE and not process.alone):
@@ -216,11 +216,11 @@ class _Climb:
         if others := [each for each in process.left if each.phase != case.phase]:
             self.again.append(others)
 
-    def _kill(self, process: _Process) -> None:
+    def _kill(self, process: _Climber) -> None:
         os.kill(process.pid, signal.SIGKILL)
         self._reap(process)
 
-    def _reap(self, process: _Process) -> int:
+    def _reap(self, process: _Climber) -> int:
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
         process.pipe.close()
         self.processes.remove(process)
