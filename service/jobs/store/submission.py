@@ -103,10 +103,10 @@ def _indexes(submission: Submission) -> list[str]:
     labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
     files = [f"file:{project}/{file_id}" for file_id in uploads_of(spec)]
     needs = [f"needs:{job_id}" for job_id in _needed(spec)]
-    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *needs, *project_indexes(project)]
+    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *needs, *_project_indexes(project)]
 
 
-def project_indexes(project: str) -> tuple[str, ...]:
+def _project_indexes(project: str) -> tuple[str, ...]:
     """Return the indexes of what belongs to a project, and of what its members see."""
     return f"project:{project}", f"visible:{project}"
 

@@ -104,7 +104,7 @@ class Certificates:
 
 
 @dataclass(frozen=True, eq=False)
-class StagedCertificates(Certificates):
+class _StagedCertificates(Certificates):
     """Certifies domains of a model in stages, each of which has its own part of every domain; all of them call it."""
 
     line: StageLink
@@ -133,6 +133,6 @@ def certificates_of(engine: BoundingEngine, domain_bounds: DomainBounds, root: A
         assert isinstance(analysis, RigorousAnalysis)
         if engine.stages is None:
             return Certificates(domain_bounds, analysis)
-        return StagedCertificates(domain_bounds, analysis, engine.stages.line)
+        return _StagedCertificates(domain_bounds, analysis, engine.stages.line)
 
     return engine.arithmetic.certifying(certificates)

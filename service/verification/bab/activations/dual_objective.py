@@ -111,7 +111,7 @@ class DualObjective:
         before = {node.name for node in network.graph.until(specification_rows.start)}
         self.relaxed_nodes = tuple(node for node in network.nonlinear if node.name in before)
         root = self.shaped(bounds)
-        self.slope_parameters = SlopeParameters(network, self.relaxed_nodes, root)
+        self.slope_parameters = _SlopeParameters(network, self.relaxed_nodes, root)
         self._common = self._drifting()
         self._reach = self.preactivations.flattened(_largest(root))[0]
 
@@ -275,7 +275,7 @@ Bounds = Mapping[str, Interval]
 """Bounds of the values that non-linear operators read, by value."""
 
 
-class SlopeParameters:
+class _SlopeParameters:
     """Parameters of the non-linear operators ``nodes``, whose inputs have the bounds ``root`` of one instance."""
 
     def __init__(self, network: Network, nodes: Sequence[Node], root: Bounds) -> None:

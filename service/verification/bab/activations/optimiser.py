@@ -16,7 +16,7 @@ from service.verification.bab.activations.dual_objective import DomainBatch, Dua
 from service.verification.bab.settings import OptimiserSettings
 
 
-class MultiplierAdam:
+class _MultiplierAdam:
     """Adam (Kingma and Ba, 2015) for the multipliers β, each at a rate of its own.
 
     One that would change its sign stops at the kink. All state is in tensors that stay where they are.
@@ -67,7 +67,7 @@ class DomainOptimiser:
         self.kept = DualParameters(*(each.clone() for each in DualParameters.of(domains).each))
         self.best = torch.where(batch.empty, torch.inf, domains.margin)
         self.slopes = Adam([self.moving.slopes], settings.slope_step, settings.decay)
-        self.beta = MultiplierAdam(domains.beta, settings)
+        self.beta = _MultiplierAdam(domains.beta, settings)
         self.weights = Adam([self.moving.weights], settings.weight_step, settings.decay)
 
     def keep(self) -> None:

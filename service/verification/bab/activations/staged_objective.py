@@ -24,7 +24,7 @@ from service.verification.engine import BoundingEngine
 
 
 @dataclass(frozen=True, eq=False)
-class StagedNeuronIndex:
+class _StagedNeuronIndex:
     """The neuron index of all stages: the numbers of one stage follow those of the stages before it.
 
     ``own`` numbers the ``count`` entries of this stage, from 0.
@@ -37,7 +37,7 @@ class StagedNeuronIndex:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, line: StageLink, own: NeuronIndex) -> StagedNeuronIndex:
+    def of(cls, line: StageLink, own: NeuronIndex) -> _StagedNeuronIndex:
         counts = line.joined(torch.tensor([own.entries * own.tp_group.axis.size])).tolist()
         return cls(line, own, sum(counts[: line.rank]), counts[line.rank])
 
@@ -83,7 +83,7 @@ class StagedDualObjective(DualObjective):
         super().__init__(staged.network, box, bounds, specification_rows)
 
     def _indexed(self, device: torch.device) -> NeuronIndexing:
-        return StagedNeuronIndex.of(self.line, NeuronIndex.of(self.network, self.preactivations, device))
+        return _StagedNeuronIndex.of(self.line, NeuronIndex.of(self.network, self.preactivations, device))
 
     def backward_bound(
         self, batch: DomainBatch, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor
