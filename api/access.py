@@ -13,18 +13,18 @@ from api.context import StoreDep
 from api.problems import ProblemError
 from api.security import Caller, Reader, Submitter
 from service.jobs.projects import Project
-from service.jobs.records import FailingHost, Holding, Host, Job, ListedJob, NotFound
-from service.jobs.store import Store
+from service.jobs.records import ApiKey, FailingHost, Holding, Host, Job, ListedJob, NotFound
+from service.jobs.store import Store, in_loop
 
 SomeJob = TypeVar("SomeJob", bound=ListedJob)
 
 
-def sees(caller: Caller, job: ListedJob) -> bool:
+def sees(caller: ApiKey, job: ListedJob) -> bool:
     """Return whether a caller may read a job and what it produced."""
     return caller.project is None or job.is_visible_to(caller.project)
 
 
-def as_seen(caller: Caller, job: SomeJob) -> SomeJob:
+def as_seen(caller: ApiKey, job: SomeJob) -> SomeJob:
     """Return a job that the caller may read as it is shown there: with whom else it is shared is its project's to
     know.
     """
@@ -33,7 +33,7 @@ def as_seen(caller: Caller, job: SomeJob) -> SomeJob:
     return job.model_copy(update={"shared_with": tuple(name for name in job.shared_with if name == caller.project)})
 
 
-def visible_job(caller: Caller, store: Store, job_id: str) -> Job:
+def visible_job(caller: ApiKey, store: Store, job_id: str) -> Job:
     """Return a job that the caller may read. Raises :class:`NotFound` for any other."""
     job = store.jobs.get(job_id)
     if not sees(caller, job):
@@ -41,12 +41,12 @@ def visible_job(caller: Caller, store: Store, job_id: str) -> Job:
     return as_seen(caller, job)
 
 
-def _readable(job_id: str, caller: Reader, store: StoreDep) -> Job:
-    return visible_job(caller, store, job_id)
+async def _readable(job_id: str, caller: Reader, store: StoreDep) -> Job:
+    return await in_loop(visible_job, caller, store, job_id)
 
 
-def _changeable(job_id: str, caller: Submitter, store: StoreDep) -> Job:
-    job = visible_job(caller, store, job_id)
+async def _changeable(job_id: str, caller: Submitter, store: StoreDep) -> Job:
+    job = await in_loop(visible_job, caller, store, job_id)
     if caller.is_operator:
         return job
     if caller.project != job.project:
@@ -63,14 +63,14 @@ ChangeableJob = Annotated[Job, Depends(_changeable)]
 """The job of the path, for those who may change it; 404 for those who may not read it, else 403."""
 
 
-def _readable_project(name: str, caller: Reader, store: StoreDep) -> Project:
+async def _readable_project(name: str, caller: Reader, store: StoreDep) -> Project:
     if caller.project not in (None, name):
         raise NotFound(f"there is no project {name}")
-    return store.projects.get(name)
+    return await in_loop(store.projects.get, name)
 
 
-def _maintained_project(name: str, caller: Submitter, store: StoreDep) -> Project:
-    project = _readable_project(name, caller, store)
+async def _maintained_project(name: str, caller: Submitter, store: StoreDep) -> Project:
+    project = await _readable_project(name, caller, store)
     if not caller.is_operator and caller.role != "maintainer":
         raise ProblemError(403, f"only a maintainer of project '{name}' or an admin may change its members")
     return project

@@ -33,9 +33,10 @@ def audit(
     context_of(request.app).store.audit.append([_record(request, action, job, subject, detail)])
 
 
-def audit_submissions(request: Request, jobs: Iterable[str], **detail: str) -> None:
-    """Append an entry for each job that ``request`` submitted, as :func:`audit` does."""
-    context_of(request.app).store.audit.append([_record(request, "job.submit", job, None, detail) for job in jobs])
+async def audit_submissions(request: Request, jobs: Iterable[str], **detail: str) -> None:
+    """Append an entry for each job that ``request`` submitted, as :func:`audit` does, but without blocking."""
+    records = [_record(request, "job.submit", job, None, detail) for job in jobs]
+    await context_of(request.app).audit_queue.append(records)
 
 
 def audit_refusal(request: Request, action: AuditAction, **detail: str) -> None:

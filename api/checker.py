@@ -1,44 +1,35 @@
 """Checks of submitted jobs and plans of pipelines, in processes with limits: what a client sends takes none of the
 API's own memory and threads.
 
-An owner has one such process at a time, and all owners together a bounded number; the others wait their turn. A
-process ends with the request that it works for.
+An owner has one such process at a time, and all owners together a bounded number at work; the others wait their turn. A
+process that has read a file ends with its request. One that has read none waits a moment for the next request of its
+owner, since starting one takes longer than most checks; what such a process cannot do, a new one tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
-import os
 import signal
-import socket
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
 
+from api.check_processes import CheckProcess, CheckServer, CheckUnavailable
 from api.problems import ProblemError
 from api.webhook_address import NamedAddresses
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
-from service.jobs.submission.confined import LENGTH, OUT_OF_MEMORY
+from service.jobs.submission.confined import OUT_OF_MEMORY
 from service.jobs.submission.request import AnyRequest, CheckLimits, CheckRequest
-from service.jobs.submission.server import LARGEST_MESSAGE, CheckCommand, CheckEnding
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_ENVIRONMENT_PREFIX = "PYTHON"
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Each thread of a library would take address space, which is limited."""
 
 
 @dataclass(frozen=True)
@@ -52,68 +43,10 @@ class CheckerSettings:
     """A check may take this many times its processor time by the clock, as other work takes turns with it."""
     longest_line: int = 2**24
     """Bytes of an answer."""
+    keep_s: float = 5.0
+    """Seconds that a process may be old that takes another request of its owner."""
     stop_s: float = 5.0
     """Seconds that the fork server gets to end."""
-
-
-class CheckUnavailable(Exception):  # noqa: N818
-    """A check could not be made, through no fault of what was to be checked."""
-
-
-@dataclass
-class _CheckServer:
-    """A running fork server: its process, our end of its control socket, and the checks that it has in hand."""
-
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    endings: dict[int, asyncio.Future[CheckEnding]] = field(default_factory=dict)
-    listening: asyncio.Task[None] | None = None
-
-    @classmethod
-    def start(cls) -> _CheckServer:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", "service.jobs.submission.server", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**_environment(os.environ), **_ONE_THREAD},
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        server = cls(process, ours)
-        server.listening = asyncio.create_task(server._listen())
-        return server
-
-    def send(self, command: CheckCommand, *connections: socket.socket) -> None:
-        """Send a command. Raises :class:`CheckUnavailable` where the server is gone."""
-        try:
-            message = command.model_dump_json().encode()
-            socket.send_fds(self.control, [message], [connection.fileno() for connection in connections])
-        except OSError as error:
-            raise CheckUnavailable(f"the check server does not answer: {error}") from error
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            while message := await loop.sock_recv(self.control, LARGEST_MESSAGE):
-                ending = CheckEnding.model_validate_json(message)
-                if (waiting := self.endings.pop(ending.number, None)) is not None and not waiting.done():
-                    waiting.set_result(ending)
-        for waiting in self.endings.values():
-            if not waiting.done():
-                waiting.set_exception(CheckUnavailable("the check server ended"))
-
-    def stop(self, within_s: float) -> None:
-        """End the server, and with it its checks; kill it after ``within_s`` seconds. Blocks until it is gone."""
-        self.control.close()
-        try:
-            self.process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class Checker:
@@ -129,8 +62,9 @@ class Checker:
         self._room = asyncio.Semaphore(settings.max_checks)
         self._owners: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
-        self._numbers = itertools.count()
-        self._server: _CheckServer | None = None
+        self._most_kept = settings.max_checks
+        self._kept: dict[str, CheckProcess] = {}
+        self._server: CheckServer | None = None
 
     def start(self) -> None:
         """Begin to prepare the fork server; the first check waits for it."""
@@ -138,6 +72,8 @@ class Checker:
 
     async def stop(self) -> None:
         """End all checks."""
+        for owner, process in list(self._kept.items()):
+            self._let_go(owner, process)
         if self._server is not None:
             server, self._server = self._server, None
             if server.listening is not None:
@@ -156,7 +92,7 @@ class Checker:
         too many requests wait.
         """
         async with self._turn(owner):
-            return await self._answered(request)
+            return await self._answered(request, owner)
 
     @contextlib.asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:
@@ -173,38 +109,46 @@ class Checker:
             if not self._waiting[owner]:
                 del self._waiting[owner], self._owners[owner]
 
-    def _running_server(self) -> _CheckServer:
+    def _running_server(self) -> CheckServer:
         if self._server is None or self._server.process.poll() is not None:
-            self._server = _CheckServer.start()
+            self._server = CheckServer.start()
         return self._server
 
-    async def _answered(self, request: AnyRequest) -> bytes:
-        server, number = self._running_server(), next(self._numbers)
-        ended = server.endings[number] = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            server.send(CheckCommand(number=number, limits=self._limits), theirs)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=self._settings.longest_line)
-        reply: dict[str, bytes] = {}
-        ending: CheckEnding | None = None
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.processor_s * self._settings.clock_ratio):
-                    await _exchange(reader, writer, request.model_dump_json().encode(), reply)
-                    ending = await asyncio.shield(ended)
-        finally:
-            writer.close()
-            if not ended.done():
-                with contextlib.suppress(CheckUnavailable):
-                    server.send(CheckCommand(number=number, limits=None))
-                    await ended
-        if "answer" in reply:
-            return reply["answer"]
-        if "failed" in reply:
-            raise RuntimeError(f"the check failed:\n{json.loads(reply['failed'])}")
-        raise Rejected(
-            [_over_limit(request, reply.get("opening", b"").decode(), ending, self._limits, self._settings.clock_ratio)]
-        )
+    async def _answered(self, request: AnyRequest, owner: str) -> bytes:
+        text = request.model_dump_json().encode()
+        within_s = self._limits.processor_s * self._settings.clock_ratio
+        kept = None if request.opens_files else self._kept.pop(owner, None)
+        if kept is not None and (answer := await kept.answer(text, within_s)) is not None:
+            self._keep(owner, kept)
+            return answer
+        process = await self._running_server().begin(self._limits, self._settings.longest_line)
+        answer = await process.answer(text, within_s)
+        if answer is None:
+            raise Rejected([_over_limit(request, process, self._limits, self._settings.clock_ratio)])
+        if request.opens_files:
+            await process.end()
+        else:
+            self._keep(owner, process)
+        return answer
+
+    def _keep(self, owner: str, process: CheckProcess) -> None:
+        """Let a process wait for its owner's next request, until it is :attr:`CheckerSettings.keep_s` old. Of too many
+        the one goes that has waited longest.
+        """
+        loop, ends_at = asyncio.get_running_loop(), process.began_at + self._settings.keep_s
+        if loop.time() >= ends_at:
+            process.close()
+            return
+        if len(self._kept) >= self._most_kept:
+            self._let_go(*next(iter(self._kept.items())))
+        self._kept[owner] = process
+        if process.served == 1:
+            loop.call_at(ends_at, self._let_go, owner, process)
+
+    def _let_go(self, owner: str, process: CheckProcess) -> None:
+        if self._kept.get(owner) is process:
+            del self._kept[owner]
+            process.close()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -229,21 +173,9 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, reply: dict[str, bytes]
-) -> None:
-    """Send the request and note in ``reply`` what the process answers until its end: the latest line of each word."""
-    with contextlib.suppress(ConnectionError):
-        writer.write(LENGTH.pack(len(request)) + request)
-        while line := await reader.readline():
-            word, _, content = line.rstrip(b"\n").partition(b" ")
-            reply[word.decode()] = content
-
-
-def _over_limit(
-    request: AnyRequest, file_id: str, ending: CheckEnding | None, limits: CheckLimits, clock_ratio: float
-) -> Problem:
-    """Return the refusal of what takes more than the limits; ``ending`` is ``None`` where the clock ended it."""
+def _over_limit(request: AnyRequest, process: CheckProcess, limits: CheckLimits, clock_ratio: float) -> Problem:
+    """Return the refusal of what takes more than the limits; a process without an ``ending`` was ended by the clock."""
+    file_id, ending = process.opened, process.ending
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
     if ending is None:
         reason = f"takes more than {limits.processor_s * clock_ratio:g} s ({clock_ratio:g} times TRIVET_CHECK_SECONDS)"
@@ -261,8 +193,3 @@ def _over_limit(
     path = next((path for path, named_file in request.files() if named_file == file_id), "")
     message = f"{'reading it' if path else 'checking it'} {reason}"
     return Problem(path, message, file_id or None, f"what is checked within {memory} and {processor}")
-
-
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return only what Python needs to start, and none of the service's secrets."""
-    return {name: value for name, value in ours.items() if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIX)}

@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from api.audit_queue import AuditQueue
 from api.checker import Checker
 from api.monitoring import Monitor
 from api.sign_in.provider import OpenIdProvider
@@ -30,6 +31,7 @@ class Context:
     """Where people sign in, if the operator has set one."""
     monitor: Monitor
     webhooks: WebhookSender
+    audit_queue: AuditQueue
 
 
 def attach(app: FastAPI, context: Context) -> None:
@@ -40,29 +42,31 @@ def context_of(app: FastAPI) -> Context:
     return cast(Context, app.state.context)
 
 
-def _context(request: Request) -> Context:
+# Each is a coroutine, since a plain function would be run in a thread, and asks for nothing but the request, since the
+# framework takes its time for each dependency of a dependency.
+
+
+async def _context(request: Request) -> Context:
     return context_of(request.app)
 
 
+async def _store(request: Request) -> Store:
+    return context_of(request.app).store
+
+
+async def _hub(request: Request) -> Hub:
+    return context_of(request.app).hub
+
+
+async def _checker(request: Request) -> Checker:
+    return context_of(request.app).checker
+
+
+async def _settings(request: Request) -> Settings:
+    return context_of(request.app).settings
+
+
 ContextDep = Annotated[Context, Depends(_context)]
-
-
-def _store(context: ContextDep) -> Store:
-    return context.store
-
-
-def _hub(context: ContextDep) -> Hub:
-    return context.hub
-
-
-def _checker(context: ContextDep) -> Checker:
-    return context.checker
-
-
-def _settings(context: ContextDep) -> Settings:
-    return context.settings
-
-
 StoreDep = Annotated[Store, Depends(_store)]
 HubDep = Annotated[Hub, Depends(_hub)]
 CheckerDep = Annotated[Checker, Depends(_checker)]

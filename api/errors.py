@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.audit import audit_refusal
-from api.checker import CheckUnavailable
+from api.check_processes import CheckUnavailable
 from api.context import context_of
 from api.error_paths import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary

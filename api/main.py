@@ -15,9 +15,11 @@ from fastapi import APIRouter, FastAPI, Request, Security
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
+from api.audit_queue import AuditQueue
 from api.checker import Checker, CheckerSettings
 from api.context import Context, attach, context_of
 from api.exports.sender import JobExports
+from api.job_reads import JobReads
 from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
 from api.openapi import document, operation_id
@@ -93,7 +95,8 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     monitor = Monitor(settings, probe, lambda: hub.open_streams, tracing)
     checker = Checker(settings, CheckerSettings())
     sender = WebhookSender(settings, probe)
-    attach(app, Context(settings, connected, probe, hub, checker, _provider(settings), monitor, sender))
+    audit_queue = AuditQueue(connected.audit)
+    attach(app, Context(settings, connected, probe, hub, checker, _provider(settings), monitor, sender, audit_queue))
     errors.install(app)
     app.include_router(_v1(settings))
     app.include_router(health.router)
@@ -102,6 +105,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     _mount_dashboard(app, settings)
     app.webhooks.include_router(webhooks.callbacks)
     document(app)
+    app.add_middleware(JobReads, store=connected)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(HostNames, names=known_names(settings))
     app.add_middleware(Hardening)
@@ -186,6 +190,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await context.hub.stop()
     await context.checker.stop()
     await context.monitor.stop()
+    await context.store.client.leave_loop()
     context.probe.close()
 
 

@@ -12,6 +12,7 @@ import ipaddress
 import re
 import secrets
 import socket
+from functools import lru_cache
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +38,8 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 _HSTS = "max-age=31536000"
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+"""As they are sent, made once for all answers."""
 
 
 class Hardening:
@@ -77,8 +80,8 @@ async def _problem(scope: Scope, receive: Receive, send: Send, status: int, head
 
 
 def _harden(scope: Scope, headers: MutableHeaders) -> None:
-    for name, value in SECURITY_HEADERS.items():
-        headers.setdefault(name, value)
+    present = {name for name, _ in headers.raw}
+    headers.raw.extend(header for header in _RAW_HEADERS if header[0] not in present)
     if (expires := scope["state"].get("key_expires")) is not None:
         headers[EXPIRY_HEADER] = expires.isoformat(timespec="seconds")
     if scope["scheme"] == "https":
@@ -95,6 +98,7 @@ def known_names(settings: Settings) -> frozenset[str]:
     return frozenset({"localhost", *own, *settings.allowed_host_names})
 
 
+@lru_cache(1024)
 def is_known(host: str, names: frozenset[str]) -> bool:
     """Return whether a ``Host`` header names this service: by an address, one of ``names``, or below one like
     ``*.site``.

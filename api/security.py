@@ -14,13 +14,14 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from starlette.concurrency import run_in_threadpool
 
 from api.audit import audit_refusal, remember_caller
-from api.context import StoreDep
+from api.context import context_of
 from api.problems import ProblemError
 from service.jobs.projects import DEFAULT_PROJECT, Scope
 from service.jobs.records import ApiKey
-from service.jobs.store import Credential, Store
+from service.jobs.store import Credential, Store, in_loop
 
 SESSION_COOKIE = "trivet_session"
 """HttpOnly and SameSite=Strict; over TLS with the prefix ``__Host-``. Browsers send it to every port of the host."""
@@ -60,22 +61,16 @@ def granted(key: ApiKey) -> frozenset[Scope]:
     return frozenset[Scope]().union(*(_IMPLIED[scope] for scope in key.scopes))
 
 
-def authenticated(
+async def authenticated(
     request: Request,
     scopes: SecurityScopes,
-    store: StoreDep,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     _: Annotated[str | None, Depends(_cookie)],
 ) -> Caller:
-    """Return the key of this request; 401 without a valid one, 403 when it lacks a scope."""
-    if bearer is not None:
-        caller = _by_key(request, store, bearer.credentials)
-    elif (session := session_cookie(request)) is not None:
-        caller = _by_session(request, store, session)
-    else:
-        raise _unauthorized("an API key is needed: send 'Authorization: Bearer tvt_…'")
-    remember_caller(request, caller, caller.credential)
-    request.state.key_expires = _near_end(caller)
+    """Return the key of this request; 401 without a valid one, 403 when it lacks a scope. Its key is looked up once."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        caller = request.state.caller = await _admitted(request, bearer)
     missing = [scope for scope in scopes.scopes if scope not in granted(caller)]
     if missing:
         raise ProblemError(
@@ -84,7 +79,20 @@ def authenticated(
     return caller
 
 
-def _near_end(key: ApiKey) -> datetime | None:
+async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Caller:
+    store = context_of(request.app).store
+    if bearer is not None:
+        caller = await _by_key(request, store, bearer.credentials)
+    elif (session := session_cookie(request)) is not None:
+        caller = await in_loop(_by_session, request, store, session)
+    else:
+        raise _unauthorized("an API key is needed: send 'Authorization: Bearer tvt_…'")
+    remember_caller(request, caller, caller.credential)
+    request.state.key_expires = near_end(caller)
+    return caller
+
+
+def near_end(key: ApiKey) -> datetime | None:
     """Return when a key expires of whose life less than a fifth is left, and less than :data:`_WARN_BEFORE`."""
     if key.expires_at is None or key.holder == "person":
         return None
@@ -92,10 +100,10 @@ def _near_end(key: ApiKey) -> datetime | None:
     return key.expires_at if datetime.now(UTC) >= warned_from else None
 
 
-def _by_key(request: Request, store: Store, secret: str) -> Caller:
-    key = store.keys.verify(secret)
+async def _by_key(request: Request, store: Store, secret: str) -> Caller:
+    key = await in_loop(store.keys.verify, secret)
     if key is None:
-        audit_refusal(request, "key.refuse")
+        await run_in_threadpool(audit_refusal, request, "key.refuse")
         raise _unauthorized("this API key is not valid, has expired, or was revoked")
     return Caller(**key.model_dump(), credential=Credential(key.id))
 
@@ -164,7 +172,7 @@ Reader = Annotated[Caller, Security(authenticated, scopes=["read"])]
 Submitter = Annotated[Caller, Security(authenticated, scopes=["submit"])]
 
 
-def _operator(caller: Annotated[Caller, Security(authenticated, scopes=["admin"])]) -> Caller:
+async def _operator(caller: Annotated[Caller, Security(authenticated, scopes=["admin"])]) -> Caller:
     if not caller.is_operator:
         detail = f"yours belongs to project '{caller.project}'"
         raise ProblemError(403, f"this needs a key with scope 'admin' that is of no project; {detail}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from api import frames
 from api.frames import Cursor, Form
@@ -19,7 +18,7 @@ from api.stream import Hub
 from api.subscriptions import Subscription, TooManyStreams
 from service.jobs.records import Job
 from service.jobs.states import TERMINAL, JobState
-from service.jobs.store import Store, StoreUnavailable
+from service.jobs.store import Store, StoreUnavailable, in_loop
 from service.jobs.store.tail import BEGINNING
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -139,7 +138,7 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
     key was revoked while it waited.
     """
     after = await hub.tail.last_id(job_id) or BEGINNING
-    job = await run_in_threadpool(store.jobs.get, job_id)
+    job = await in_loop(store.jobs.get, job_id)
     if job.state in TERMINAL:
         return job
     try:
@@ -153,7 +152,7 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
         pass
     except TooManyStreams as error:
         raise _too_many(error) from None
-    return await run_in_threadpool(store.jobs.get, job_id)
+    return await in_loop(store.jobs.get, job_id)
 
 
 async def _exhaust(chunks: AsyncIterator[bytes]) -> None:

@@ -5,7 +5,7 @@
 Jobs are submitted, cancelled, retried and deleted while parts of the service and ranks are killed, stopped and
 terminated at random. When the faults are over, every job must end, and what the service promises is checked: see
 ``chaos_checks.py``. Exit code 0 when every promise held, 1 otherwise. Needs Linux, one host and no GPU. With
-``--launcher slurm`` jobs run on a Slurm cluster of two nodes that the run starts here, whose daemons fall too.
+``--launcher slurm`` or ``ray`` jobs run on a cluster of two nodes that the run starts here, whose parts fall too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import json
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,56 +27,18 @@ from typing import Any
 
 import psutil
 from chaos_checks import Accepted, Violation, check_artifact, check_devices, check_job
+from chaos_clusters import Cluster, cluster_of
+from chaos_faults import Fault, faults
 from chaos_load import Load
-from chaos_service import Group, Role, Service, retry_until_answered
+from chaos_service import Group, Service, retry_until_answered
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from trivet import Client, Refused, TrivetError
 
-_CLUSTER = Path(__file__).parents[1] / "tests" / "helpers" / "slurm_cluster.sh"
 _SAMPLE_S = 0.3
 _OVERLAP_S = 1.0
 """Ranks of two attempts of a job seen together for longer than this live together."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A signal to a process by role; ``stopped_s`` is how long SIGSTOP lasts, ``weight`` how often it is drawn."""
-
-    role: Role
-    signal: signal.Signals
-    weight: int
-    stopped_s: float = 0.0
-
-
-def faults(lease_s: float) -> list[Fault]:
-    """Return every fault that a run may draw."""
-    kill, term, stop = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
-    longer, shorter = lease_s + 4, lease_s / 2
-    return [
-        Fault("up", kill, 1),
-        Fault("up", signal.SIGUSR1, 2),  # every part is restarted in turn
-        *(Fault("api", *how) for how in ((kill, 3), (term, 2), (stop, 1, longer))),
-        *(Fault("agent", *how) for how in ((kill, 4), (term, 3), (stop, 2, longer))),
-        *(Fault("broker", *how) for how in ((kill, 3), (term, 2), (stop, 2, 4.0), (stop, 1, longer))),
-        *(Fault("supervisor", *how) for how in ((kill, 5), (term, 2), (stop, 3, longer), (stop, 2, shorter))),
-        *(Fault("fork server", *how) for how in ((kill, 1), (stop, 1, 12.0))),
-        *(Fault("rank", *how) for how in ((kill, 5), (term, 3), (stop, 2, longer))),
-        *(Fault("launcher", *how) for how in ((kill, 2), (term, 1))),
-        *(Fault("keeper", *how) for how in ((kill, 2), (term, 1), (stop, 1, longer))),
-    ]
-
-
-def faults_of_slurm(lease_s: float) -> list[Fault]:
-    """Return the further faults of a run whose devices a Slurm cluster gives."""
-    kill, term, stop = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
-    longer = lease_s + 4
-    return [
-        *(Fault("slurmctld", *how) for how in ((kill, 3), (stop, 1, longer))),
-        *(Fault("slurmd", *how) for how in ((kill, 3), (stop, 1, longer))),
-        *(Fault("allocated host", *how) for how in ((kill, 3), (term, 3), (stop, 1, longer))),
-    ]
 
 
 @dataclass(frozen=True)
@@ -103,6 +64,7 @@ class Chaos:
     service: Service
     client: Client
     load: Load
+    cluster: Cluster | None = None
     violations: list[Violation] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
     """The faults, as the report has them."""
@@ -141,10 +103,7 @@ class Chaos:
 
     def _let_faults_fall(self) -> None:
         draw = random.Random(self.options.seed + 1000)
-        known = faults(self.options.lease_s)
-        if self.options.launcher == "slurm":
-            known += faults_of_slurm(self.options.lease_s)
-        menu = [fault for fault in known if _wanted(fault, self.options.only)]
+        menu = faults(self.options.lease_s, self.options.launcher, self.options.only)
         until = time.monotonic() + self.options.seconds
         time.sleep(min(5.0, self.options.seconds / 4))
         while time.monotonic() < until:
@@ -177,8 +136,8 @@ class Chaos:
             time.sleep(draw.uniform(0.0, self.options.lease_s / 2))
             if fault.role == "up":
                 self.service.start()
-            else:
-                subprocess.run(words, check=True)
+            elif self.cluster is not None:
+                self.cluster.revive(fault.role, words)
 
     def _tell(self, fault: Fault, target: psutil.Process, group: Group | None) -> None:
         row = {"role": fault.role, "signal": fault.signal.name, "stopped_s": fault.stopped_s, "group": group}
@@ -225,11 +184,14 @@ class Chaos:
         while True:
             held = [(host.name, part.job) for host in self.client.hosts() for part in host.held]
             ranks = [process.pid for process in self.service.processes().by_role.get("rank", [])]
-            if not (held or ranks) or time.monotonic() > deadline:
+            asked = self.cluster.allocations() if self.cluster is not None else []
+            if not (held or ranks or asked) or time.monotonic() > deadline:
                 break
             time.sleep(1)
         if held:
             self._violate(Violation("devices come back", f"after everything ended: {held}"))
+        if asked:
+            self._violate(Violation("devices come back", f"the cluster still has {asked}"))
         if ranks:
             self._violate(Violation("no process is left behind", f"ranks {ranks}"))
 
@@ -304,10 +266,6 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _BEGAN:7.1f}] {text}", flush=True)
 
 
-def _wanted(fault: Fault, only: Sequence[str]) -> bool:
-    return not only or fault.role in only or f"{fault.role}:{fault.signal.name}" in only
-
-
 def _acts(process: psutil.Process) -> bool:
     try:
         return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
@@ -348,35 +306,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet-s", type=float, default=300.0, help="what all jobs get to end after the last fault")
     parser.add_argument("--backlog", type=int, default=8, help="unfinished jobs that are kept up")
     parser.add_argument("--only", default="", help="roles, or role:SIGNAL, separated by commas")
-    parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help="what gives devices to jobs")
+    parser.add_argument(
+        "--launcher", choices=("local", "slurm", "ray"), default="local", help="what gives devices to jobs"
+    )
     parser.add_argument("--plant", action="store_true", help="break a promise at the end, which the run must notice")
     parser.add_argument("--out", type=Path, help="file for the report")
     given = vars(parser.parse_args(arguments))
     out = given.pop("out")
     given |= {"gap_s": tuple(given["gap_s"]), "only": tuple(filter(None, given["only"].split(",")))}
     options = Options(**given)
-    with tempfile.TemporaryDirectory(prefix="trivet-chaos-") as folder:
-        settings = {"TRIVET_LEASE_S": str(options.lease_s), "TRIVET_CPU_SLOTS": "4", "TRIVET_API_PROCESSES": "2"}
-        cluster = Path(folder).resolve() / "cluster"
-        if options.launcher == "slurm":
-            settings |= {"TRIVET_LAUNCHER": "slurm", "TRIVET_LAUNCHERS": "slurm", "SLURM_CONF": f"{cluster}/slurm.conf"}
-        service = Service(Path(folder).resolve() / "data", settings)
-        try:
-            if options.launcher == "slurm":
-                subprocess.run([_CLUSTER, "start", cluster], check=True)
-            service.start()
-            client = service.client()
-            chaos = Chaos(options, service, client, Load(client, options.seed, options.backlog))
-            found = report(chaos, chaos.run())
-        finally:
-            service.stop()
-            if options.launcher == "slurm":
-                subprocess.run([_CLUSTER, "stop", cluster], check=True)
+    found = _run(options)
     text = json.dumps(found, indent=1, default=str)
     if out is not None:
         out.write_text(text)
     print(text)
     return 1 if found["violations"] else 0
+
+
+def _run(options: Options) -> dict[str, Any]:
+    """Start a service, and a cluster if one gives the devices, let faults fall, and return the report."""
+    with tempfile.TemporaryDirectory(prefix="trivet-chaos-") as name, contextlib.ExitStack() as started:
+        folder = Path(name).resolve()
+        settings = {"TRIVET_LEASE_S": str(options.lease_s), "TRIVET_CPU_SLOTS": "4", "TRIVET_API_PROCESSES": "2"}
+        service = Service(folder / "data", settings)
+        if (cluster := cluster_of(options.launcher, folder)) is not None:
+            started.callback(cluster.stop)
+            service = Service(service.data, {**settings, **cluster.start()}, cluster.role)
+        started.callback(service.stop)
+        service.start()
+        client = service.client()
+        chaos = Chaos(options, service, client, Load(client, options.seed, options.backlog), cluster)
+        return report(chaos, chaos.run())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 import psutil
 
@@ -22,7 +22,7 @@ from workers.supervisor.program import FORK_SERVER
 
 Role = Literal[
     "up", "api", "agent", "broker", "supervisor", "fork server", "keeper", "launcher", "rank",
-    "allocated host", "slurmctld", "slurmd",
+    "allocated host", "slurmctld", "slurmd", "raylet", "gcs_server", "ray job", "ray bundle",
 ]  # fmt: skip
 Group = tuple[str, int]
 """Job id and attempt."""
@@ -48,6 +48,8 @@ class Service:
 
     data: Path
     settings: Mapping[str, str]
+    role_in_cluster: Callable[[psutil.Process], Role | None] = lambda _: None
+    """Tells which part of the cluster that gives devices a process is."""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -111,15 +113,14 @@ class Service:
         role: Role | None = None
         if process.name() in ("valkey-server", "redis-server"):
             return "broker" if any(str(self.data) in word for word in words) else None
-        if process.name() in ("slurmctld", "slurmd"):
-            its = any(word.startswith(str(self.data.parent)) for word in words)
-            return cast(Role, process.name()) if its else None
+        if (part := self.role_in_cluster(process)) is not None:
+            return part
         if words[1:3] == ["-m", "api"]:
             role = "api"
         elif words[1:] == ["-m", "workers"]:
             role = "agent"
-        elif PROGRAM in words and "srun" not in words:
-            role = "allocated host"
+        elif PROGRAM in words and "srun" not in words:  # its settings are in a file of the data folder
+            return "allocated host" if any(word.startswith(str(self.data)) for word in words) else None
         elif "workers.rank" in words and "workers.launcher" not in words:
             role = "rank"
         return role if role is not None and process.environ().get("TRIVET_DATA") == str(self.data) else None

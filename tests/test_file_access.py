@@ -65,7 +65,8 @@ ALLOWED = {
         "self._heartbeat.touch",
     },
     # The folder of a launcher, which ranks cannot open, and that of a host.
-    "workers/agent/allocated_host.py": {"Path(file).read_text", "self._folder.mkdir"},
+    "workers/agent/allocated_host.py": {"Path(file).read_text"},
+    "workers/agent/allocated_part.py": {"self._folder.mkdir"},
     "workers/agent/launching.py": {
         "atomic_write", "folder.mkdir", "path.stat", "path.unlink", "self._folder.glob",
     },

@@ -79,7 +79,7 @@ async def submit_batch(
     except Conflict as conflict:
         raise refused_key(conflict, idempotency_key) from conflict
     if created := [item.id for item in items if item.created]:
-        await run_in_threadpool(audit_submissions, request, created, project=chosen)
+        await audit_submissions(request, created, project=chosen)
     else:
         response.status_code = status.HTTP_200_OK
     return AcceptedBatch(items=items)

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import sse, sweeps
 from api.access import ChangeableJob, ReadableJob, as_seen
-from api.audit import audit
+from api.audit import audit, audit_submissions
 from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
 from api.params import IdempotencyKey, JobIds, Limit, PageCursor, TargetProject, refused_key, split_ids
@@ -21,7 +21,7 @@ from service.jobs.kinds.registry import JobSpec, KindName
 from service.jobs.projects import ProjectName
 from service.jobs.records import Conflict, Job, JobCounts, JobOrder, JobPage, Rejected
 from service.jobs.states import JobState
-from service.jobs.store import JobFilter, Store, Submission
+from service.jobs.store import JobFilter, Store, Submission, in_loop
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
@@ -49,7 +49,7 @@ async def submit_job(
     201 they survive any crash.
     """
     chosen = target_project(key, project)
-    submission = await run_in_threadpool(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
+    submission = await in_loop(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
     submit = _submit if body.sweep is None else _submit_sweep
     try:
         job, created = await submit(submission, store=store, checker=checker, request=request)
@@ -57,7 +57,7 @@ async def submit_job(
         raise refused_key(conflict, idempotency_key) from conflict
     response.headers["Location"] = str(request.app.url_path_for("get_job", job_id=job.id))
     if created:
-        await run_in_threadpool(audit, request, "job.submit", job=job.id, project=job.project, name=job.name)
+        await audit_submissions(request, [job.id], project=job.project, name=job.name)
     else:
         response.status_code = status.HTTP_200_OK
     return job
@@ -67,19 +67,19 @@ async def _submit(submission: Submission, *, store: Store, checker: Checker, req
     """Submit a spec; return the job, and whether it is new. No thread waits while the spec is checked, and a client
     that leaves ends the check.
     """
-    if (known := await run_in_threadpool(store.jobs.known, submission)) is not None:
+    if (known := await in_loop(store.jobs.known, submission)) is not None:
         return known, False
-    asked = await run_in_threadpool(store.jobs.check_request, [submission])
+    asked = await in_loop(store.jobs.check_request, [submission])
     if problems := await while_connected(request, checker.problems(asked, submission.owner)):
         raise Rejected(problems)
-    return await run_in_threadpool(store.jobs.accept, submission)
+    return await in_loop(store.jobs.accept, submission)
 
 
 async def _submit_sweep(
     submission: Submission, *, store: Store, checker: Checker, request: Request
 ) -> tuple[Job, bool]:
     """Submit a sweep; return its parent, and whether it is new."""
-    if (known := await run_in_threadpool(store.jobs.known, submission)) is not None:
+    if (known := await in_loop(store.jobs.known, submission)) is not None:
         return known, False
     children = await run_in_threadpool(sweeps.children_of, submission.spec)
     specs = {str(index): spec for index, (_, spec) in enumerate(children)}
@@ -89,7 +89,7 @@ async def _submit_sweep(
     return await run_in_threadpool(store.sweeps.accept, submission, children)
 
 
-def _filter(
+async def _filter(
     *,
     key: Reader,
     kind: KindName | None = None,
@@ -113,7 +113,7 @@ Filter = Annotated[JobFilter, Depends(_filter)]
 
 
 @router.get("/jobs")
-def list_jobs(
+async def list_jobs(
     *,
     key: Reader,
     store: StoreDep,
@@ -131,12 +131,13 @@ def list_jobs(
     page of long records has fewer than ``limit`` jobs.
     """
     chosen, specs = replace(wanted, states=tuple(state or ())), include == "spec"
+    listing = store.listing
     if ids is not None:
-        page = store.listing.named(split_ids(ids), chosen, limit, cursor, specs=specs)
+        page = await in_loop(listing.named, split_ids(ids), chosen, limit, cursor, specs=specs)
     elif order == "active":
-        page = store.listing.active(chosen, limit, cursor, specs=specs, queue=store.queue)
+        page = await run_in_threadpool(listing.active, chosen, limit, cursor, specs=specs, queue=store.queue)
     else:
-        page = store.listing.newest(chosen, limit, cursor, specs=specs)
+        page = await in_loop(listing.newest, chosen, limit, cursor, specs=specs)
     return page.model_copy(update={"items": tuple(as_seen(key, job) for job in page.items)})
 
 

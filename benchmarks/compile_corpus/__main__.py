@@ -15,12 +15,13 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from threading import Lock, Timer
 from typing import Any
 
 LIMIT_S = 900
@@ -31,14 +32,16 @@ def main() -> None:
     parser.add_argument("--device", default="")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--only", default="", help="names, or beginnings of names, separated by commas")
+    parser.add_argument("--names", default="", help="whole names, separated by commas")
     parser.add_argument("--fast", action="store_true", help="the few programs that a test runs, without generated code")
     parser.add_argument("--without", default="", help="plain: only the check; check: only plain torch")
     parser.add_argument("--within", type=float, default=0.0, help="seconds after which no more programs are begun")
     parser.add_argument("--out", type=Path, help="a file to which results are added as they come, one JSON a line")
+    parser.add_argument("--log", type=Path, help="a file for what the processes say besides")
     parser.add_argument("--read", type=Path, help="such a file, of which the table is printed")
-    parser.add_argument("--names", default="", help=argparse.SUPPRESS)  # what a process of this one runs
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)  # what a process of this one does
     options = parser.parse_args()
-    if options.names:
+    if options.serve:
         _serve(options)
         return
     read = options.read.read_text().splitlines() if options.read else ()
@@ -53,52 +56,88 @@ def _device(options: argparse.Namespace) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Run the programs that are named, one after another; print a line for each."""
+    """Measure what each line of standard input asks for, a name and what to leave out; print a line for each."""
     from benchmarks.compile_corpus.measure import measured
     from benchmarks.compile_corpus.registry import BY_NAME
 
-    end = time.time() + options.within if options.within else float("inf")
-    for name in options.names.split(","):
-        if time.time() < end:
-            row = measured(BY_NAME[name], options.device, fast=options.fast, without=options.without)
-            print(json.dumps(row), flush=True)
-            if options.out:
-                with options.out.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
+    for line in sys.stdin:
+        name, without = line.split()
+        print(json.dumps(measured(BY_NAME[name], options.device, fast=options.fast, without=without)), flush=True)
 
 
 def _spread(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run all chosen programs in processes, each of which takes every so many of them."""
+    """Run all chosen programs in processes, each of which takes the next one when it has ended one."""
     from benchmarks.compile_corpus.registry import ALL
 
-    device = _device(options)
     wanted = tuple(options.only.split(",")) if options.only else ("",)
     names = [each.name for each in ALL if each.name.startswith(wanted) and (each.fast or not options.fast)]
-    groups = [names[start :: options.jobs] for start in range(min(options.jobs, len(names)))]
-    with ThreadPoolExecutor(len(groups)) as pool:
-        found = list(pool.map(lambda group: _process(group, device, options), groups))
+    names = options.names.split(",") if options.names else names
+    left, options.device = iter(names), _device(options)
+    end = time.time() + options.within if options.within else float("inf")
+    lock = Lock()
+
+    def work(_: int) -> list[dict[str, Any]]:
+        process, rows = _Process(options), []
+        while time.time() < end:
+            with lock:
+                name = next(left, "")
+            if not name:
+                break
+            rows.append(process.row(name))
+            if options.out:
+                with lock, options.out.open("a") as out:
+                    out.write(json.dumps(rows[-1]) + "\n")
+        process.end()
+        return rows
+
+    jobs = min(options.jobs, len(names))
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(work, range(jobs)))
     return sorted((row for rows in found for row in rows), key=lambda row: names.index(row["name"]))
 
 
-def _process(names: Sequence[str], device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of a process; after one that the compiler took down, another goes on with the rest."""
-    rows: list[dict[str, Any]] = []
-    left, began = list(names), time.time()
-    while left and not (options.within and time.time() - began > options.within):
-        command = [sys.executable, "-m", "benchmarks.compile_corpus", "--names", ",".join(left), "--device", device]
-        command += ["--fast"] if options.fast else []
-        command += ["--out", str(options.out)] if options.out else []
-        command += ["--without", options.without] if options.without else []
-        command += ["--within", str(options.within - (time.time() - began))] if options.within else []
-        with tempfile.TemporaryFile("w+") as out:
-            subprocess.run(command, stdout=out, stderr=subprocess.DEVNULL, timeout=LIMIT_S * len(left), check=False)
-            out.seek(0)
-            done = [json.loads(line) for line in out if line.startswith("{")]
-        rows += done
-        left = left[len(done) :]
-        if left and not (options.within and time.time() - began > options.within):
-            rows.append({"name": left.pop(0), "crashed": True})
-    return rows
+class _Process:
+    """A process that measures programs, and another one once the compiler has taken it down."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._running: subprocess.Popen[str] | None = None
+
+    def row(self, name: str) -> dict[str, Any]:
+        """Return what a program comes to, in plain torch and then through the check, unless that is left out."""
+        row: dict[str, Any] = {"name": name}
+        for part, other, field in (("plain", "check", "shows"), ("check", "plain", "stopped")):
+            if self._options.without != part:
+                row |= self._asked(name, without=other, field=field)
+        return row
+
+    def end(self) -> int:
+        """End the process; return its code."""
+        if self._running is None:
+            return 0
+        assert self._running.stdin is not None
+        with suppress(OSError):
+            self._running.stdin.close()
+        code, self._running = self._running.wait(), None
+        return code
+
+    def _asked(self, name: str, *, without: str, field: str) -> dict[str, Any]:
+        running = self._running = self._running or self._started()
+        assert running.stdin is not None
+        assert running.stdout is not None
+        limit = Timer(LIMIT_S, running.kill)
+        limit.start()
+        running.stdin.write(f"{name} {without}\n")
+        running.stdin.flush()
+        line = next((line for line in running.stdout if line.startswith("{")), "")
+        limit.cancel()
+        return json.loads(line) if line else {field: f"the process ended with code {self.end()}", "crashed": True}
+
+    def _started(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "benchmarks.compile_corpus", "--serve", "--device", self._options.device]
+        command += ["--fast"] if self._options.fast else []
+        log = (self._options.log or Path(os.devnull)).open("a")
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 def table(rows: Sequence[dict[str, Any]], device: str) -> str:
@@ -112,7 +151,7 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
     absent = [row for row in rows if BY_NAME[row["name"]].bug and row not in bugs]
     sound = [row for row in rows if row not in bugs and row not in absent]
     shown = [row for row in bugs if row.get("shows")]
-    stopped = [row for row in sound if row.get("stopped") or row.get("crashed")]
+    stopped = [row for row in sound if row.get("stopped")]
     seconds = [row["check_s"] for row in rows if row.get("check_s")]
     counts = [
         f"torch {torch.__version__} on {where}: {len(rows)} programs",
@@ -134,8 +173,6 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    if row.get("crashed"):
-        return f"{row['name']}: the process ended"
     shows = f" (plain torch: {row['shows']})" if row.get("shows") else ""
     return f"{row['name']}: {row.get('stopped') or 'passed'}{shows}"
 

@@ -24,6 +24,7 @@ from service.parallel.boundary import StepBoundary
 STEPS = 8
 OFF, OFF_BF16 = 2e-3, 5e-2
 """The part of its size that a result may be off by in plain torch."""
+_NOT_RUN = "the uncompiled model does not run"
 _WARM: set[str] = set()
 _KEPT = Path(tempfile.gettempdir(), f"trivet-corpus-{os.getuid()}")
 """What processes know of the compiler, as jobs of one owner do."""
@@ -35,7 +36,7 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
     program = entry.program(torch.device(device))
     row: dict[str, Any] = {"name": entry.name}
     if not fast and device not in _WARM:
-        warm_toolchain(program, LADDER, Toolchain(program.device, _KEPT))
+        warm_toolchain(program.device, LADDER, Toolchain(program.device, _KEPT))
         _WARM.add(device)
     with entry.before():
         if without != "plain":
@@ -60,8 +61,14 @@ def _rungs_without_code(entry: Entry) -> tuple[Rung, ...]:
 
 
 def stopped(results: list[Result]) -> str:
-    """Return what the check has against the program, empty if it passes wherever it applies."""
+    """Return what the check has against the program, empty if it passes wherever it applies.
+
+    Raises ``ValueError`` for one that does not even run uncompiled: it says nothing of the check.
+    """
     for result in results:
+        for finding in result.findings:
+            if finding.message.startswith(_NOT_RUN):
+                raise ValueError(finding.message)
         if result.verdict not in ("pass", "not_applicable"):
             return (
                 f"{result.case.rung.name} {result.verdict}: {'; '.join(each.message for each in result.findings)[:300]}"

@@ -190,20 +190,20 @@ def watched(marks: bool) -> Callable[[State], Iterator[Step]]:
 
 
 def gradients(kind: str) -> Callable[[State], Iterator[Step]]:
-    """Return a loop that uses gradients of the step before: kept, copied, or of an optimizer that steps late."""
+    """Return a loop that uses gradients of the step before: kept, copied, or of an optimizer that steps late, after
+    something was looked at.
+    """
 
     def loop(state: State) -> Iterator[Step]:
         before: list[Tensor] = []
         for state.step in range(10**9):
+            state.mark()
             if kind == "late" and state.step:
-                state.mark()
-                loss = squares(state, state.call(state.normal(state.step % 3, 8, 16)))
+                with torch.no_grad():
+                    state.call(state.normal(4, 8, 16))
                 state.optimizer.step()
-                state.optimizer.zero_grad()
-            else:
-                state.mark()
-                state.optimizer.zero_grad()
-                loss = squares(state, state.call(state.normal(state.step % 3, 8, 16)))
+            state.optimizer.zero_grad()
+            loss = squares(state, state.call(state.normal(state.step % 3, 8, 16)))
             loss.backward()
             own = [each.grad for each in state["net"].parameters() if each.grad is not None]
             turned = sum((one * other).sum() for one, other in zip(own, before, strict=False)) if before else loss

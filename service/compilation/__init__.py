@@ -6,3 +6,7 @@ what was seen. ``diagnosis`` looks into a rung that failed, ``selftest`` proves 
 the gate that a training job names. ``ranks`` lets a group come to one verdict; ``torch_internals`` alone touches what
 PyTorch does not document.
 """
+
+import os
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # what asks whether there is a GPU does not start it

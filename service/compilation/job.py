@@ -4,15 +4,20 @@ publish.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis, diagnose
+from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import Result, climb, warm_toolchain
+from service.compilation.lane_process import Climbed, Prepared, beside
+from service.compilation.lanes import can_fork, climb_apart, in_lanes
 from service.compilation.program import Program
-from service.compilation.program.target import target_of
+from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
 from service.compilation.ranks.group import are_together, gather, slowest
 from service.compilation.report.publishing import announce, assemble, keep_caches, write
@@ -21,10 +26,12 @@ from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.torch_internals.caches import clear_abandoned
-from service.compilation.torch_internals.toolchain import Toolchain
+from service.compilation.torch_internals.toolchain import Toolchain, own_cache
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
+
+_SELF_TEST = "self-test: whether each detector finds the fault that it is for"
 
 
 def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
@@ -36,32 +43,97 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     """
     clear_abandoned()
     rungs = climb_to(spec.modes)
+    apart = context.world_size == 1 and context.device_type == "cuda" and can_fork()
+    found = (_climbed_apart if apart else _climbed_here)(spec, context, rungs)
+    keep_caches(context, spec, found.results)
+    if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
+        write(context, found.report(spec))
+    diagnoses = _diagnoses(spec, context, found) if are_together(context.world_size) else []
+    if context.rank:
+        return None
+    context.report.phase(ENDING)
+    report = found.report(spec, diagnoses)
+    write(context, report)
+    announce(context, diagnoses)
+    for sentence in report["summary"]:
+        context.report.log(sentence)
+    return {
+        **{name: report[name] for name in ("gate", "summary", "verdicts")},
+        "completed": _completed(context, found.results),
+    }
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a climb has brought; ``program`` and ``plan`` are ``None`` where other processes had them."""
+
+    subject: Subject
+    toolchain_s: float | None
+    results: list[Result]
+    proved: SelfTest | None
+    program: Program | None = None
+    plan: RunPlan | None = None
+
+    def report(self, spec: CompileSpec, diagnoses: Sequence[Diagnosis] = ()) -> dict[str, Any]:
+        return assemble(spec, self.subject, self.results, self.toolchain_s, diagnoses=diagnoses, proved=self.proved)
+
+
+def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> _Found:
+    """Climb in this process, as ranks do that climb together, and where cores are few and there is no GPU."""
     device = distributed.start(context.device_type)
     toolchain = Toolchain(device)
     if any(rung.generates_code for rung in rungs):
         toolchain.begin()
     target = target_of(spec, context, device)
+    if context.rank == 0:
+        context.report.log(_begun(spec, context, rungs, target.subject))
     context.report.phase("preparing")
     proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # meanwhile headers are prepared
-    toolchain_s = warm_toolchain(target.program, rungs, toolchain)
+    toolchain_s = warm_toolchain(device, rungs, toolchain)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     context.report.phase("first rung")
-    results = list(_climb(spec, context, target.program, rungs, plan))
-    keep_caches(context, spec, results)
-    if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
-        write(context, assemble(spec, target, results, toolchain_s, proved=proved))
-    to_explain = _to_explain(results) if are_together(context.world_size) else []
-    diagnoses = list(_diagnose(context, target.program, to_explain, plan))
-    if context.rank:
-        return None
-    context.report.phase(ENDING)
-    report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proved=proved)
-    write(context, report)
-    announce(context, diagnoses)
-    return {
-        **{name: report[name] for name in ("gate", "summary", "verdicts")},
-        "completed": _completed(context, results),
-    }
+    climbed = _timed(climb(target.program, rungs, spec.phases, plan, context.should_stop))
+    results = list(_told(context, climbed, len(rungs) * len(spec.phases)))
+    return _Found(target.subject, toolchain_s, results, proved, target.program, plan)
+
+
+def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> _Found:
+    """Climb in processes of their own, while the detectors are proved in another."""
+    context.report.phase("preparing")
+    cache = own_cache()
+    context.report.log(_SELF_TEST)
+    proved = beside(lambda: kept_or_run(self_test, cache, context.device_type))
+    prepared: list[tuple[Subject, float | None]] = []
+
+    def hear(about: tuple[Subject, float | None]) -> None:
+        context.report.log(_begun(spec, context, rungs, about[0]))
+        context.report.phase("first rung")
+        prepared.append(about)
+
+    lanes = in_lanes(rungs, spec.phases, len(os.sched_getaffinity(0)))
+    climbed = climb_apart(lambda: _prepared(spec, context, rungs), lanes, context.should_stop, hear)
+    results = list(_told(context, climbed, len(rungs) * len(spec.phases)))
+    if not prepared:
+        raise HostFaultError("no process of the check came to its first rung")
+    subject, toolchain_s = prepared[0]
+    return _Found(subject, toolchain_s, results, SelfTest(()) if context.should_stop() else proved())
+
+
+def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> Prepared:
+    """Return the program as it is climbed by a process of its own."""
+    device = distributed.start_alone(context.device_type)
+    toolchain_s = warm_toolchain(device, rungs, Toolchain(device))
+    target = target_of(spec, context, device)
+    plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
+    return Prepared(target.program, plan, (target.subject, toolchain_s))
+
+
+def _begun(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subject: Subject) -> str:
+    """Return what is checked, in which layout, and up to which rung, as a line of the log."""
+    about = subject.about.get("model") or subject.about["program"]
+    name, phases = about.get("family") or about["name"], " and ".join(spec.phases)
+    layout = f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {context.device_type}"
+    return f"{name}: {phases}, {len(rungs)} rungs up to {rungs[-1].name}, {layout}"
 
 
 def _completed(context: RunContext, results: list[Result]) -> Completion:
@@ -73,24 +145,28 @@ def _completed(context: RunContext, results: list[Result]) -> Completion:
     return Completion(done=len(results) - lacking, total=len(results), unit="rungs")
 
 
-def _climb(
-    spec: CompileSpec, context: RunContext, program: Program, rungs: tuple[Rung, ...], plan: RunPlan
-) -> Iterator[Result]:
+def _timed(results: Iterator[Result]) -> Iterator[Climbed]:
+    """Yield the results, with the time in which each came."""
+    began = time.time()
+    for result in results:
+        yield Climbed(result, (began, time.time()))
+        began = time.time()
+
+
+def _told(context: RunContext, climbed: Iterator[Climbed], total: int) -> Iterator[Result]:
     """Yield the results of all rungs, told to the reporter as they come."""
-    total = len(rungs) * len(spec.phases)
     if context.rank == 0:
         context.report.progress(0, total, "rungs")
-    started = time.time()
-    for done, result in enumerate(climb(program, rungs, spec.phases, plan, context.should_stop), start=1):
+    for done, each in enumerate(climbed, start=1):
         if context.rank == 0:
-            _tell(context, result, done, total, started)
-        started = time.time()
-        yield result
+            _tell(context, each, done, total)
+        yield each.result
 
 
-def _tell(context: RunContext, result: Result, done: int, total: int, started: float) -> None:
+def _tell(context: RunContext, climbed: Climbed, done: int, total: int) -> None:
+    result = climbed.result
     name = f"{result.case.phase}/{result.case.rung.name}"
-    ended = time.time()
+    started, ended = climbed.ran or (time.time(),) * 2
     context.report.span(name, started, ended, {"verdict": result.verdict})
     if result.observation is not None:
         context.report.log(f"{name}: {result.verdict.replace('_', ' ')} after {ended - started:.0f} s")
@@ -104,14 +180,21 @@ def _proved(context: RunContext, cache: Path | None) -> SelfTest:
     """Return the self-test, this job's or one that ``cache`` holds, unless the job was asked to stop."""
     if context.should_stop():
         return SelfTest(())
-    context.report.log("self-test: whether each detector finds the fault that it is for")
+    context.report.log(_SELF_TEST)
     return kept_or_run(self_test, cache, context.device_type)
 
 
-def _to_explain(results: list[Result]) -> list[Result]:
-    """Return the rungs that stopped the climb."""
-    stopped = (result for result in results if result.verdict not in {"pass", "not_applicable"})
-    return [result for result in stopped if result.observation is not None]
+def _diagnoses(spec: CompileSpec, context: RunContext, found: _Found) -> list[Diagnosis]:
+    """Return what was found of the rungs that stopped the climb; one that crashes would do so here, too."""
+    stopped = [each for each in found.results if each.verdict not in {"pass", "not_applicable"}]
+    to_explain = [each for each in stopped if each.observation is not None and not each.observation.crashed]
+    if not to_explain:
+        return []
+    program, plan = found.program, found.plan
+    if program is None or plan is None:
+        prepared = _prepared(spec, context, climb_to(spec.modes))
+        program, plan = prepared.program, prepared.plan
+    return list(_diagnose(context, program, to_explain, plan))
 
 
 def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: RunPlan) -> Iterator[Diagnosis]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
+import torch
+
 from service.compilation.detectors import judge
 from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.program import Program
@@ -47,18 +49,29 @@ def climb(
     phases: Sequence[Phase],
     plan: RunPlan,
     should_stop: Callable[[], bool] = lambda: False,
+    *,
+    begins: Callable[[RungCase], None] = lambda case: None,
 ) -> Iterator[Result]:
     """Yield the results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
 
-    ``should_stop`` is asked between rungs, for all ranks alike; what is left is then ``not_reached``.
+    ``should_stop`` is asked between rungs, for all ranks alike; what is left is then ``not_reached``. ``begins`` hears
+    of each rung that is tried, once the uncompiled program has run.
     """
     lost = ""
     for phase in phases:
-        lost = yield from _climb_phase(program, [RungCase(rung, phase) for rung in rungs], plan, should_stop, lost)
+        lost = yield from _climb_phase(
+            program, [RungCase(rung, phase) for rung in rungs], plan, should_stop, lost, begins=begins
+        )
 
 
 def _climb_phase(
-    program: Program, cases: Sequence[RungCase], plan: RunPlan, should_stop: Callable[[], bool], lost: str
+    program: Program,
+    cases: Sequence[RungCase],
+    plan: RunPlan,
+    should_stop: Callable[[], bool],
+    lost: str,
+    *,
+    begins: Callable[[RungCase], None],
 ) -> Generator[Result, None, str]:
     """Yield the results of a phase. ``lost`` is why there are no other ranks any more, empty while they are there;
     its new
@@ -74,6 +87,7 @@ def _climb_phase(
             continue
         try:
             look = look or _observer(program, case.phase, plan)
+            begins(case)
             if case.rung.cuda_graphs and program.device.type != "cuda":
                 yield _not_applicable(case, look, program)
                 continue
@@ -200,7 +214,7 @@ def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
     return Finding(finding.verdict, f"rank {', '.join(map(str, ranks))}: {finding.message}")
 
 
-def warm_toolchain(program: Program, rungs: Sequence[Rung], toolchain: Toolchain | None = None) -> float | None:
+def warm_toolchain(device: torch.device, rungs: Sequence[Rung], toolchain: Toolchain | None = None) -> float | None:
     """Return the seconds of the one-off start-up of code generation, which ``toolchain`` may have begun.
 
     ``None`` if no rung generates code. Raises :class:`HostFaultError` where it does not start: no program has a part in
@@ -209,7 +223,7 @@ def warm_toolchain(program: Program, rungs: Sequence[Rung], toolchain: Toolchain
     if not any(rung.generates_code for rung in rungs):
         return None
     try:
-        return (toolchain or Toolchain(program.device)).start()
+        return (toolchain or Toolchain(device)).start()
     except Exception as error:
         raise_host_fault(error)
         raise HostFaultError(f"code generation does not start on this host: {describe(error)}") from error

@@ -119,7 +119,7 @@ def chained(records: Sequence[AuditRecord], head: AuditHead, at: datetime | None
     entries = []
     for record in records:
         short = {name: shortened(value, _LONGEST_DETAIL) for name, value in record.detail.items()}
-        fields = {**record.model_dump(), "detail": short, "number": head.number + 1, "time": moment}
+        fields = {**dict(record), "detail": short, "number": head.number + 1, "time": moment}
         open_entry = AuditEntry(**fields, previous=head.hash, hash="")
         entry = open_entry.model_copy(update={"hash": digest(open_entry.model_dump(mode="json"))})
         entries.append(entry)

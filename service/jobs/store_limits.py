@@ -79,7 +79,7 @@ class StoreLimits:
     export_otlp: str | None = None
     """Where jobs are told of whose specs do not say so, see :attr:`exports`."""
 
-    @property
+    @cached_property
     def exports(self) -> ExportTargets:
         """Return what holds for jobs whose specs do not say where they are told of."""
         return ExportTargets(mlflow=self.export_mlflow, tensorboard=self.export_tensorboard, otlp=self.export_otlp)

@@ -81,10 +81,7 @@ def start(device_type: str) -> torch.device:
     Without a launcher no group is made. Calling it again changes nothing.
     """
     launch = read_launch(os.environ)
-    device = local_device(device_type, launch)
-    if device.type == "cuda":
-        os.environ.setdefault(*_ALLOCATOR)
-        torch.cuda.set_device(device)
+    device = _started_device(device_type, launch)
     if launch.grouped and not dist.is_initialized():
         folder = os.environ.get(rendezvous_folder.VARIABLE)
         dist.init_process_group(
@@ -94,6 +91,26 @@ def start(device_type: str) -> torch.device:
             world_size=-1 if folder is None else launch.world_size,
             device_id=device if device.type == "cuda" else None,
         )
+    return device
+
+
+def start_alone(device_type: str) -> torch.device:
+    """Return the device of this rank, the launcher's only one, in a group of this process alone, as each of several
+    processes of the rank may be.
+    """
+    launch = read_launch(os.environ)
+    device = _started_device(device_type, launch)
+    if launch.grouped and not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(_BACKENDS[device_type], store=store, rank=0, world_size=1)
+    return device
+
+
+def _started_device(device_type: str, launch: Launch) -> torch.device:
+    device = local_device(device_type, launch)
+    if device.type == "cuda":
+        os.environ.setdefault(*_ALLOCATOR)
+        torch.cuda.set_device(device)
     return device
 
 

@@ -31,6 +31,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         training = prepare(spec, context, device)
         loop = Loop(training)
         loop.resume()
+        loop.journal.begin(loop.step)
         context.report.phase("first step")
         with loop.saver:
             finished = loop.train()
@@ -43,6 +44,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
             _publish(training, loop)
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
+        loop.journal.ended(loop.step, loop.loss)
         completed = Completion(done=loop.step, total=spec.steps, unit="steps")
         return {**loop.summary(evaluation, stopped=not finished), "completed": completed}
 

@@ -19,9 +19,12 @@ from service.models import WeightsError
 from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
+from service.parallel.peak_memory import peak_memory_gib
+from service.training.device_use import DeviceMeter, metrics_of
 from service.training.gradients import check_evaluation, check_weights, clip_, explained_overflow, present, squared_norm
 from service.training.history import History
-from service.training.metrics import Timing, peak_memory_gib, step_metrics
+from service.training.journal import Journal
+from service.training.metrics import Timing, step_metrics
 from service.training.setup import Training
 from service.training.state import prime, training_rows, training_tensors
 from service.training.step_totals import RankShare, StepReduction, StepTotals
@@ -45,6 +48,8 @@ class Loop:
         self.step = 0
         self.reported_undivided = False
         self.saved_step: int | None = None
+        self.journal = Journal(training)
+        self.meter = DeviceMeter(training.device)
         self.saver = self._build_saver()
         dp, train = training.mesh.dp, training.dataset.train
         self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
@@ -116,6 +121,7 @@ class Loop:
             metrics = evaluate(self.training)
         check_evaluation(metrics, self.step)
         self._report(metrics)
+        self.journal.evaluated(self.step, metrics)
         return metrics
 
     def _make_up_evaluation(self) -> None:
@@ -162,6 +168,8 @@ class Loop:
         self._report_pipeline()
         self.step, self.loss = self.step + 1, totals.loss
         self._report(step_metrics(training, totals, rate, Timing(time.time() - began, waited)))
+        if self.meter.refresh() and self.context.rank == 0 and any(use.held_gib for use in totals.devices):
+            self.context.report.metric(self.step, metrics_of(totals.devices))
         self.context.report.progress(self.step, self.spec.steps, "steps")
         return totals
 
@@ -169,7 +177,7 @@ class Loop:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
         self.training.tied.sum_gradients()
         gradients, optimizer = present(self.parameters), self.training.optimizer
-        timeline = self.training.engine.timeline
+        timeline, use = self.training.engine.timeline, self.meter.latest
         load = timeline.load() if timeline else NO_LOAD
         share = RankShare(
             loss=loss / self.training.mesh.tp.size,
@@ -179,6 +187,9 @@ class Loop:
             busy=load.busy,
             window=load.window,
             memory_gib=peak_memory_gib(self.training.device),
+            device_busy=use.busy,
+            held_gib=use.held_gib,
+            power_w=use.power_w,
         )
         reduction = StepReduction(share)
         if self.spec.optimizer.clip_norm is not None:
@@ -219,8 +230,8 @@ class Loop:
     def _build_saver(self) -> Saver:
         folder, choice = self.context.paths.checkpoints, self.spec.checkpoint
         if choice.async_:
-            return BackgroundSaver(folder, choice.keep, self._rows())
-        return DirectSaver(folder, choice.keep, self._rows())
+            return BackgroundSaver(folder, choice.keep, self._rows(), self.journal.saved)
+        return DirectSaver(folder, choice.keep, self._rows(), self.journal.saved)
 
     def _open_history(self) -> History:
         """Return the metrics so far; only the first rank keeps them."""

@@ -9,8 +9,6 @@ import torch
 from service.training.setup import Training, peak_flops
 from service.training.step_totals import StepTotals
 
-GIB = 2**30
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -38,16 +36,11 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
         "data_wait_fraction": timing.data_wait / seconds,
         "tokens_per_s" if tokens else "samples_per_s": samples * (tokens or 1) / seconds,
         "tflops": flops / 1e12,
+        "memory_gib": totals.memory_gib,
     }
     if totals.bubble_fraction is not None:
         metrics["bubble_fraction"] = totals.bubble_fraction
     if training.device.type == "cuda":
-        metrics["memory_gib"] = totals.memory_gib
         peak = peak_flops(torch.cuda.get_device_name(training.device))
         metrics |= {"mfu": flops / peak} if peak else {}
     return metrics
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """Return the most that this process ever had allocated on a CUDA device; 0 elsewhere."""
-    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else 0.0

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from service.training.device_use import DeviceUse
 from service.training.gradients import ADVICE, NonFiniteError
 from service.training.timeline import bubble_fraction
 
@@ -31,7 +32,8 @@ class RankShare:
 
     ``stop``: the rank was asked to stop. ``unsaved``: it could not write a checkpoint. ``busy`` and ``window`` are the
     seconds in which its device computed in the newest pipeline run that it finished, and those of the whole run.
-    ``memory_gib`` is its peak memory. ``non_finite`` marks a rank whose own loss or gradient is not finite.
+    ``memory_gib`` is its peak memory; ``device_busy``, ``held_gib`` and ``power_w`` are as :class:`DeviceUse` has them.
+    ``non_finite`` marks a rank whose own loss or gradient is not finite.
     """
 
     loss: Tensor = field(metadata=_SUMMED)
@@ -41,6 +43,9 @@ class RankShare:
     busy: float = field(default=0.0, metadata=_SUMMED)
     window: float = field(default=0.0, metadata=_PER_RANK)
     memory_gib: float = field(default=0.0, metadata=_PER_RANK)
+    device_busy: float = field(default=0.0, metadata=_PER_RANK)
+    held_gib: float = field(default=0.0, metadata=_PER_RANK)
+    power_w: float = field(default=0.0, metadata=_PER_RANK)
     non_finite: Tensor = field(init=False, metadata=_PER_RANK)
 
     def __post_init__(self) -> None:
@@ -62,6 +67,8 @@ class StepTotals:
     unsaved: bool
     memory_gib: float
     bubble_fraction: float | None
+    devices: tuple[DeviceUse, ...]
+    """What each rank's device did when it was looked at last."""
 
 
 class StepReduction:
@@ -108,6 +115,7 @@ class StepReduction:
             unsaved=sums["unsaved"] > 0,
             memory_gib=max(ranks["memory_gib"]),
             bubble_fraction=bubble_fraction(sums["busy"], world, max(ranks["window"])) if measured else None,
+            devices=tuple(map(DeviceUse, ranks["device_busy"], ranks["held_gib"], ranks["power_w"])),
         )
 
 

@@ -25,11 +25,12 @@ from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
 from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.mesh import Mesh
-from service.verification import results
+from service.parallel.peak_memory import peak_memory_gib
+from service.verification import journal, results
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.load import LoadedTasks, load_tasks
-from service.verification.progress import PHASES, JobProgress, PhaseTimes, peak_memory_gib
+from service.verification.progress import PHASES, JobProgress, PhaseTimes
 from service.verification.results import DecidedRow, ResumeLog
 from service.verification.rounding_guard import REASON, RoundingGuard
 from service.verification.search_runner import SearchRunner, StoppedError
@@ -67,12 +68,9 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
         loaded = load_tasks(spec, context, device)
     first = loaded.assignment
     ranks = _MeshReduction(first.mesh, device)
-    count = first.asked.count
-    instances = f"{count} instance{'' if count == 1 else 's'}"
     if context.rank == 0:
-        context.report.log(f"{instances} by {first.method_label} on {spec.parallel.arithmetic} ranks")
-        for note in dict.fromkeys(note for task in loaded.tasks for note in (*task.notes, *_precision(task))):
-            context.report.log(note)
+        for line in journal.begun(loaded):
+            context.report.log(line)
     own = _InstanceRunner(loaded, context, clock, ranks)
     context.report.phase("first row")
     own.run()
@@ -81,8 +79,10 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     memory = ranks.most(peak_memory_gib(device))
     if context.rank != 0:
         return None
+    result = _result(loaded, own.resume_log, context)
+    context.report.log(journal.ended(result["verdicts"], time.monotonic() - started))
     return {
-        **_result(loaded, own.resume_log, context),
+        **result,
         "time": dict(zip(PHASES, spent, strict=True)),
         "memory_gib": memory,
         "wall_seconds": time.monotonic() - started,
@@ -180,6 +180,8 @@ class _InstanceRunner:
             for entry in self._bounded(task, instances, method, searches, guard):
                 row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
                 self._decided([DecidedRow(_shown(row, task, checker), entry.layers)])
+                if self.loaded.assignment.leads:
+                    self.context.report.log(journal.searched(row))
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are told again: the last ones may not have

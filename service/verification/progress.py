@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,10 +102,3 @@ class PhaseTimes:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.seconds[name] += time.monotonic() - started
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """Return the peak of the device, or on CPU of this process, which includes what it loaded."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

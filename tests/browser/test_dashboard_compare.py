@@ -23,7 +23,7 @@ def trained(fleet: Fleet, name: str, lr: float, loss: float, **changes: Any) -> 
     attempt = fleet.run(train_spec(name, optimizer={"lr": lr}, **changes))
     for step in range(1, 21):
         attempt.metric(step, of=20, loss=loss + 1 / step, accuracy=1 - loss)
-    attempt.succeed({"loss": loss, "eval_accuracy": 1 - loss})
+    attempt.succeed({"loss": loss, "eval_accuracy": 1 - loss, "data_sha256": "c1" * 32})
     return attempt
 
 
@@ -44,8 +44,9 @@ def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path
     expect(rows.locator("th")).to_have_text(["slow", "=fast"])
     head = page.locator("#table thead")
     expect(head.get_by_role("button")).to_have_text(
-        ["job", "state", "seconds", "optimizer.lr", "loss", "eval_accuracy"]
+        ["job", "state", "duration", "optimizer.lr", "loss", "eval_accuracy"]
     )
+    expect(page.locator("#table .same")).to_have_text("The same for all: data_sha256 c1c1c1…c1c1")
     head.get_by_role("button", name="loss").click()
     expect(rows.locator("th")).to_have_text(["=fast", "slow"])
     assert parse_qs(urlsplit(page.url).query)["sort"] == ["result.loss"]
@@ -57,6 +58,7 @@ def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path
     saving.value.save_as(tmp_path / "jobs.csv")
     with (tmp_path / "jobs.csv").open(newline="") as file:
         saved = list(csv.DictReader(file))
+    assert {row["result.data_sha256"] for row in saved} == {"c1" * 32}
     assert [(row["id"], row["job"], row["result.loss"]) for row in saved] == [
         (fast.job_id, "'=fast", "0.25"),
         (slow.job_id, "slow", "0.5"),

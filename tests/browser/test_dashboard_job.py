@@ -74,6 +74,42 @@ def test_the_log_of_a_job_that_broke_opens_where_it_broke(page: Page, fleet: Fle
     )
 
 
+def test_attempts_stand_side_by_side(page: Page, fleet: Fleet) -> None:
+    first = fleet.run(train_spec(retries=1))
+    first.metric(1, loss=1.0)
+    first.fail(JobError(type="ValueError", message="one went wrong", rank=0))
+    page.goto(f"/jobs/{first.job_id}")
+    expect(page.locator("#history li").first).to_be_visible()
+    expect(page.locator("#attempts")).to_be_hidden()
+    second = fleet.begin(first.job_id)
+    second.metric(2, loss=0.5)
+    second.succeed()
+    rows = page.locator("#attempts tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("one went wrong")
+    expect(rows.last.locator(".state")).to_have_text("succeeded")
+    expect(rows.last.get_by_role("link", name="log")).to_have_attribute("href", re.compile(r"/logs\?attempt=2$"))
+
+
+def test_the_mesh_is_drawn_with_what_lives_where(page: Page, fleet: Fleet) -> None:
+    fleet.host("wide", cpu=8)
+    model = {"family": "transformer", "vocab_size": 256, "dim": 64, "layers": 4, "heads": 4}
+    parallel = {"pp": 2, "tp": 2}
+    attempt = fleet.run(train_spec(model=model, data={"source": "tokens", "sequence": 32}, parallel=parallel))
+    attempt.metric(1, loss=1.0, bubble_fraction=0.6)
+    attempt.metric(2, **{"device_busy.0": 0.9, "device_busy.1": 0.4})
+    page.goto(f"/jobs/{attempt.job_id}")
+    layout = page.locator("#layout")
+    expect(layout.locator("th")).to_have_text(["stage 0 of 2: blocks 0–1", "stage 1 of 2: blocks 2–3"])
+    expect(layout.locator("[data-rank='3']")).to_contain_text(re.compile(r"rank 3\S+ cpu \d"))
+    expect(layout).to_contain_text("1/2 of each layer")
+    plan = page.locator("#plan")
+    expect(plan.locator(".figures")).to_contain_text("measured bubble60.0\u202f%")
+    expect(plan).to_contain_text("The measured bubble is larger by what ranks wait for besides")
+    entries = page.locator("#metrics .chart", has_text="Utilisation").locator(".entry")
+    expect(entries).to_have_text(["rank 090.0\u202f%", "rank 140.0\u202f%"])
+
+
 @pytest.mark.slow
 def test_a_training_names_what_uses_it(page: Page, fleet: Fleet) -> None:
     trained = fleet.run(train_spec("trained"))

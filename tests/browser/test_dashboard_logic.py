@@ -187,6 +187,54 @@ def test_shares_of_time_and_accuracies_have_a_panel_each(run: Any) -> None:
     assert run("scales", "percentLabel", 0.125) == "12.5\u202f%"
 
 
+def test_metrics_of_devices_have_a_panel_for_all_ranks(run: Any) -> None:
+    names = [f"device_busy.{rank}" for rank in (10, 2, 0)] + ["device_power_w.0"]
+    panels = run("series", "panels", names)
+    assert [(panel["title"], panel["unit"], panel["names"]) for panel in panels] == [
+        ("Utilisation", "%", ["device_busy.0", "device_busy.2", "device_busy.10"]),
+        ("Power", "W by rank", ["device_power_w.0"]),
+    ]
+
+
+def test_the_ranks_of_a_mesh_say_what_they_have(run: Any) -> None:
+    parallel = {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "tp": 2}
+    placement = [
+        {"host": "a", "pool": "cuda", "devices": [0, 1, 2, 3]},
+        {"host": "b", "pool": "cuda", "devices": [0, 1, 2, 5]},
+    ]
+    rows = run("layout", "rows", parallel, placement, [[0, 2], [1, 3]], 5)
+    assert [row["words"] for row in rows] == [
+        ["stages 0, 2 of 4: blocks 0–1, 3", "shard 1 of 2"],
+        ["stages 0, 2 of 4: blocks 0–1, 3", "shard 2 of 2"],
+        ["stages 1, 3 of 4: blocks 2, 4", "shard 1 of 2"],
+        ["stages 1, 3 of 4: blocks 2, 4", "shard 2 of 2"],
+    ]
+    cells = [cell for row in rows for cell in row["cells"]]
+    assert [cell["rank"] for cell in cells] == list(range(8))
+    assert cells[7]["device"] == "b cuda 5"
+    assert len(run("layout", "meaning", "train", parallel)) == 3
+    assert run("layout", "meaning", "verify", {"tp": 1, "dp_shard": 2}) == ["Shards see other instances."]
+
+
+def test_attempts_are_read_off_the_changes_of_state(run: Any) -> None:
+    def change(state: str, attempt: int, time: float, reason: str = "") -> dict[str, Any]:
+        return {"type": "state", "state": state, "attempt": attempt, "time": time, "reason": reason}
+
+    changes = [change("queued", 0, 0), change("starting", 1, 1), change("running", 1, 2)]
+    changes += [change("queued", 1, 10, "the host was lost"), change("starting", 2, 12), change("running", 2, 13)]
+    series = {"step": [1, 2, 3, 4], "time": [3.0, 9.0, 14.0, 15.0]}
+    first, second = run("attempts", "attempts", changes, series)
+    assert first == {
+        "number": 1,
+        "began": 1,
+        "ended": 10,
+        "how": "queued",
+        "why": "the host was lost",
+        "steps": [1, 2],
+    }
+    assert (second["ended"], second["how"], second["steps"]) == (None, "running", [3, 4])
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(12.0, "12 s"), (1.5, "1.50 s"), (0.0123456, "12.3 ms"), (0.0009999, "1 ms"), (85e-6, "85 µs")],
@@ -445,6 +493,39 @@ def test_jobs_differ_in_fields_that_others_of_their_kind_have(run: Any) -> None:
         {"path": "result.loss", "of": "result", "numeric": True},
         {"path": "result.device", "of": "result", "numeric": False},
     ]
+
+
+def test_what_all_results_have_alike_is_no_column(run: Any) -> None:
+    jobs = [
+        job(
+            name,
+            {"kind": "train"},
+            {"loss": loss, "steps": 40, "completed": {"done": 40, "total": 40, "unit": "steps"}},
+        )
+        for name, loss in (("1", 0.5), ("2", 0.4))
+    ]
+    found = run("compare", "compared", jobs)
+    assert [column["path"] for column in found["columns"]] == ["result.loss"]
+    found = run("compare", "compared", jobs[:1])
+    assert [column["path"] for column in found["columns"]] == ["result.loss", "result.steps"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("c1" * 32, "c1c1c1…c1c1"), ("c1" * 8, "c1" * 8), (1234.5, "1,235"), (None, "–"), ([1], "[1]")],
+)
+def test_of_a_hash_both_ends_are_shown(run: Any, value: Any, text: str) -> None:
+    assert run("compare", "shown", value) == text
+
+
+def test_names_beside_points_lie_over_nothing(run: Any) -> None:
+    area = {"left": 0, "right": 400, "top": 0, "bottom": 300}
+    close = [{"x": 100, "y": 100}, {"x": 130, "y": 100}, {"x": 390, "y": 200}]
+    first, second, third = run("labels", "places", close, ["one", "another", "at the edge"], area)
+    assert (first["anchor"], second["anchor"], third["anchor"]) == ("end", "start", "end")
+    crowd = [{"x": 200, "y": 150 + index / 10} for index in range(9)]
+    placed = run("labels", "places", crowd, ["a long name"] * 9, area)
+    assert 0 < sum(each is not None for each in placed) < 9
 
 
 def test_jobs_of_one_name_are_told_apart(run: Any) -> None:

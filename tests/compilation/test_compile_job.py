@@ -331,10 +331,13 @@ def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
     result = run(spec(model=MLP, phases=["inference"]), where)
     assert result is not None
     assert result["verdicts"] == {"pass": 1, "fail_error": 1}
-    assert reporter.lines[0].startswith("self-test")
-    assert re.fullmatch(r"inference/eager: pass after \d+ s", reporter.lines[1])
-    assert re.fullmatch(r"inference/aot_eager: fail error after \d+ s", reporter.lines[2])
-    assert reporter.lines[-1].startswith("inference/aot_eager: looking for what fails")
+    assert re.fullmatch(r".+: inference, 2 rungs up to aot_eager, .+ = 1 rank on cpu", reporter.lines[0])
+    assert reporter.lines[1].startswith("self-test")
+    assert re.fullmatch(r"inference/eager: pass after \d+ s", reporter.lines[2])
+    assert re.fullmatch(r"inference/aot_eager: fail error after \d+ s", reporter.lines[3])
+    told = len(reporter.lines) - len(report(data)["summary"])
+    assert reporter.lines[told - 1].startswith("inference/aot_eager: looking for what fails")
+    assert reporter.lines[told:] == report(data)["summary"]
     written, artifacts = report(data), data.job(JOB).artifacts
     (found,) = written["diagnoses"]
     script, trace = artifacts / found["reproduction"]["script"], artifacts / found["trace"]

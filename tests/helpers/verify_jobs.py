@@ -41,6 +41,10 @@ class Recorder(RecordingReporter):
         self.steps: list[tuple[int, int, str]] = []
         self.within: list[dict[str, Any]] = []
         """The share, phase and time left of each report that has them."""
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
 
     def progress(self, done: int, total: int, unit: str, **finer: Any) -> None:
         if finer.get("share") is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from service.parallel import checkpoint
 from service.parallel.boundary import StepBoundary
 from service.training.gate import GateError
 from service.training.gradients import NonFiniteError
+from service.training.journal import readable_bytes
 
 GATE = "job_" + "g" * 20
 CPU = torch.device("cpu")
@@ -55,7 +57,10 @@ def test_everything_is_reported_and_published(tmp_path: Path) -> None:
     result = train(tmp_path, spec, report=report)["result"]
     artifacts = DataLayout(tmp_path).job(JOB).artifacts
     first = report.metrics[0][1]
-    assert set(first) == {"loss", "grad_norm", "lr", "step_ms", "data_wait_fraction", "samples_per_s", "tflops"}
+    measured = {"step_ms", "data_wait_fraction", "samples_per_s", "tflops", "memory_gib"}
+    assert {name for name in first if not name.startswith("device_")} == {"loss", "grad_norm", "lr"} | measured
+    assert first["memory_gib"] * 2**20 <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert first["memory_gib"] > 0.05, "torch alone has more"
     assert [values["lr"] for _, values in report.metrics if "lr" in values] == pytest.approx([5e-3, 1e-2, 1e-2, 1e-3])
     assert report.done == (4, 4, "steps")
     assert set(report.spans) == {"data", "forward_backward", "optimizer", "checkpoint", "evaluate"}
@@ -72,6 +77,35 @@ def test_everything_is_reported_and_published(tmp_path: Path) -> None:
     assert (about["step"], about["config"]["family"], about["parallel"]["tp"]) == (4, "mlp", 1)
     assert about["data_sha256"] == result["data_sha256"]
     assert pq.read_table(artifacts / "metrics.parquet")["loss"].to_pylist() == list(report.series("loss"))
+
+
+def test_the_log_says_what_was_done(tmp_path: Path) -> None:
+    report = Recording()
+    spec = {**MLP, "steps": 4, "checkpoint": {"every": 2, "keep": 1}, "evaluate": {"every": 3}}
+    result = train(tmp_path, spec, report=report)["result"]
+    said = dict(line.split(": ", 1) for line in report.logs)
+    assert said["data"].startswith("digits, 1,438 samples to train on, 359 to test (SHA-256 ")
+    assert result["data_sha256"][:12] in said["data"]
+    assert said["model"] == f"mlp, {result['parameters']:,} parameters, computed in fp32"
+    assert said["layout"] == "pp=1 × dp_replicate=1 × dp_shard=1 × tp=1 = 1 rank on CPU"
+    assert said["training"] == "4 steps of 24 samples"
+    kept = DataLayout(tmp_path).job(JOB).checkpoints / "step_4"
+    size = sum(path.stat().st_size for path in kept.glob("*.safetensors"))
+    assert said["checkpoint of step 4"] == readable_bytes(size)
+    assert "checkpoint of step 2" in said
+    assert f"eval_accuracy {result['eval_accuracy']:.4g}" in said["evaluation at step 4"]
+    assert "evaluation at step 3" in said
+    assert said["finished after step 4 of 4"].startswith(f"loss {result['loss']:.4g}, ")
+    assert readable_bytes(1023) == "1,023 bytes"
+    assert readable_bytes(3 << 19) == "1.5 MiB"
+
+
+def test_the_log_says_that_a_training_was_stopped_and_went_on(tmp_path: Path) -> None:
+    report = Recording()
+    train(tmp_path, {**MLP, "steps": 4}, report=report, stop_after=2)
+    assert report.logs[-1].startswith("asked to stop after step 2 of 4: ")
+    train(tmp_path, {**MLP, "steps": 4}, report=report)
+    assert "training: 4 steps of 24 samples, from step 2 on" in report.logs
 
 
 def test_the_published_weights_give_the_reported_accuracy(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_a_trained_classifier_is_certified(trained: DataLayout, method: str) -> 
     assert json.loads(json.dumps(result)) == result
     if method == "crown":
         assert verdicts["verified"] > 15
+        assert report.lines[:2] == [
+            "30 instances by crown on pp=1 × dp_replicate=1 × dp_shard=1 × tp=1 = 1 rank",
+            "network: 64 inputs, 80 nonlinear neurons in 3 layers; batches of 8",
+        ]
+        counts = ", ".join(f"{count} {name}" for name, count in verdicts.items() if count)
+        assert report.lines[-1].startswith(f"{counts} after ")
 
 
 def test_certified_samples_survive_an_attack_and_falsified_ones_are_wrong(trained: DataLayout) -> None:

@@ -22,6 +22,7 @@ from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX, config_file
 from service.jobs.states import TERMINAL
 from service.jobs.store import KnownJob, PendingLaunch, Store
+from workers.agent.supervisors import supervisor_command
 from workers.launchers import (
     AllocationRequest,
     Booking,
@@ -30,6 +31,7 @@ from workers.launchers import (
     LauncherUnavailable,
     launcher_class,
 )
+from workers.supervisor.job_policy import JobPolicy
 
 PROGRAM = "workers.agent.allocated_host"
 _HOLD_S = 15.0
@@ -131,8 +133,11 @@ def _is_of_use(allocation: Booking, job: KnownJob | None) -> bool:
 class LauncherDesk:
     """Serves one launcher."""
 
-    def __init__(self, name: str, launcher: Launcher, store: Store, worker: str, folder: Path) -> None:
+    def __init__(
+        self, name: str, launcher: Launcher, store: Store, worker: str, *, folder: Path, supervisor: Sequence[str]
+    ) -> None:
         self.name, self._launcher, self._store, self._worker = name, launcher, store, worker
+        self._supervisor = supervisor
         patience_s = launcher.context.stop_grace_s + _REPORT_S
         self._planner = Planner(name, patience_s)
         self._folder, self._settings = folder, folder / "settings.json"
@@ -167,7 +172,8 @@ class LauncherDesk:
 
     def _request(self, job: PendingLaunch, now: float) -> str:
         """Ask for a job's devices; return why it still waits."""
-        command = (sys.executable, "-P", "-m", PROGRAM, self.name, str(self._settings), job.job_id)
+        program = (sys.executable, "-P", "-m", PROGRAM)
+        command = (*program, self.name, str(self._settings), job.job_id, *self._supervisor)
         try:
             given = self._launcher.request(AllocationRequest(**vars(job), command=command))
         except LauncherUnavailable as error:
@@ -214,7 +220,7 @@ def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
         }
         if (file := config_file()) is not None:
             shared[f"{ENV_PREFIX}CONFIG"] = str(file.resolve())
-        shared[f"{ENV_PREFIX}DATA"] = str(settings.layout.root)
+        shared |= {f"{ENV_PREFIX}DATA": str(settings.layout.root), f"{ENV_PREFIX}WARM_SUPERVISORS": "0"}
         atomic_write(folder / "settings.json", json.dumps(shared).encode())
         context = LauncherContext(
             service=service_of(settings.layout),
@@ -222,5 +228,6 @@ def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
             options=getattr(settings, f"{name}_options", ""),
             stop_grace_s=settings.stop_grace_s,
         )
-        desks.append(LauncherDesk(name, launcher_class(name)(context), store, settings.worker_name, folder))
+        launcher, supervisor = launcher_class(name)(context), supervisor_command(JobPolicy.of(settings))
+        desks.append(LauncherDesk(name, launcher, store, settings.worker_name, folder=folder, supervisor=supervisor))
     return desks

@@ -10,7 +10,6 @@ supervisor's and the store's. A worker that names launchers in its settings asks
 from __future__ import annotations
 
 import importlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,10 +119,3 @@ def launcher_class(name: str) -> type[Launcher]:
     if not (isinstance(found, type) and issubclass(found, Launcher)):
         raise ValueError(f"launcher {name}: {module}:{attribute} is no workers.launchers.Launcher")  # noqa: TRY004
     return found
-
-
-def own_environment() -> dict[str, str]:
-    """Return this process's environment without the service's own settings, which may hold passwords: schedulers keep
-    the environment of what they start.
-    """
-    return {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}

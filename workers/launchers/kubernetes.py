@@ -8,14 +8,12 @@ command, the number of pods and their devices are put. All goes through the offi
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import json
 import math
 import os
 import secrets
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +30,14 @@ from workers.launchers import (
     LauncherUnavailable,
     Pool,
 )
+from workers.launchers.asking import ANSWER_S, NAME, REPORT_S, OperatorOptions, errors_of, refused
 
-_ANSWER_S = 30.0
-_NAME = "trivet-"
 _SERVICE, _JOB = "trivet/service", "trivet/job"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _HERE = "TRIVET_KUBERNETES"
 """The variable that tells the pods of a Job what it has; each knows its own index from Kubernetes."""
-_GONE = 404
 _KEPT_S = 3600
 """Seconds for which Kubernetes keeps a Job that has ended, and what its pods printed."""
-_MARGIN_S = 15.0
-"""Seconds that hosts have to report beyond the grace of their ranks, before pods are killed."""
 
 
 def pods(ranks: int, max_hosts: int, most: int) -> tuple[int, int]:
@@ -83,14 +77,13 @@ class Kubernetes(Launcher):
         manifest = self.manifest(request)
         job = client.V1Job.from_dict(manifest)
         assert job is not None
-        with _errors():
-            self._batch.create_namespaced_job(self._options.namespace, job, _request_timeout=_ANSWER_S)
+        _call(self._batch.create_namespaced_job, self._options.namespace, job)
         return str(manifest["metadata"]["name"])
 
     def manifest(self, request: AllocationRequest) -> dict[str, Any]:
         """Return the Job for a request, made from the operator's template. Raises :class:`LauncherUnavailable`."""
         count, size = pods(request.ranks, request.max_hosts, self._options.devices_per_pod)
-        name, labels = f"{_NAME}{secrets.token_hex(5)}", {_SERVICE: self.context.service, _JOB: request.job_id}
+        name, labels = f"{NAME}{secrets.token_hex(5)}", {_SERVICE: self.context.service, _JOB: request.job_id}
         has_gpus = (self._options.auto if request.device == "auto" else request.device) == "cuda"
         resource = self._options.gpu_resource if has_gpus else "cpu"
         facts = {"namespace": self._options.namespace, "job": name}
@@ -113,7 +106,7 @@ class Kubernetes(Launcher):
         template = job["spec"]["template"]
         template.setdefault("metadata", {}).setdefault("labels", {}).update(labels)
         template["spec"]["restartPolicy"] = "Never"
-        template["spec"]["terminationGracePeriodSeconds"] = math.ceil(self.context.stop_grace_s + _MARGIN_S)
+        template["spec"]["terminationGracePeriodSeconds"] = math.ceil(self.context.stop_grace_s + REPORT_S)
         container = template["spec"]["containers"][0]
         container["command"] = list(request.command)
         container["env"] = [*container.get("env", []), {"name": _HERE, "value": json.dumps(told)}]
@@ -123,22 +116,21 @@ class Kubernetes(Launcher):
 
     def allocations(self) -> list[Booking]:
         """Return the Jobs of this service that have neither ended nor been deleted."""
-        with _errors():
-            jobs = self._list(self._batch.list_namespaced_job)
-            found = self._list(self._core.list_namespaced_pod) if any(map(_waits, jobs)) else []
+        jobs = self._list(self._batch.list_namespaced_job)
+        found = self._list(self._core.list_namespaced_pod) if any(map(_waits, jobs)) else []
         reasons = {pod.metadata.labels[_JOB]: said for pod in found if (said := _unscheduled(pod))}
         return [_booking(job, reasons) for job in jobs if not (_is_over(job) or job.metadata.deletion_timestamp)]
 
     def cancel(self, allocations: Sequence[Booking]) -> None:
         """Delete Jobs, and their pods in the background, which get the grace of ranks."""
         for allocation in allocations:
-            with _errors(gone_is_fine=True):
-                self._batch.delete_namespaced_job(
-                    allocation.id,
-                    self._options.namespace,
-                    propagation_policy="Background",
-                    _request_timeout=_ANSWER_S,
-                )
+            _call(
+                self._batch.delete_namespaced_job,
+                allocation.id,
+                self._options.namespace,
+                propagation_policy="Background",
+                gone_is_fine=True,
+            )
 
     @staticmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
@@ -156,30 +148,23 @@ class Kubernetes(Launcher):
 
     def _list(self, call: Callable[..., Any]) -> list[Any]:
         selector = f"{_SERVICE}={self.context.service}"
-        return list(call(self._options.namespace, label_selector=selector, _request_timeout=_ANSWER_S).items)
+        return list(_call(call, self._options.namespace, label_selector=selector).items)
 
 
 def _options(text: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="TRIVET_KUBERNETES_OPTIONS", exit_on_error=False, add_help=False)
-    parser.add_argument("--template", default="")
-    parser.add_argument("--namespace", default="default")
-    parser.add_argument("--context")
-    parser.add_argument("--queue", default="")
-    parser.add_argument("--devices-per-pod", type=int, default=8)
-    parser.add_argument("--gpu-resource", default="nvidia.com/gpu")
-    parser.add_argument("--auto", choices=("cuda", "cpu"), default="cuda")
-    try:
-        options, unknown = parser.parse_known_args(shlex.split(text))
-    except argparse.ArgumentError as error:
-        raise ValueError(f"TRIVET_KUBERNETES_OPTIONS: {error}") from error
-    if unknown:
-        raise ValueError(f"TRIVET_KUBERNETES_OPTIONS: there is no option {unknown[0]}")
+    declared = OperatorOptions("kubernetes")
+    declared.add_argument("--template", default="")
+    declared.add_argument("--namespace", default="default")
+    declared.add_argument("--context")
+    declared.add_argument("--queue", default="")
+    declared.add_argument("--devices-per-pod", type=int, default=8)
+    declared.add_argument("--gpu-resource", default="nvidia.com/gpu")
+    declared.add_argument("--auto", choices=("cuda", "cpu"), default="cuda")
+    options = declared.read(text)
     if not options.template:
-        raise ValueError(
-            "TRIVET_KUBERNETES_OPTIONS needs --template=FILE, a Job such as docker/kubernetes/attempt.yaml"
-        )
+        declared.error("it needs --template=FILE, a Job such as docker/kubernetes/attempt.yaml")
     if options.devices_per_pod < 1:
-        raise ValueError("TRIVET_KUBERNETES_OPTIONS: --devices-per-pod is 1 at least")
+        declared.error("--devices-per-pod is 1 at least")
     return options
 
 
@@ -241,20 +226,10 @@ def _booking(job: Any, reasons: Mapping[str, str]) -> Booking:
     return Booking(name, job_id, is_waiting=True, reason=f"Kubernetes job {name}: {why}")
 
 
-@contextlib.contextmanager
-def _errors(gone_is_fine: bool = False) -> Iterator[None]:
-    try:
-        yield
-    except client.ApiException as error:
-        if not (gone_is_fine and error.status == _GONE):
-            raise LauncherUnavailable(f"Kubernetes: {error.status}, {_said(error)}") from error
-    except HTTPError as error:
-        raise LauncherUnavailable(f"Kubernetes: {error}") from error
-
-
-def _said(error: client.ApiException) -> str:
-    """Return the message of an answer, which is a Status of Kubernetes or whatever stood before it."""
-    try:
-        return str(json.loads(error.body or "")["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(error.reason)
+def _call(call: Callable[..., Any], *words: Any, gone_is_fine: bool = False, **fields: Any) -> Any:
+    """Return what the client's call returns. Raises :class:`LauncherUnavailable`."""
+    with errors_of("Kubernetes", HTTPError):
+        try:
+            return call(*words, **fields, _request_timeout=ANSWER_S)
+        except client.ApiException as error:
+            return refused("Kubernetes", error.status or 0, str(error.reason), error.body or "", gone_is_fine)

@@ -9,21 +9,12 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 
-from workers.launchers import (
-    AllocatedHost,
-    AllocationRequest,
-    Booking,
-    Launcher,
-    LauncherUnavailable,
-    own_environment,
-)
+from workers.launchers import AllocatedHost, AllocationRequest, Booking, Launcher, LauncherContext
+from workers.launchers.asking import NAME, OperatorOptions, ask
 
-_ANSWER_S = 30.0
 _FIELDS = ("JobID", "Name", "State", "Reason", "RestartCnt", "Comment")
-_NAME = "trivet-"
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _FIRST_OF_NODE = '[ "$SLURM_LOCALID" = 0 ] || exit 0; exec "$@"'
 """A step has a task for each rank, so that it gets all that the allocation has; one of each node is enough."""
@@ -40,31 +31,37 @@ _FACTS = {
 
 
 class Slurm(Launcher):
-    """Asks ``slurmctld`` through Slurm's own commands, as the user that the worker runs as."""
+    """Asks ``slurmctld`` through Slurm's own commands, as the user that the worker runs as. The operator's options are
+    those of ``sbatch``.
+    """
+
+    def __init__(self, context: LauncherContext) -> None:
+        super().__init__(context)
+        self._further = OperatorOptions("slurm").words(context.options)
 
     def describe(self) -> str:
         """Return partitions with their nodes and CPUs."""
-        rows = _said("sinfo", "--noheader", "--summarize", "--format=%R|%F|%C|%G").splitlines()
+        rows = ask("sinfo", "--noheader", "--summarize", "--format=%R|%F|%C|%G").splitlines()
         return "; ".join(_partition(*row.split("|")) for row in dict.fromkeys(rows)) or "no partition"
 
     def request(self, request: AllocationRequest) -> str:
         """Submit a batch job that starts the command once on each of its nodes."""
-        return _said("sbatch", *self._options(request), stdin=_script(request.command)).strip().partition(";")[0]
+        return ask("sbatch", *self._options(request), stdin=_script(request.command)).strip().partition(";")[0]
 
     def allocations(self) -> list[Booking]:
         """Return the batch jobs of this service that are in Slurm's queue."""
         fields = ",".join(f"{name}:|" for name in _FIELDS)
-        rows = _said("squeue", "--me", "--noheader", "--states=all", f"--Format={fields}").splitlines()
+        rows = ask("squeue", "--me", "--noheader", "--states=all", f"--Format={fields}").splitlines()
         return [
             _allocation(*row)
             for row in (line.split("|")[: len(_FIELDS)] for line in rows)
-            if row[-1] == self._comment and row[1].startswith(_NAME) and row[2] not in _OVER
+            if row[-1] == self._comment and row[1].startswith(NAME) and row[2] not in _OVER
         ]
 
     def cancel(self, allocations: Sequence[Booking]) -> None:
         """Cancel batch jobs."""
         if allocations:
-            _said("scancel", "--quiet", *(allocation.id.partition(".")[0] for allocation in allocations))
+            ask("scancel", "--quiet", *(allocation.id.partition(".")[0] for allocation in allocations))
 
     @staticmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
@@ -88,7 +85,7 @@ class Slurm(Launcher):
         folder = self.context.folder
         options = [
             "--parsable",
-            f"--job-name={_NAME}{request.job_id}",
+            f"--job-name={NAME}{request.job_id}",
             f"--comment={self._comment}",
             f"--nodes=1-{request.max_hosts}",
             f"--ntasks={request.ranks}",
@@ -103,10 +100,10 @@ class Slurm(Launcher):
         if request.timeout_s is not None:
             seconds = request.timeout_s + self.context.stop_grace_s + _MARGIN_S
             options.append(f"--time={math.ceil(seconds / 60)}")
-        return [*options, *shlex.split(self.context.options)]
+        return [*options, *self._further]
 
     def _has_gpus(self) -> bool:
-        return "gpu" in _said("sinfo", "--noheader", "--format=%G")
+        return "gpu" in ask("sinfo", "--noheader", "--format=%G")
 
 
 _OVER = frozenset(
@@ -135,7 +132,7 @@ def _allocation(number: str, name: str, state: str, reason: str, restarts: str, 
     said = f"{state.lower()}, {reason}" if reason not in ("None", "") else state.lower()
     return Booking(
         f"{number}.{restarts}",
-        name.removeprefix(_NAME),
+        name.removeprefix(NAME),
         is_waiting,
         f"Slurm job {number} is {said}" if is_waiting else "",
     )
@@ -146,22 +143,3 @@ def _partition(name: str, nodes: str, cpus: str, gres: str) -> str:
     _, idle_cpus, _, all_cpus = cpus.split("/")
     gpus = "" if gres in ("(null)", "") else f", {gres} each"
     return f"{name}: {idle} of {total} nodes idle, {allocated} allocated, {idle_cpus} of {all_cpus} CPUs idle{gpus}"
-
-
-def _said(*command: str, stdin: str = "") -> str:
-    """Return what a command of Slurm's prints."""
-    try:
-        ran = subprocess.run(
-            command,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            check=False,
-            env=own_environment(),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LauncherUnavailable(f"{command[0]}: {error}") from error
-    if ran.returncode != 0:
-        raise LauncherUnavailable(f"{command[0]}: {ran.stderr.strip() or f'exit code {ran.returncode}'}")
-    return ran.stdout

@@ -68,12 +68,19 @@ class CheckedModel:
 
 
 @dataclass(frozen=True)
-class Target:
-    """Holds the program of a compile job on this rank, what its gate will hold for, and what its report says of it."""
+class Subject:
+    """Says what a gate will hold for, and what its report says of it."""
 
-    program: Program
     fingerprint: Fingerprint
     about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Holds the program of a compile job on this rank."""
+
+    program: Program
+    subject: Subject
 
 
 def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> Target:
@@ -99,11 +106,11 @@ def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: M
     about |= {"precision": recipe.precision.model_dump(), "sharding": recipe.sharding.model_dump()}
     if recipe.pipeline is None:
         before = before_backward(recipe.sharding)
-        return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before), own, about)
+        return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before), Subject(own, about))
     schedule = generator(recipe.pipeline.schedule)(spec.parallel.pp, recipe.pipeline.stages_per_rank, spec.forwards)
     channels = connect(mesh, schedule.owners)
     program = PipelineProgram(model.build, inputs, model.loss, mesh, schedule, channels)
-    return Target(program, own, about | {"pipeline": recipe.pipeline.model_dump()})
+    return Target(program, Subject(own, about | {"pipeline": recipe.pipeline.model_dump()}))
 
 
 def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
@@ -114,4 +121,4 @@ def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
     fields = {f"program.{name}": plain(value) for name, value in described.items()}
     fields["program.package"] = f"{provided.distribution} {provided.version}"
     own = fields | environment(spec.parallel, site.device)
-    return Target(maker(config, site), own, {"program": described})
+    return Target(maker(config, site), Subject(own, {"program": described}))

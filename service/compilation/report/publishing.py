@@ -9,7 +9,7 @@ from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
-from service.compilation.program.target import Target
+from service.compilation.program.target import Subject
 from service.compilation.report.rows import counts, rung_row
 from service.compilation.report.summary import causes, summary, unproved
 from service.compilation.run.observation import Cost
@@ -24,7 +24,7 @@ REPORT = "report.json"
 
 def assemble(
     spec: CompileSpec,
-    target: Target,
+    subject: Subject,
     results: list[Result],
     toolchain_s: float | None,
     *,
@@ -34,7 +34,7 @@ def assemble(
     """Return the report as plain data."""
     proofs = proved.proofs if proved else ()
     why = unproved(proofs)
-    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, micro_batches=spec.forwards, closed=why)
+    opened = gate(results, spec.phases, subject.fingerprint, toolchain_s, micro_batches=spec.forwards, closed=why)
     return {
         "summary": [*summary(results, opened), *causes(diagnoses)],
         "gate": opened,
@@ -46,7 +46,7 @@ def assemble(
         "toolchain_s": toolchain_s,
         "tolerance": spec.permitted.model_dump(),
         "parallel": spec.parallel.model_dump(),
-        **target.about,
+        **subject.about,
     }
 
 

@@ -80,7 +80,8 @@ class Observation:
     ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
     program used its compiled modules in the judged iterations. ``own_limit``: a known limit of this rung alone that
     explains all wrong results. ``audit``: what is known of stale memory that parity could not see. ``draws``: what
-    has another distribution than in eager, with the random numbers of generated code.
+    has another distribution than in eager, with the random numbers of generated code. ``crashed``: a signal ended the
+    process that ran it.
     """
 
     case: RungCase
@@ -99,3 +100,4 @@ class Observation:
     own_limit: str = ""
     audit: Audit = field(default_factory=Audit)
     draws: str = ""
+    crashed: bool = False

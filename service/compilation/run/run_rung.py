@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -52,7 +52,8 @@ _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 @dataclass(frozen=True)
 class RunPlan:
     """Says how long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
-    ``steady`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all.
+    ``steady`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all. ``alone`` is entered
+    to measure a pace: other processes may wish to do so at the same time.
     """
 
     iterations: int
@@ -61,6 +62,7 @@ class RunPlan:
     tolerance: Tolerance
     agree: Callable[[float], float]
     race: RaceSettings = field(default_factory=RaceSettings)
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def race_of(self, rung: Rung) -> RaceSettings:
         """Return how long to race: a rung that generates no code is no faster, and its pace decides nothing."""
@@ -151,7 +153,8 @@ class _RungRun:
         self._look_closer(program_run, run)
         self._settle(program_run)
         generates = self.case.rung.generates_code
-        timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
+        with self.plan.alone():
+            timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if generates else None
@@ -267,7 +270,7 @@ class _RungRun:
             truth_note=self.reference.truth_note,
             notes=tuple(self._notes()),
             units=tuple(program_run.units),
-            calls=self.reference.calls,
+            calls=dict(self.reference.calls),
             usage=self._usage,
             own_limit=own_limit(self.case.rung, self.reference, comparisons),
             audit=self.audit,

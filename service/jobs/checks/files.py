@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
+
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem
-from service.jobs.spec.base import FILE_ID
+from service.jobs.spec.base import FILE_ID, FILE_ID_PREFIX
 
 
 def files_of(spec: CommonSpec) -> Iterator[tuple[str, str]]:
     """Yield each uploaded file that the spec names, as the path of its field and its id."""
-    yield from _files(spec.model_dump(mode="json", by_alias=True, exclude={"name", "labels"}), ())
+    text = spec.model_dump_json(by_alias=True, exclude={"name", "labels"})
+    if FILE_ID_PREFIX in text:  # most specs name none
+        yield from _files(orjson.loads(text), ())
 
 
 def check_files(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ The values of each label are bounded: none is taken from what a user chose.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from service.jobs.states import STATES, TERMINAL
@@ -52,7 +53,7 @@ class MetricDeclaration:
     values: tuple[str, ...] = ()
     """The values of its only label, if known ahead: they are exported from the start, at 0."""
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[str, ...]:
         """Return the upper bounds as the label ``le`` spells them, the unbounded bucket last."""
         return (*(repr(float(bound)) for bound in self.buckets), "+Inf")

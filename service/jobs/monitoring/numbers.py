@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -30,7 +31,7 @@ def _field_of(name: str, *words: str) -> str:
 
 def _observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()) -> dict[str, float]:
     """Return what one observation adds to the counts of a histogram."""
-    bound = next((text for text in metric.bounds[:-1] if value <= float(text)), metric.bounds[-1])
+    bound = metric.bounds[bisect_left(metric.buckets, value)]
     return {_field_of(f"{metric.name}_bucket", bound, *labels): 1, _field_of(f"{metric.name}_sum", *labels): value}
 
 

@@ -51,7 +51,8 @@ JobId = Annotated[
     StringConstraints(pattern=f"^{JOB_ID.pattern}$"),
     _id("a job", "trivet submit SPEC", "job_ and 20 letters or digits"),
 ]
-FILE_ID = re.compile(r"file_[0-9a-f]{64}")
+FILE_ID_PREFIX = "file_"
+FILE_ID = re.compile(rf"{FILE_ID_PREFIX}[0-9a-f]{{64}}")
 """An uploaded file: ``file_`` and the SHA-256 of its content."""
 FileId = Annotated[
     str,

@@ -31,6 +31,7 @@ from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.launching import KnownJob, Launching
 from service.jobs.store.listing import JobFilter, Listing
+from service.jobs.store.loop_calls import in_loop
 from service.jobs.store.preemption import Preemptions
 from service.jobs.store.projects import Projects
 from service.jobs.store.queue import Queue, Shares, WaitingJob
@@ -44,7 +45,9 @@ from service.jobs.store_limits import StoreLimits
 
 @dataclass(frozen=True)
 class Store:
-    """Synchronous and safe to share between threads. Any call may raise :class:`StoreUnavailable`."""
+    """Synchronous and safe to share between threads; :func:`in_loop` makes a call from an event loop, without a thread.
+    Any call may raise :class:`StoreUnavailable`.
+    """
 
     url: str
     client: BrokerClient
@@ -188,5 +191,6 @@ __all__ = [
     "TooLarge",
     "UploadedBy",
     "WaitingJob",
+    "in_loop",
     "parse_ref",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -14,7 +15,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.jobs.records import Conflict, NotFound, Superseded
+from service.jobs.store.loop_calls import LoopCall, current_call
 from service.jobs.store.outage import BrokerOutage, PatientPool
+from service.jobs.store.shared_trips import SharedTrips, TripTimeouts
 
 _REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
@@ -47,7 +50,8 @@ class BrokerCannotWrite(StoreUnavailable):
 
 
 class BrokerClient:
-    """Commands and scripts over a connection pool; safe to share between threads.
+    """Commands and scripts over a connection pool; safe to share between threads. Calls that run in an event loop
+    (:mod:`~service.jobs.store.loop_calls`) share connections of their own, until :meth:`leave_loop`.
 
     A command is never repeated behind the caller's back: one that timed out may have taken effect. What could not be
     sent, or came while the broker was reading its data, had no effect, and is tried for ``outage_s``.
@@ -65,6 +69,9 @@ class BrokerClient:
         )
         self._pool.outage = BrokerOutage(timeouts.outage_s)
         self._redis = redis.Redis.from_pool(self._pool)
+        self._url = url
+        self._trip_timeouts = TripTimeouts(**asdict(timeouts))
+        self._trips: dict[asyncio.AbstractEventLoop, SharedTrips] = {}
 
     def call(self, *words: str | int | float | bytes) -> Any:
         """Run one command; strings come back as ``str``. Raises :class:`StoreUnavailable`."""
@@ -84,13 +91,27 @@ class BrokerClient:
                 return self._run("EVAL", text, 0, *words)
 
     def _run(self, *words: str | int | float | bytes) -> Any:
+        call = current_call()
         while True:
             try:
+                if call is not None:
+                    return self._trips_of(call).ask(call, words)
                 return self._redis.execute_command(*words)  # type: ignore[no-untyped-call]  # the library has no types
             except redis.BusyLoadingError:
                 if (pause := self._pool.outage.pause()) is None:
                     raise
-                time.sleep(pause)
+                (time if call is None else call).sleep(pause)
+
+    def _trips_of(self, call: LoopCall) -> SharedTrips:
+        if call.loop not in self._trips:
+            open_ones = {loop: trips for loop, trips in self._trips.items() if not loop.is_closed()}
+            self._trips = {**open_ones, call.loop: SharedTrips(self._url, self._trip_timeouts)}
+        return self._trips[call.loop]
+
+    async def leave_loop(self) -> None:
+        """Close the connections of calls that run in this event loop, before it ends."""
+        if (trips := self._trips.pop(asyncio.get_running_loop(), None)) is not None:
+            await trips.close()
 
     def close(self) -> None:
         self._redis.close()

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from service.jobs.launchers import LOCAL
-from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.records import HostShare, Job, JobPhase, ListedJob
-
-_JSON_FIELDS = (
-    "labels",
-    "parallel",
-    "spec",
-    "placement",
-    "progress",
-    "result",
-    "error",
-    "parameters",
-    "children",
-    "allocation",
-)
-_TIME_FIELDS = ("created_at", "started_at", "ended_at")
 
 
 def fields_of(flat: list[str]) -> dict[str, str]:
@@ -36,11 +20,24 @@ def moment(milliseconds: str | float) -> datetime:
     return datetime.fromtimestamp(float(milliseconds) / 1000, UTC)
 
 
+_READ: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("id", "kind", "name", "owner", "state", "sweep", "launcher", "project"), str),
+    **dict.fromkeys(("labels", "parallel", "placement", "progress", "result", "error"), orjson.loads),
+    **dict.fromkeys(("parameters", "allocation", "shared", "spec", "children"), orjson.loads),
+    **dict.fromkeys(("created_at", "started_at", "ended_at"), moment),
+    **dict.fromkeys(("attempt", "priority"), int),
+}
+"""How the fields of a record become those of a job."""
+_READ_BY_SCRIPTS = ("reason", "shape", "avoid", "allocating", "queued_at")
+LISTED_FIELDS = (*(name for name in _READ if name not in ("spec", "children")), *_READ_BY_SCRIPTS)
+"""What ``brief_view`` in ``lua/lib/jobs.lua`` reads of a record: what lists show, and what that follows from."""
+
+
 def job(flat: list[str]) -> Job:
     """Return a job from its script view."""
     values = _values(flat)
     told = orjson.loads(fields_of(flat).get("phases", "[]"))
-    return Job.model_validate({**values, "phases": _phases(told, values.get("ended_at"))})
+    return Job.model_validate({**values, "phases": tuple(_phases(told, values.get("ended_at")))})
 
 
 def listed_job(flat: list[str]) -> ListedJob:
@@ -50,20 +47,16 @@ def listed_job(flat: list[str]) -> ListedJob:
 
 def _values(flat: list[str]) -> dict[str, Any]:
     fields = fields_of(flat)
-    values: dict[str, Any] = {name: fields[name] for name in ("id", "kind", "name", "owner", "state")}
-    values |= {name: orjson.loads(fields[name]) for name in _JSON_FIELDS if name in fields}
-    values |= {name: moment(fields[name]) for name in _TIME_FIELDS if name in fields}
-    values |= {name: int(fields[name]) for name in ("attempt", "priority")}
-    values["sweep"] = fields.get("sweep")
-    values["launcher"] = fields.get("launcher", LOCAL)
-    values["project"] = fields.get("project", DEFAULT_PROJECT)
-    values["shared_with"] = orjson.loads(fields.get("shared", "[]"))
-    return {**values, "reason": reason_of(fields)}
+    values: dict[str, Any] = {name: _READ[name](text) for name, text in fields.items() if name in _READ}
+    values["shared_with"] = values.pop("shared", ())
+    values["reason"] = reason_of(fields)
+    return values
 
 
 def reason_of(fields: dict[str, str]) -> str | None:
     """Return why a job is where it is: what its last move was for, and what it waits for."""
-    return "; ".join(fields[name] for name in ("reason", "waiting") if fields.get(name)) or None
+    reason, waiting = fields.get("reason"), fields.get("waiting")
+    return f"{reason}; {waiting}" if reason and waiting else reason or waiting or None
 
 
 def _phases(told: list[tuple[str, float]], ended_at: datetime | None) -> Iterator[JobPhase]:

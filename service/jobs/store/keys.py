@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -105,7 +106,7 @@ class ApiKeys:
         """
         if not role:
             return None
-        key = _within(role, _api_key(orjson.loads(entry) | {"last_used_at": last_used or None}))
+        key = _stored_key(entry, last_used, role)
         now = time.time()
         if now - float(last_used or 0) / 1000 > _USE_RESOLUTION_S:
             self.client.call("HSET", API_KEYS_USED(), key.id, round(now * 1000))
@@ -276,6 +277,12 @@ def _within(role: str, key: ApiKey) -> ApiKey:
     most = ROLES.index(role)
     scopes = tuple(scope for scope in key.scopes if SCOPES.index(scope) <= most) or (SCOPES[most],)
     return key.model_copy(update={"scopes": scopes})
+
+
+@lru_cache(1024)
+def _stored_key(entry: str, last_used: str, role: str) -> ApiKey:
+    """Return the key of an entry, with no more than a role allows. The broker is asked for all three each time."""
+    return _within(role, _api_key(orjson.loads(entry) | {"last_used_at": last_used or None}))
 
 
 def _id_of(secret: str) -> str:

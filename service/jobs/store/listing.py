@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import orjson
@@ -104,7 +105,7 @@ class _PageDraft:
 
     def add(self, views: list[list[str]]) -> None:
         self.items += map(decode.listed_job, views)
-        self.room -= sum(len(value) for view in views for value in view)
+        self.room -= sum(map(len, chain.from_iterable(views)))
 
 
 @dataclass(frozen=True)

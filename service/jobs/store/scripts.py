@@ -7,7 +7,8 @@ A script's header names its arguments and the library files that it uses::
 
 From it come the Lua locals of the same names (``int`` as a number, ``json`` decoded, ``*`` as a list), so a script
 never counts positions, and a stub whose parameters differ in name, order or type fails when the module is imported.
-Key names, the allowed moves of a job's state and the buckets of histograms are generated from their Python home.
+Key names, the allowed moves of a job's state, the fields that lists show and the buckets of histograms are generated
+from their Python home.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from service.jobs.monitoring.catalogue import CAUSES, COUNTS
 from service.jobs.states import MOVES
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import LISTED_FIELDS
 from service.jobs.store.keyspace import KEYS
 
 P = ParamSpec("P")
@@ -46,6 +48,7 @@ class Script(Generic[P, R]):
         _check_stub(name, arguments, stub)
         self.name = name
         self._signature = inspect.signature(stub)
+        self._words = [argument for argument, _ in arguments]
         self.text = assemble(source, arguments)
         self._body = "\n".join([*_libraries(source), source])
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -62,11 +65,12 @@ class Script(Generic[P, R]):
         return frozenset(re.findall(r'\bredis\.call\(\s*"(\w+)"', self._body))
 
     def __call__(self, client: BrokerClient, *args: P.args, **kwargs: P.kwargs) -> R:
-        bound = self._signature.bind(*args, **kwargs)
-        words: list[object] = []
-        for name, value in bound.arguments.items():
-            variadic = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            words += value if variadic else (value,)
+        named = self._words[len(args) :]
+        if len(named) == len(kwargs) and all(name in kwargs for name in named):
+            words: list[object] = [*args, *(kwargs[name] for name in named)]
+        else:
+            bound = self._signature.bind(*args, **kwargs)
+            words = [*bound.args, *bound.kwargs.values()]
         return cast(R, client.script(self.sha, self.text, words))
 
 
@@ -100,10 +104,14 @@ def _check_stub(name: str, arguments: list[tuple[str, str]], stub: Callable[...,
 
 
 def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
-    """Return the whole text of a script: key names and allowed moves, its arguments, the library files it uses,
-    itself.
+    """Return the whole text of a script: its arguments, the library files it uses, itself, and before them the names of
+    keys and the tables that they name. The broker runs all of it at each call.
     """
-    return "\n".join([_constants(), *_locals(arguments), *_libraries(source), source])
+    body = [*_locals(arguments), *_libraries(source), source]
+    words = set(re.findall(r"\w+", "\n".join(body)))
+    keys = [key.lua for key in KEYS if key.name in words]
+    tables = [text for name, text in _tables().items() if name in words]
+    return "\n".join(["local KEY = {}", *keys, *tables, *body])
 
 
 def _libraries(source: str) -> list[str]:
@@ -116,7 +124,7 @@ def _library(name: str) -> str:
 
 
 @cache
-def _constants() -> str:
+def _tables() -> dict[str, str]:
     moves = ", ".join(
         f"{old} = {{{', '.join(f'{new} = true' for new in sorted(targets))}}}" for old, targets in MOVES.items()
     )
@@ -126,8 +134,9 @@ def _constants() -> str:
         if metric.buckets
     )
     causes = ", ".join(f"{cause} = true" for cause in CAUSES)
-    tables = [f"local MOVES = {{{moves}}}", f"local BUCKETS = {{{buckets}}}", f"local CAUSES = {{{causes}}}"]
-    return "\n".join(["local KEY = {}", *(key.lua for key in KEYS), *tables])
+    listed = ", ".join(f'"{name}"' for name in LISTED_FIELDS)
+    tables = {"MOVES": moves, "BUCKETS": buckets, "CAUSES": causes, "LISTED": listed}
+    return {name: f"local {name} = {{{text}}}" for name, text in tables.items()}
 
 
 def _locals(arguments: list[tuple[str, str]]) -> list[str]:

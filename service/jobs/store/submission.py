@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
+from functools import cached_property
 
 import orjson
 
@@ -40,13 +41,38 @@ class Submission:
         return {
             "idem": self.idem,
             "body_hash": self.body_hash,
-            "suffix": "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)),
+            "suffix": _suffix(),
             "record": self.record(),
-            "indexes": _indexes(self),
-            "after": _needed(self.spec),
-            "weights": _only_for_weights(self.spec),
-            "files": uploads_of(self.spec),
+            "indexes": self.indexes,
+            "after": self.needed,
+            "weights": self.only_for_weights,
+            "files": self.uploads,
         }
+
+    @cached_property
+    def uploads(self) -> list[str]:
+        """Return the uploaded files that the spec names."""
+        return uploads_of(self.spec)
+
+    @cached_property
+    def needed(self) -> list[str]:
+        """Return the jobs that the spec names."""
+        return list(dict.fromkeys(dependency.job_id for dependency in self.spec.dependencies()))
+
+    @cached_property
+    def only_for_weights(self) -> list[str]:
+        """Return the jobs that need not succeed: the spec takes weights that they have left, and no more."""
+        others = {dependency.job_id for dependency in self.spec.dependencies() if dependency.weights is None}
+        return [job_id for job_id in self.needed if job_id not in others]
+
+    @cached_property
+    def indexes(self) -> list[str]:
+        """Return the indexes that the job is in for as long as there is a record of it."""
+        spec, project = self.spec, self.project
+        labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
+        files = [f"file:{project}/{file_id}" for file_id in self.uploads]
+        needs = [f"needs:{job_id}" for job_id in self.needed]
+        return [f"kind:{spec.kind}", f"owner:{self.owner}", *labels, *files, *needs, *project_indexes(project)]
 
     def record(self) -> dict[str, str]:
         """Return the fields of the job's hash that submission knows, all of them strings."""
@@ -68,14 +94,23 @@ class Submission:
             # Of a launcher's jobs it names no device: placement, of whatever version, has none for them.
             "shape": f"{spec.device if is_local else self.launcher}:{ranks}:{min(spec.max_hosts, ranks)}",
             **({} if is_local else {"launcher": self.launcher, "device": spec.device}),
-            "after": json_of(_needed(spec)),
-            "weights": json_of(_only_for_weights(spec)),
-            "indexes": json_of(_indexes(self)),
+            "after": json_of(self.needed),
+            "weights": json_of(self.only_for_weights),
+            "indexes": json_of(self.indexes),
             "spec": self.text,
             "exports": " ".join(spec.export.chosen()),
             "traceparent": current_traceparent() or "",
             **notice_fields(spec),
         }
+
+
+def _suffix() -> str:
+    """Return the random characters that end an id."""
+    number, characters = secrets.randbelow(len(_ALPHABET) ** _RANDOM_CHARACTERS), []
+    for _ in range(_RANDOM_CHARACTERS):
+        number, digit = divmod(number, len(_ALPHABET))
+        characters.append(_ALPHABET[digit])
+    return "".join(characters)
 
 
 def text_of(spec: CommonSpec) -> str:
@@ -98,28 +133,10 @@ def hashed(*texts: str) -> str:
     return hashed.hexdigest()
 
 
-def _indexes(submission: Submission) -> list[str]:
-    spec, project = submission.spec, submission.project
-    labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
-    files = [f"file:{project}/{file_id}" for file_id in uploads_of(spec)]
-    needs = [f"needs:{job_id}" for job_id in _needed(spec)]
-    return [f"kind:{spec.kind}", f"owner:{submission.owner}", *labels, *files, *needs, *_project_indexes(project)]
-
-
-def _project_indexes(project: str) -> tuple[str, ...]:
+def project_indexes(project: str) -> tuple[str, ...]:
     """Return the indexes of what belongs to a project, and of what its members see."""
     return f"project:{project}", f"visible:{project}"
 
 
 def uploads_of(spec: CommonSpec) -> list[str]:
     return list(dict.fromkeys(file_id for _, file_id in files_of(spec)))
-
-
-def _needed(spec: CommonSpec) -> list[str]:
-    return list(dict.fromkeys(dependency.job_id for dependency in spec.dependencies()))
-
-
-def _only_for_weights(spec: CommonSpec) -> list[str]:
-    """Return the jobs that need not succeed: the spec takes weights that they have left, and no more."""
-    others = {dependency.job_id for dependency in spec.dependencies() if dependency.weights is None}
-    return [job_id for job_id in _needed(spec) if job_id not in others]

@@ -29,11 +29,11 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
-    """Answer the request of ``connection`` and exit.
+    """Answer the requests of ``connection``, one after another, and exit once it is closed, or one has failed.
 
-    The answer is lines of a word and what belongs to it: ``opening`` and the id of each file that is read, then
-    ``answer`` or ``failed`` and JSON, of a traceback with the latter. A limit that is reached ends the process: by
-    SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
+    An answer is lines of a word and what belongs to it: ``opening`` and the id of each file that is read, then
+    ``answer`` or ``failed`` and JSON, of a traceback with the latter. All requests share the limits; the first that is
+    reached ends the process: by SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
     """
     code = 0
     reader, writer = connection.makefile("rb"), connection.makefile("wb")
@@ -44,8 +44,9 @@ def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
 
     try:
         _confine(limits)
-        request = request_adapter.validate_json(_read(reader))
-        tell("answer", request.answer(lambda file_id: tell("opening", file_id.encode())))
+        while (text := _read(reader)) is not None:
+            request = request_adapter.validate_json(text)
+            tell("answer", request.answer(lambda file_id: tell("opening", file_id.encode())))
     except MemoryError:
         code = OUT_OF_MEMORY
     except (BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
@@ -56,8 +57,11 @@ def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
     os._exit(code)
 
 
-def _read(stream: IO[bytes]) -> bytes:
-    (length,) = LENGTH.unpack(stream.read(LENGTH.size))
+def _read(stream: IO[bytes]) -> bytes | None:
+    """Return the next request; ``None`` after the last one."""
+    if len(head := stream.read(LENGTH.size)) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
     return stream.read(length)
 
 

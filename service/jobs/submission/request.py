@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import yaml
 from pydantic import Field, TypeAdapter
@@ -113,6 +113,11 @@ class CheckRequest(FrozenModel):
         )
         return [problem.shortened() for problem in itertools.islice(problems, _MOST_PROBLEMS)]
 
+    @property
+    def opens_files(self) -> bool:
+        """Return whether the check reads what somebody uploaded."""
+        return bool(self.uploads)
+
     def answer(self, opening: _Opening) -> bytes:
         """Return :meth:`problems` as a JSON list."""
         return json.dumps([asdict(problem) for problem in self.problems(opening)], default=str).encode()
@@ -129,6 +134,7 @@ class PlanRequest(FrozenModel):
 
     asks: Literal["plan"] = "plan"
     spec: str
+    opens_files: ClassVar[bool] = False
 
     def answer(self, opening: _Opening) -> bytes:
         """Return the :class:`Plan` as JSON; null where the spec has no pipeline."""
@@ -155,6 +161,7 @@ class ReadRequest(FrozenModel):
 
     asks: Literal["read"] = "read"
     text: str
+    opens_files: ClassVar[bool] = False
 
     def answer(self, opening: _Opening) -> bytes:
         """Return the :class:`ReadDocument` as JSON."""

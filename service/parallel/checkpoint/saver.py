@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,10 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from service.jobs.checkpoints import Checkpoint
 from service.parallel.checkpoint.storage import save
 
 LAST_WRITE_S = 10.0
 """How long an error of the job waits for a write that is under way: peers must not learn of it too late."""
+
+Tell = Callable[[Checkpoint], None]
+"""Is told of each checkpoint that is complete on disk, in the thread that wrote it."""
 
 
 class CheckpointError(RuntimeError):
@@ -26,7 +30,7 @@ class CheckpointError(RuntimeError):
 class Saver(Protocol):
     """Publishes checkpoints of one job; every rank makes the same calls. Leave the context before the group ends.
 
-    Savers are made with ``rows``, see :func:`service.parallel.checkpoint.save`.
+    Savers are made with ``rows``, see :func:`service.parallel.checkpoint.save`, and with whom to tell (:data:`Tell`).
     """
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
@@ -52,14 +56,16 @@ class Saver(Protocol):
 class DirectSaver:
     """Writes before it returns: no copy is kept."""
 
-    def __init__(self, folder: Path, keep: int, rows: Mapping[str, int] | None = None) -> None:
-        self._folder, self._keep, self._rows = folder, keep, rows
+    def __init__(
+        self, folder: Path, keep: int, rows: Mapping[str, int] | None = None, tell: Tell = lambda written: None
+    ) -> None:
+        self._folder, self._keep, self._rows, self._tell = folder, keep, rows, tell
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
         """Do nothing: no copy is kept."""
 
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        save(self._folder, step, state, meta, self._keep, rows=self._rows)
+        self._tell(save(self._folder, step, state, meta, self._keep, rows=self._rows))
 
     @property
     def has_failed(self) -> bool:
@@ -82,8 +88,10 @@ class BackgroundSaver:
     on another rank.
     """
 
-    def __init__(self, folder: Path, keep: int, rows: Mapping[str, int] | None = None) -> None:
-        self._folder, self._keep, self._rows = folder, keep, rows
+    def __init__(
+        self, folder: Path, keep: int, rows: Mapping[str, int] | None = None, tell: Tell = lambda written: None
+    ) -> None:
+        self._folder, self._keep, self._rows, self._tell = folder, keep, rows, tell
         self._staging = _Staging()
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._writing: threading.Thread | None = None
@@ -128,7 +136,7 @@ class BackgroundSaver:
 
     def _write(self, step: int, staged: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         try:
-            save(self._folder, step, staged, meta, self._keep, rows=self._rows, group=self._group)
+            self._tell(save(self._folder, step, staged, meta, self._keep, rows=self._rows, group=self._group))
         except BaseException as error:
             self._failed = error
 

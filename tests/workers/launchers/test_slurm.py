@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from scheduled_site import Site
 from waiting import LIMIT_S, eventually
-from worker_fleet import MortalBroker
+from worker_fleet import MortalBroker, is_gone
 
+from benchmarks.chaos_checks import Accepted, check_job
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
@@ -46,6 +52,56 @@ def test_a_step_with_gpus_has_as_many_devices_as_it_sees() -> None:
     assert (on_gpus.pool, on_gpus.devices, on_gpus.facts) == ("cuda", 3, {"partition": "gpu"})
 
 
+class Watch:
+    """Looks at the processes of jobs from outside, several times a second."""
+
+    def __init__(self, job_ids: set[str]) -> None:
+        self._job_ids, self.overlaps = job_ids, list[str]()
+        self._together: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def processes(self, module: str) -> list[psutil.Process]:
+        """Return those that run a module of ours for one of the jobs."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words, environment = process.cmdline(), process.environ()
+                job_id = environment.get("TRIVET_JOB") or environment.get("SLURM_JOB_NAME", "").removeprefix("trivet-")
+                if module in words and "srun" not in words and job_id in self._job_ids and not is_gone(process):
+                    found.append(process)
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        return self.processes("workers.rank")
+
+    def _look_on(self) -> None:
+        """Note jobs of which ranks of two attempts live together for longer than it takes to end one."""
+        while not self._over.wait(0.5):
+            attempts: dict[str, set[str]] = {}
+            for rank in self.ranks():
+                with contextlib.suppress(psutil.Error):
+                    environment = rank.environ()
+                    attempts.setdefault(environment["TRIVET_JOB"], set()).add(environment["TRIVET_ATTEMPT"])
+            now = time.monotonic()
+            twice = [job_id for job_id, numbers in attempts.items() if len(numbers) > 1]
+            self._together = {job_id: self._together.get(job_id, now) for job_id in twice}
+            self.overlaps += [job_id for job_id, since in self._together.items() if now - since > 1.0]
+
+
+def kill_one(processes: list[psutil.Process], draw: random.Random) -> None:
+    if processes:
+        draw.choice(processes).kill()
+
+
 class Cluster:
     """Two nodes, n1 and n2, of four CPUs each."""
 
@@ -61,6 +117,14 @@ class Cluster:
 
     def queue(self) -> list[str]:
         return self.call("squeue", "--noheader", "--format=%j").split()
+
+    def kill(self, daemon: str, node: str = "") -> None:
+        """Kill ``slurmctld``, or a node's ``slurmd``, and start it again."""
+        name = f"{daemon}-{node}" if node else daemon
+        process = psutil.Process(int((self.folder / f"{name}.pid").read_text()))
+        process.kill()
+        eventually(lambda: is_gone(process))
+        self.script(*(("node", str(self.folder), node) if node else ("control", str(self.folder))))
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +239,33 @@ class TestOnTwoNodes:
         monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere.conf"))
         with pytest.raises(LauncherUnavailable, match="squeue"):
             own.allocations()
+
+    def test_faults_lose_no_job_and_run_none_twice(self, site: Site, cluster: Cluster, mortal: MortalBroker) -> None:
+        """Slurm's daemons, a host of an allocation, a supervisor, the worker and the broker are killed under them."""
+        jobs = [site.submit(f"job {n}", 1 + n % 3, steps=400, checkpoint={"every": 50}) for n in range(8)]
+        draw = random.Random(31)
+        with Watch({job.id for job in jobs}) as watch:
+            for kill in (
+                lambda: cluster.kill("slurmctld"),
+                lambda: cluster.kill("slurmd", "n1"),
+                lambda: kill_one(watch.processes("workers.agent.allocated_host"), draw),
+                lambda: kill_one(watch.processes("workers.supervisor"), draw),
+                site.restart,
+                mortal.restart,
+                lambda: cluster.kill("slurmd", "n2"),
+            ):
+                eventually(lambda: watch.ranks() or site.all_ended(jobs), within_s=2 * LIMIT_S)
+                kill()
+            ended = [site.ended(job) for job in jobs]
+        assert [job.state for job in ended] == ["succeeded"] * len(jobs), site.said()
+        violations = [
+            violation
+            for job in ended
+            for violation in check_job(job, site.history(job), Accepted("short", job.spec, job.id))
+        ]
+        assert violations == []
+        assert watch.overlaps == [], "never do two attempts of a job compute together"
+        assert sum(job.attempt for job in ended) > len(jobs), "faults hit some of them"
+        eventually(lambda: cluster.queue() == [], within_s=2 * LIMIT_S)
+        assert watch.ranks() == []
+        eventually(lambda: [host.name for host in site.store.hosts.list()] == ["login"])

@@ -4,7 +4,7 @@ import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
 import { MEASURED } from "../lib/plane.js";
 import { bySeed, mean, named } from "../lib/seeds.js";
-import { panels, smoothed, table } from "../lib/series.js";
+import { ofDevice, panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call } from "../ui/api.js";
 import { Crosshair } from "../ui/canvas.js";
@@ -87,7 +87,7 @@ export class Curves {
     this.jobs = jobs;
     this.names = names;
     await this.fetch(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state)), "");
-    const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))]).flatMap((panel) => panel.names);
+    const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))].filter((name) => !ofDevice(name))).flatMap((panel) => panel.names);
     const metric = found.includes(wanted) ? wanted : (found[0] ?? "");
     this.relist(found, metric);
     const lacking = jobs.filter((job) => this.known.get(job.id)?.includes(metric) &&

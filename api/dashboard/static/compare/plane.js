@@ -1,6 +1,7 @@
 /** Jobs as points over two quantities, or as lines over all fields in which their specs differ. */
 
 import { axis, shade, word } from "../lib/axes.js";
+import { places, widthOf } from "../lib/labels.js";
 import { abreast, first, quantities } from "../lib/plane.js";
 import { ran } from "../lib/state.js";
 import { fill, h, s, setAttribute, setText } from "../ui/dom.js";
@@ -107,27 +108,29 @@ export class Plane {
     if (both.filter(Boolean).length < 2) return null;
     const kept = (/** @type {string} */ path) => this.all(path).filter((_, index) => both[index]);
     const area = { left: 58, right: width - 18, top: 12, bottom: HEIGHT - 44 };
-    const across = axis(kept(x), [area.left, area.right], Math.max(Math.floor(width / 110), 2));
+    const room = Math.max(Math.floor(width / 110), 2);
+    const across = axis(kept(x), [area.left, area.right], room, room);
     const up = axis(kept(y), [area.bottom, area.top], 6);
-    const marks = this.jobs.flatMap((_, index) => (both[index] ? [this.point(index, across, up, area, kept(y))] : []));
+    const shown = this.jobs.flatMap((_, index) => (both[index] ? [index] : []));
+    const at = shown.map((index) => ({ x: across.at(this.values[index]?.get(x)), y: up.at(this.values[index]?.get(y)) }));
+    const labels = places(at, shown.map((index) => cut(this.names[index] ?? "")), { ...area, right: width });
+    const marks = shown.map((index, order) => this.point(index, at[order] ?? { x: 0, y: 0 }, labels[order] ?? null, kept(y)));
     const words = `${marks.length} jobs: ${this.wordsOf(y)} against ${this.wordsOf(x)}`;
     return this.picture(width, words, ...grid(across, up, area),
       s("text", { class: "name", x: (area.left + area.right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, this.wordsOf(x)), ...marks);
   }
 
   /**
-   * @param {number} index @param {import("../lib/axes.js").Axis} across @param {import("../lib/axes.js").Axis} up
-   * @param {{left: number, right: number}} area @param {unknown[]} all values upwards
+   * @param {number} index @param {{x: number, y: number}} at @param {import("../lib/labels.js").Label | null} label where the
+   *     name has room @param {unknown[]} all values upwards
    */
-  point(index, across, up, area, all) {
+  point(index, at, label, all) {
     const [x, y] = [this.values[index]?.get(this.x.value), this.values[index]?.get(this.y.value)];
-    const [cx, cy] = [across.at(x), up.at(y)];
     const name = this.names[index] ?? "";
-    const leftwards = cx > (area.left + area.right) / 2;
-    const label = all.length <= NAMED &&
-      s("text", { x: leftwards ? cx - 9 : cx + 9, y: cy + 4, "text-anchor": leftwards ? "end" : "start" }, cut(name));
-    const mark = s("circle", { cx: cx.toFixed(1), cy: cy.toFixed(1), r: 5, "data-shade": shade(y, all, SHADES) });
-    return this.linked(index, all.length, `${name}: ${this.wordsOf(this.x.value)} ${word(x)}, ${this.wordsOf(this.y.value)} ${word(y)}`, mark, label);
+    const text = all.length <= NAMED && label !== null &&
+      s("text", { class: "halo", x: label.x, y: label.y, "text-anchor": label.anchor }, cut(name));
+    const mark = s("circle", { cx: at.x.toFixed(1), cy: at.y.toFixed(1), r: 5, "data-shade": shade(y, all, SHADES) });
+    return this.linked(index, all.length, `${name}: ${this.wordsOf(this.x.value)} ${word(x)}, ${this.wordsOf(this.y.value)} ${word(y)}`, mark, text);
   }
 
   /** @param {number} width */
@@ -145,7 +148,9 @@ export class Plane {
       return path.includes(" ") ? [this.linked(index, this.jobs.length, words,
         s("polyline", { points: path, "data-shade": shade(all[index], all, SHADES) }))] : [];
     });
-    return this.picture(width, `${drawn.length} jobs over ${chosen.map(({ words }) => words).join(", ")}`, ...drawn, ...axes.flatMap(pole(top, bottom)));
+    const lane = (width - 2 * side) / (axes.length - 1);
+    return this.picture(width, `${drawn.length} jobs over ${chosen.map(({ words }) => words).join(", ")}`, ...drawn,
+      ...axes.flatMap((one, index) => pole(one, top, bottom, lane, index === 0)));
   }
 
   /**
@@ -189,12 +194,24 @@ const grid = (across, up, area) => [
     s("text", { x: at, y: area.bottom + 17, "text-anchor": "middle" }, cut(label, 14))]),
 ];
 
-/** One of several axes, with its name above it. @param {number} top @param {number} bottom @returns {(one: Quantity & import("../lib/axes.js").Axis & {x: number}) => Element[]} */
-const pole = (top, bottom) => ({ x, words, ticks }) => [
-  s("line", { class: "pole", x1: x.toFixed(1), x2: x.toFixed(1), y1: top, y2: bottom }),
-  s("text", { class: "name", x, y: 14, "text-anchor": "middle" }, cut(words, 16)),
-  ...ticks.map(({ at, label }) => s("text", { class: "halo", x: x + 6, y: at + 4 }, cut(label, 12))),
-];
+/**
+ * One of several axes, with its name above it and its values beside it: of the first where no lines are, else on a ground
+ * of their own.
+ * @param {Quantity & import("../lib/axes.js").Axis & {x: number}} axis @param {number} top @param {number} bottom
+ * @param {number} lane pixels to the next axis @param {boolean} isFirst
+ */
+function pole({ x, words, ticks }, top, bottom, lane, isFirst) {
+  const value = (/** @type {{at: number, label: string}} */ { at, label }) => {
+    const text = cut(label, 12);
+    const ground = s("rect", { class: "ground", x: x + 3, y: at - 7, width: widthOf(text) + 6, height: 14, rx: 2 });
+    return isFirst ? [s("text", { x: x - 6, y: at + 4, "text-anchor": "end" }, text)] : [ground, s("text", { x: x + 6, y: at + 4 }, text)];
+  };
+  return [
+    s("line", { class: "pole", x1: x.toFixed(1), x2: x.toFixed(1), y1: top, y2: bottom }),
+    s("text", { class: "name", x, y: 14, "text-anchor": "middle" }, cut(words, Math.max(Math.floor(lane / 7.5), 8))),
+    ...ticks.flatMap(value),
+  ];
+}
 
 /** @param {unknown} value */
 const isThere = (value) => value !== undefined && value !== null && !(typeof value === "number" && !Number.isFinite(value));

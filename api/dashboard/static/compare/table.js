@@ -1,15 +1,15 @@
 /** The jobs as a table of what they differ in and what came of them, in any order, and as a file. */
 
-import { compared, csv, order } from "../lib/compare.js";
-import { number } from "../lib/format.js";
+import { compared, csv, order, shown } from "../lib/compare.js";
 import { ran } from "../lib/state.js";
 import { TOLD_APART, swatchOf } from "../ui/chart.js";
-import { fill, h, setAttribute } from "../ui/dom.js";
+import { fill, h, setAttribute, setText } from "../ui/dom.js";
 import { now, stateMark } from "../ui/parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
-const FIXED = ["job", "state", "seconds"];
+/** How long a job ran is no result of its own, such as the `seconds` of a training. */
+const FIXED = ["job", "state", "duration"];
 
 export class JobTable {
   /**
@@ -22,34 +22,37 @@ export class JobTable {
     /** @type {{head: string[], rows: unknown[][]}} */
     this.sheet = { head: [], rows: [] };
     this.table = h("table", { class: "table compared" });
+    this.same = h("p", { class: "same muted" });
     const save = h("button", { class: "button small", type: "button" }, "Save as CSV");
     save.addEventListener("click", () => this.save());
     this.element = h("section", { class: "panel", id: "table", "aria-label": "Jobs" },
       h("header", {}, h("h2", {}, "What differs, and what came of it"), h("span", { class: "aside" }, save)),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of jobs" }, this.table));
+      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of jobs" }, this.table), this.same);
   }
 
   /** @param {Job[]} jobs @param {string[]} names @param {string} sort @param {ReadonlyMap<string, number>} drawn the curve of each job, by the job's name */
   show(jobs, names, sort, drawn) {
-    const { columns, cells } = compared(jobs);
+    const { columns, same, cells } = compared(jobs);
     const paths = [...FIXED, ...columns.map(({ path }) => path)];
-    const numeric = new Set(["seconds", ...columns.filter((column) => column.numeric).map(({ path }) => path)]);
+    const numeric = new Set(["duration", ...columns.filter((column) => column.numeric).map(({ path }) => path)]);
     const values = jobs.map((job, index) => new Map([...(cells[index] ?? []),
-      ["job", names[index]], ["state", job.state], ["seconds", ran(job, now())]]));
+      ["job", names[index]], ["state", job.state], ["duration", ran(job, now())]]));
     const by = sort.replace(/^-/, "");
     const rows = paths.includes(by) ? order(values.map((row) => row.get(by)), sort.startsWith("-")) : jobs.map((_, index) => index);
+    setText(this.same, same.size ? `The same for all: ${[...same].map(([path, value]) => `${bare(path)} ${shown(value)}`).join(", ")}` : "");
+    this.same.hidden = same.size === 0;
     fill(this.table,
       h("thead", {}, h("tr", {}, ...paths.map((path) => this.headCell(path, sort, numeric.has(path))))),
       h("tbody", {}, ...rows.map((index) => this.row(jobs, index, values[index] ?? new Map(), paths, numeric, drawn))));
-    this.sheet = { head: ["id", ...paths], rows: rows.map((index) => [jobs[index]?.id, ...paths.map((path) => values[index]?.get(path))]) };
+    const saved = [...paths, ...same.keys()];
+    this.sheet = { head: ["id", ...saved], rows: rows.map((index) => [jobs[index]?.id, ...saved.map((path) => values[index]?.get(path))]) };
   }
 
   /** @param {string} path @param {string} sort @param {boolean} numeric */
   headCell(path, sort, numeric) {
     const down = sort === `-${path}`;
     const up = sort === path;
-    const words = path.replace(/^result\./, "");
-    const button = h("button", { type: "button", title: `Sort by ${path}` }, words, h("span", { "aria-hidden": "true" }, up ? " ▲" : down ? " ▼" : ""));
+    const button = h("button", { type: "button", title: `Sort by ${path}` }, bare(path), h("span", { "aria-hidden": "true" }, up ? " ▲" : down ? " ▼" : ""));
     button.addEventListener("click", () => this.sorted(up ? `-${path}` : path));
     return h("th", { scope: "col", class: numeric ? "right" : null, "aria-sort": up ? "ascending" : down ? "descending" : null,
       "data-of": path.startsWith("result.") ? "result" : null }, button);
@@ -66,7 +69,7 @@ export class JobTable {
     const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
     const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, Math.max(-1, ...drawn.values()) < TOLD_APART && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
       h("td", {}, stateMark(job.state)),
-      ...paths.slice(2).map((path) => h("td", { class: numeric.has(path) ? "right" : null }, shown(values.get(path)))));
+      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path))));
     row.addEventListener("pointerenter", () => this.pointed(name));
     row.addEventListener("pointerleave", () => this.pointed(null));
     link.addEventListener("focus", () => this.pointed(name));
@@ -85,9 +88,11 @@ export class JobTable {
   }
 }
 
-/** @param {unknown} value */
-function shown(value) {
-  if (value === undefined || value === null) return "–";
-  if (typeof value === "number") return number(value);
-  return typeof value === "string" ? value : JSON.stringify(value);
+/** @param {string} path */
+const bare = (path) => path.replace(/^result\./, "");
+
+/** A value, whole in its title where the cell has less of it. @param {unknown} value @param {boolean} isRight */
+function cell(value, isRight) {
+  const text = shown(value);
+  return h("td", { class: isRight ? "right" : null, title: typeof value === "string" && text !== value ? value : null }, text);
 }

@@ -2,7 +2,7 @@
 
 import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
-import { best, isEvaluation, panels, smoothed, table, take } from "../lib/series.js";
+import { best, isEvaluation, ofDevice, panels, smoothed, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { Crosshair } from "../ui/canvas.js";
@@ -113,6 +113,7 @@ export class Metrics extends Section {
     const series = this.series.get(name) ?? { step: [], time: [], value: [] };
     const x = this.by === "step" ? series.step : series.time.map((time) => time - this.start);
     const isMarked = isEvaluation(name);
-    return { name, x, y: this.weight && !isMarked ? smoothed(series.value, this.weight) : series.value, marked: isMarked, best: isMarked ? best(name, series.value) : null };
+    const device = ofDevice(name);
+    return { name: device ? `rank ${device.rank}` : name, x, y: this.weight && !isMarked ? smoothed(series.value, this.weight) : series.value, marked: isMarked, best: isMarked ? best(name, series.value) : null };
   }
 }

@@ -1,15 +1,19 @@
 /** The pipeline's schedule as it was planned at submit: who computes what and when, and what it will cost. */
 
+import { settled } from "../lib/axes.js";
 import { number, percent } from "../lib/format.js";
 import { reach } from "../lib/gantt.js";
 import { plannedRows, tones } from "../lib/plan.js";
 import { tickLabel } from "../lib/scales.js";
 import { call, jobPath } from "../ui/api.js";
-import { fill, h } from "../ui/dom.js";
+import { fill, h, setText } from "../ui/dom.js";
 import { Gantt, key } from "../ui/gantt.js";
 import { Section } from "./section.js";
 
 /** @typedef {import("../lib/plan.js").Plan} Plan */
+
+/** Bubbles that differ by no more are the same. */
+const NEAR = 0.02;
 
 export class PipelinePlan extends Section {
   constructor() {
@@ -17,7 +21,8 @@ export class PipelinePlan extends Section {
     this.figures = h("dl", { class: "figures" });
     this.legend = h("div", {});
     this.gantt = new Gantt("Planned schedule", tickLabel);
-    this.body.append(this.figures, this.legend, this.gantt.element);
+    this.words = h("p", { class: "muted" });
+    this.body.append(this.figures, this.words, this.legend, this.gantt.element);
     this.element.hidden = true;
     this.fetched = false;
   }
@@ -33,16 +38,26 @@ export class PipelinePlan extends Section {
     const plan = /** @type {Plan} */ (await call(jobPath(job.id, "/schedule")));
     this.fetched = true;
     this.remark(`${plan.schedule}, as planned · in units of one forward`);
-    fill(this.figures, ...figures(plan).map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value))));
+    const { series } = await call(jobPath(job.id, "/metrics?names=bubble_fraction"));
+    const measured = settled(series.bubble_fraction?.value ?? []);
+    fill(this.figures, ...figures(plan, measured).map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value))));
+    setText(this.words, Number.isFinite(measured) ? bubbleWords(measured - plan.bubble) : "");
     fill(this.legend, key(tones(plan)));
     const rows = plannedRows(plan);
     this.gantt.set(rows, reach(rows));
   }
 }
 
-/** @param {Plan} plan @returns {[string, string, string][]} */
-const figures = (plan) => [
-  ["predicted bubble", percent(plan.bubble, 1), "share of the time in which ranks wait, where a forward takes as long everywhere and nothing else takes time; what was measured has messages, the optimizer and other work of the host besides"],
+/** Why what was measured is another number than the prediction. @param {number} more of the time */
+const bubbleWords = (more) => `The prediction counts the schedule alone: each forward takes as long as any other, and nothing else takes time. ` +
+  (more > NEAR ? "The measured bubble is larger by what ranks wait for besides: messages between them, stages of unequal length, and, on a CPU, cores that ranks share."
+    : more < -NEAR ? "The measured bubble is smaller, since a backward takes longer here than the prediction has it against a forward."
+      : "The measured bubble comes close to it.");
+
+/** @param {Plan} plan @param {number} measured NaN where nothing was @returns {[string, string, string][]} */
+const figures = (plan, measured) => [
+  ["predicted bubble", percent(plan.bubble, 1), "share of the time in which ranks wait by the schedule alone"],
+  ...(Number.isFinite(measured) ? [/** @type {[string, string, string]} */ (["measured bubble", percent(measured, 1), "share of the time in which ranks computed nothing: the middle of the later steps"])] : []),
   ["stages", `${number(plan.stages)} on ${number(plan.ranks)} ranks`, "pieces of the model"],
   ["micro-batches", number(plan.micro_batches), "per step and data-parallel rank"],
   ["activations kept", byRank(plan, (row) => row.peak_activations), "most at once, in micro-batches, by rank"],

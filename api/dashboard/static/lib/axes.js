@@ -18,12 +18,13 @@ const NAMED = 12;
  * @param {unknown[]} values what has to find a place; what is missing has none
  * @param {[number, number]} range pixels
  * @param {number} count of ticks, about
+ * @param {number} [named] words that there is room for
  * @returns {Axis}
  */
-export function axis(values, range, count) {
+export function axis(values, range, count, named = NAMED) {
   const given = values.filter((value) => value !== undefined && value !== null);
   const numbers = /** @type {number[]} */ (given.filter((value) => typeof value === "number" && Number.isFinite(value)));
-  return given.length > 0 && numbers.length === given.length ? ofNumbers(numbers, range, count) : ofWords(given, range);
+  return given.length > 0 && numbers.length === given.length ? ofNumbers(numbers, range, count) : ofWords(given, range, named);
 }
 
 /** @param {number[]} numbers @param {[number, number]} range @param {number} count @returns {Axis} */
@@ -40,11 +41,11 @@ function ofNumbers(numbers, range, count) {
   };
 }
 
-/** @param {unknown[]} given @param {[number, number]} range @returns {Axis} */
-function ofWords(given, [from, to]) {
+/** @param {unknown[]} given @param {[number, number]} range @param {number} named @returns {Axis} */
+function ofWords(given, [from, to], named) {
   const words = [...new Set(given.map(word))].sort((one, other) => one.localeCompare(other, undefined, { numeric: true }));
   const place = new Map(words.map((one, index) => [one, from + ((index + 0.5) / words.length) * (to - from)]));
-  const stride = Math.ceil(words.length / NAMED);
+  const stride = Math.ceil(words.length / named);
   return {
     at: (value) => (value === undefined || value === null ? Number.NaN : (place.get(word(value)) ?? Number.NaN)),
     ticks: words.filter((_, index) => index % stride === 0).map((one) => ({ at: place.get(one) ?? Number.NaN, label: one })),

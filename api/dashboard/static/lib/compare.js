@@ -12,8 +12,11 @@ import { title } from "./state.js";
  * @property {boolean} numeric whether all of its values are numbers
  */
 
+const HASH = /^[0-9a-f]{32,}$/;
 /** Fields that name a job, or that are told in another way. */
 const APART = new Set(["name", "sweep"]);
+/** What a result says of itself, and not of what came of the job. */
+const NO_RESULT = new Set(["result", "result.completed.done", "result.completed.total", "result.completed.unit"]);
 /** Verdicts instance by instance and the like are no columns. */
 const DEEPEST = 3;
 
@@ -49,10 +52,10 @@ const united = (all) => /** @type {string[]} */ ([...new Set(all.flatMap((paths)
 const written = (value) => JSON.stringify(value) ?? "";
 
 /**
- * The fields in which specs of one kind differ, then the numbers and words of the results.
+ * The fields in which specs of one kind differ, then the numbers and words of the results that differ.
  * @param {Job[]} jobs with their specs
- * @returns {{columns: Column[], cells: Map<string, unknown>[]}} a map from path to value for each job; the paths of
- *     results begin with `result.`
+ * @returns {{columns: Column[], same: Map<string, unknown>, cells: Map<string, unknown>[]}} a map from path to value for
+ *     each job, and what is the same in all results; the paths of results begin with `result.`
  */
 export function compared(jobs) {
   const specs = jobs.map((job) => flat(job.spec ?? {}));
@@ -61,16 +64,26 @@ export function compared(jobs) {
   const alike = [...kinds].map((kind) => specs.filter((_, index) => jobs[index]?.kind === kind));
   const differing = united(specs.map((spec) => spec.keys())).filter((path) =>
     path === "kind" ? kinds.size > 1 : !APART.has(path.split(".")[0] ?? "") && alike.some((some) => differ(some, path)));
-  const found = united(results.map((result) => result.keys())).filter(
-    (path) => path.split(".").length <= DEEPEST && results.every((result) => isPlain(result.get(path))) && path !== "result");
+  const told = united(results.map((result) => result.keys())).filter((path) =>
+    path.split(".").length <= DEEPEST && results.every((result) => isPlain(result.get(path))) && !NO_RESULT.has(path));
+  const found = told.filter((path) => jobs.length === 1 || differ(results, path));
+  const same = new Map(told.filter((path) => !found.includes(path)).map((path) => [path, results[0]?.get(path)]));
   const cells = jobs.map((_, index) => new Map([...(specs[index] ?? []), ...(results[index] ?? [])]));
   const column = (/** @type {"spec" | "result"} */ of) => (/** @type {string} */ path) =>
     ({ path, of, numeric: cells.every((cell) => isNumber(cell.get(path)) || isNothing(cell.get(path))) });
-  return { columns: [...differing.map(column("spec")), ...found.map(column("result"))], cells };
+  return { columns: [...differing.map(column("spec")), ...found.map(column("result"))], same, cells };
 }
 
 /** @param {Map<string, unknown>[]} specs @param {string} path */
 const differ = (specs, path) => new Set(specs.map((spec) => written(spec.get(path)))).size > 1;
+
+/** What a value looks like in a table: of a hash both ends, which tell it from others. @param {unknown} value */
+export function shown(value) {
+  if (isNothing(value)) return "–";
+  if (typeof value === "number") return number(value);
+  const text = typeof value === "string" ? value : written(value);
+  return HASH.test(text) ? `${text.slice(0, 6)}…${text.slice(-4)}` : text;
+}
 
 /** @param {unknown} value */
 const isNumber = (value) => typeof value === "number";

@@ -97,4 +97,4 @@ export function logQuery(text, filter, tail) {
  * @param {string} filter
  */
 export const passes = (line, filter) =>
-  filter === "all" || (filter === "service" ? line.rank === null : String(line.rank) === filter);
+  filter === "all" || (filter === "service" ? line.stream === "service" : String(line.rank) === filter);

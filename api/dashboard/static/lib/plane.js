@@ -22,7 +22,7 @@ const WANTED = ["eval_certified_accuracy", "certified_accuracy", "eval_accuracy"
 export function quantities(jobs, curve, seconds) {
   const { columns, cells } = compared(jobs);
   const values = jobs.map((job, index) => {
-    const all = new Map([...(cells[index] ?? []), ["seconds", seconds(job)], ["ranks", ranks(job)]]);
+    const all = new Map([...(cells[index] ?? []), ["duration", seconds(job)], ["ranks", ranks(job)]]);
     for (const name of MEASURED) {
       const value = settled(curve(job, name));
       if (Number.isFinite(value)) all.set(`measured.${name}`, value);
@@ -30,7 +30,7 @@ export function quantities(jobs, curve, seconds) {
     return all;
   });
   const some = (/** @type {string} */ path) => values.filter((all) => typeof all.get(path) === "number").length;
-  const more = ["ranks", "seconds", ...MEASURED.map((name) => `measured.${name}`)].filter((path) => some(path) > 0);
+  const more = ["ranks", "duration", ...MEASURED.map((name) => `measured.${name}`)].filter((path) => some(path) > 0);
   const found = [
     ...columns.map(({ path, of, numeric }) => ({ path, words: path.replace(/^result\./, ""), of, numeric })),
     ...more.map((path) => ({ path, words: path.replace(/^measured\./, ""), of: /** @type {const} */ ("result"), numeric: true })),
@@ -49,12 +49,12 @@ export function first(all) {
   const has = (/** @type {string} */ path) => all.some((one) => one.path === path);
   const speed = SPEEDS.find(has);
   if (speed && all.some(({ path }) => path.startsWith("parallel."))) {
-    return { x: ["measured.memory_gib", "ranks", "seconds"].find(has) ?? "", y: speed };
+    return { x: ["measured.memory_gib", "ranks", "duration"].find(has) ?? "", y: speed };
   }
   const numeric = all.filter((one) => one.numeric);
-  const y = WANTED.find(has) ?? numeric.find(({ of }) => of === "result")?.path ?? "seconds";
+  const y = WANTED.find(has) ?? numeric.find(({ of }) => of === "result")?.path ?? "duration";
   const fields = chosen(all, y);
-  return { x: (fields.find((one) => one.numeric) ?? fields[0])?.path ?? "seconds", y };
+  return { x: (fields.find((one) => one.numeric) ?? fields[0])?.path ?? "duration", y };
 }
 
 /** The fields that differ, the seed last: it differs without being chosen for what it does. @param {Quantity[]} all @param {string} y */

@@ -113,6 +113,15 @@ export function best(name, value) {
   return found;
 }
 
+/**
+ * What a metric of one device is about, such as `device_busy.3`; null for others.
+ * @param {string} name
+ */
+export function ofDevice(name) {
+  const found = /^(device_\w+)\.(\d+)$/.exec(name);
+  return found ? { key: found[1] ?? "", rank: Number(found[2]) } : null;
+}
+
 /** The unit of shares of one, which are shown as percent. */
 export const PERCENT = "%";
 
@@ -139,6 +148,9 @@ const KNOWN = {
   mfu: ["Model FLOPs utilisation", PERCENT],
   tflops: ["Compute", "TFLOP/s per device"],
   memory_gib: ["Peak memory", "GiB per device"],
+  device_busy: ["Utilisation", PERCENT],
+  device_memory_gib: ["Memory", "GiB by rank"],
+  device_power_w: ["Power", "W by rank"],
 };
 const ORDER = Object.keys(KNOWN);
 /** Metrics that share a panel with others. */
@@ -155,7 +167,7 @@ export function panels(names) {
   /** @type {Map<string, Panel>} */
   const found = new Map();
   for (const name of [...names].sort()) {
-    const bare = name.replace(/^(eval|train)_/, "");
+    const bare = ofDevice(name)?.key ?? name.replace(/^(eval|train)_/, "");
     const key = TOGETHER.get(bare) ?? bare;
     const [title, unit] = Object.hasOwn(KNOWN, key) ? (KNOWN[key] ?? [key, ""]) : [words(key), ""];
     const panel = found.get(key) ?? { key, title, unit, log: false, names: [] };

@@ -1,6 +1,7 @@
 /** One job: sections chosen by its kind, one live connection that feeds them all. */
 
 import { Artifacts } from "../job/artifacts.js";
+import { Attempts } from "../job/attempts.js";
 import { Details } from "../job/details.js";
 import { Figures } from "../job/figures.js";
 import { Header } from "../job/header.js";
@@ -46,7 +47,7 @@ class JobPage {
   constructor(job, middle) {
     this.job = job;
     this.header = new Header((changed) => this.acted(changed));
-    this.main = [...middle, new Log(), new Artifacts()];
+    this.main = [...middle, new Attempts(), new Log(), new Artifacts()];
     this.side = [new Details(), new History(), new Notices(), new Spec()];
     this.sections = [...this.main, ...this.side];
     /** @type {Stream | null} */

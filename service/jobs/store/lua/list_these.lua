@@ -1,5 +1,5 @@
 -- A page of the jobs that are named, in their order, as far as they match a filter and contain the text; their records
--- come without the field that is named. The page ends with the job that fills its bytes.
+-- come without the field `without`, which is `spec` or none. The page ends with the job that fills its bytes.
 -- COST: the jobs named, `limit` records, and their bytes to `page_bytes` and one record more.
 -- USES: core jobs listing
 -- ARGV: filters: json, text: str, limit: int, without: str, page_bytes: int, *ids: str

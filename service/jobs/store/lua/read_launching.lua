@@ -21,7 +21,8 @@ for _, id in ipairs(redis.call("ZRANGE", KEY.launching(launcher), 0, most - 1)) 
   local job = redis.call("HMGET", KEY.job(id), "shape", "device", "priority", "timeout_s", "kind")
   local _, ranks, hosts = parse_shape(job[1])
   if is_over_quota(id, ranks) then
-    redis.call("HSET", KEY.job(id), "allocating", quota_reason(id, ranks, { projects = describe_bounds() }))
+    local why = quota_reason(id, project_of(id), ranks, { projects = describe_bounds() })
+    redis.call("HSET", KEY.job(id), "allocating", why)
   else
     pending[#pending + 1] = { id, whole(ranks), whole(hosts), job[2], job[3], job[4] or "", job[5] }
   end

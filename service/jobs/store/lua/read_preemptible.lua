@@ -24,7 +24,7 @@ local function is_held_back(id)
   end
   local device, ranks = string.match(field(id, "shape"), "^(%a+):(%d+)")
   local seen = capacity[device == "auto" and capacity.auto or device]
-  if quota_reason(id, tonumber(ranks), capacity) then
+  if quota_reason(id, project_of(id), tonumber(ranks), capacity) then
     return true
   end
   return seen and seen.barrier and is_behind(id, seen.barrier)

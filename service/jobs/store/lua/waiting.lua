@@ -7,7 +7,7 @@
 local views = {}
 for _, id in ipairs(ids) do
   if field(id, "state") == "queued" then
-    views[#views + 1] = view(id, "spec")
+    views[#views + 1] = brief_view(id)
   end
 end
 return views

@@ -48,8 +48,7 @@ local function is_behind(id, barrier)
 end
 
 -- Why its project's quotas keep a pending job from being placed, from what placement last saw (see place.lua), or nil.
-local function quota_reason(id, ranks, capacity)
-  local project = project_of(id)
+local function quota_reason(id, project, ranks, capacity)
   local bound = capacity.projects and capacity.projects[project]
   if not bound then
     return nil
@@ -70,23 +69,23 @@ end
 
 local capacity_seen
 
--- Why a pending job was not placed yet, from what placement last saw of the fleet (see place.lua).
-local function waiting_reason(id, shape)
+-- Why a pending job, whose record is `known`, was not placed yet, from what placement last saw of the fleet (see
+-- place.lua).
+local function waiting_reason(id, known)
   capacity_seen = capacity_seen or redis.call("GET", KEY.capacity()) or "{}"
   local capacity = type(capacity_seen) == "string" and cjson.decode(capacity_seen) or capacity_seen
   capacity_seen = capacity
-  local device, ranks, hosts = string.match(shape, "^(%a+):(%d+):(%d+)$")
+  local device, ranks, hosts = string.match(known.shape, "^(%a+):(%d+):(%d+)$")
   ranks, hosts = tonumber(ranks), tonumber(hosts)
-  local launcher = field(id, "launcher")
-  if launcher then
-    return field(id, "allocating") or "waits for a worker that serves the launcher " .. launcher
+  if known.launcher then
+    return known.allocating or "waits for a worker that serves the launcher " .. known.launcher
   end
   local pool = device == "auto" and capacity.auto or device
   local seen = capacity[pool]
   if not seen then
     return "waits for devices"
   end
-  local over_quota = quota_reason(id, ranks, capacity)
+  local over_quota = quota_reason(id, known.project or "default", ranks, capacity)
   if over_quota then
     return over_quota
   elseif seen.barrier and is_behind(id, seen.barrier) then
@@ -97,8 +96,7 @@ local function waiting_reason(id, shape)
   local needs = ranks .. " free " .. pool .. " devices on " .. where
   local together, away = seen.together, seen.away and " (" .. seen.away .. ")" or ""
   if ranks <= (together[math.min(hosts, #together)] or 0) then
-    local avoid = field(id, "avoid")
-    local elsewhere = avoid and ", other than host " .. avoid .. ", where it did not start" or ""
+    local elsewhere = known.avoid and ", other than host " .. known.avoid .. ", where it did not start" or ""
     return "waits for " .. needs .. elsewhere .. away
   end
   local remedy = ""
@@ -122,29 +120,40 @@ local function children_of(sweep)
   return cjson.encode(children)
 end
 
--- The record as a flat list of fields and values, without the one that is named; a pending job says why it was not
--- placed yet.
-local function view(id, without)
-  local record = {}
-  if without then
-    for _, name in ipairs(redis.call("HKEYS", KEY.job(id))) do
-      if name ~= without then
-        record[#record + 1] = name
-        record[#record + 1] = field(id, name)
-      end
+-- Add to a job's record, whose fields are also in `known`, why it was not placed yet, or the jobs of a sweep.
+local function explained(id, record, known)
+  if known.shape then
+    if known.state == "queued" and redis.call("ZSCORE", KEY.pending(), id) then
+      record[#record + 1] = "waiting"
+      record[#record + 1] = waiting_reason(id, known)
     end
-  else
-    record = redis.call("HGETALL", KEY.job(id))
-  end
-  local shape = field(id, "shape")
-  if shape and redis.call("ZSCORE", KEY.pending(), id) then
-    record[#record + 1] = "waiting"
-    record[#record + 1] = waiting_reason(id, shape)
   elseif redis.call("EXISTS", KEY.sweep(id)) == 1 then
     record[#record + 1] = "children"
     record[#record + 1] = children_of(id)
   end
   return record
+end
+
+-- The record as a flat list of fields and values; a pending job says why it was not placed yet.
+local function view(id)
+  local record, known = redis.call("HGETALL", KEY.job(id)), {}
+  for i = 1, #record, 2 do
+    known[record[i]] = record[i + 1]
+  end
+  return explained(id, record, known)
+end
+
+-- The same with no other fields than lists show, without the spec.
+local function brief_view(id)
+  local values, record, known = redis.call("HMGET", KEY.job(id), unpack(LISTED)), {}, {}
+  for i, name in ipairs(LISTED) do
+    if values[i] then
+      known[name] = values[i]
+      record[#record + 1] = name
+      record[#record + 1] = values[i]
+    end
+  end
+  return explained(id, record, known)
 end
 
 local function add_event(id, cap, kind, data)

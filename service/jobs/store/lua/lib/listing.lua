@@ -93,12 +93,13 @@ end
 
 -- A page that records are added to until it has `limit` of them, or their bytes are `page_bytes` or more.
 local function new_page(limit, without, page_bytes)
+  local read = without == "spec" and brief_view or view
   local page, size = { "" }, 0
   local function is_full()
     return #page > limit or size >= page_bytes
   end
   local function add(id)
-    local record = view(id, without ~= "" and without)
+    local record = read(id)
     for _, value in ipairs(record) do
       size = size + #value
     end

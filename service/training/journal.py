@@ -1,0 +1,87 @@
+"""Says in a job's log what its training does, in sentences of the first rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from service.jobs.checkpoints import FILES, Checkpoint
+from service.jobs.spec.files import FileArrays, FileTokens
+from service.models.data import Samples
+from service.training.setup import Training
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class Journal:
+    """Tells the data, the model, the layout, each checkpoint and evaluation, and how the training ended.
+
+    Only the first rank has a journal to write; the calls of the others say nothing.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._writes = training.context.rank == 0
+        self._began = time.monotonic()
+
+    def begin(self, step: int) -> None:
+        """Tell what is trained, on what, and from which step on."""
+        spec = self._training.spec
+        self._say(f"data: {self._data()}")
+        self._say(f"model: {self._model()}")
+        self._say(f"layout: {self._layout()}")
+        first = "" if step == 0 else f", from step {step:,} on"
+        self._say(f"training: {spec.steps:,} steps of {spec.batch.global_:,} samples{first}")
+
+    def saved(self, written: Checkpoint) -> None:
+        """Tell of a checkpoint that is complete on disk."""
+        size = sum(written.meta[FILES].values())
+        self._say(f"checkpoint of step {written.step:,}: {readable_bytes(size)}")
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell what an evaluation found."""
+        found = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._say(f"evaluation at step {step:,}: {found}")
+
+    def ended(self, step: int, loss: float) -> None:
+        """Tell how the training ended."""
+        total, seconds = self._training.spec.steps, time.monotonic() - self._began
+        how = "finished" if step == total else "asked to stop"
+        self._say(f"{how} after step {step:,} of {total:,}: loss {loss:.4g}, {seconds:.1f} s of training")
+
+    def _data(self) -> str:
+        dataset, data = self._training.dataset, self._training.spec.data
+        where = f" {data.file}" if isinstance(data, FileTokens | FileArrays) else ""
+        parts = f"{_samples(dataset.train)} to train on, {len(dataset.test):,} to test"
+        return f"{data.source}{where}, {parts} (SHA-256 {dataset.sha256[:12]}…)"
+
+    def _model(self) -> str:
+        training, spec = self._training, self._training.spec
+        computed = "float8" if spec.precision.float8 else spec.precision.param
+        compiled = "".join(f", {phase} compiled by {mode}" for phase, mode in training.compile_modes.items())
+        return f"{training.config.family}, {training.parameters:,} parameters, computed in {computed}{compiled}"
+
+    def _layout(self) -> str:
+        spec, device = self._training.spec, self._training.device
+        kind = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+        said = f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {kind}"
+        if spec.parallel.pp > 1:
+            said += f"; pipeline by {spec.pipeline.schedule}, {spec.stages} stages, {spec.micro_batches} micro-batches"
+        return said
+
+    def _say(self, line: str) -> None:
+        if self._writes:
+            self._training.context.report.log(line)
+
+
+def readable_bytes(size: int) -> str:
+    """Return a size with the largest binary unit of which it has at least one, such as ``1.4 MiB``."""
+    power = min(max(size.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{size:,} bytes" if power == 0 else f"{size / 1024**power:,.1f} {_UNITS[power]}"
+
+
+def _samples(samples: Samples) -> str:
+    each = "" if samples.sequence is None else f" of {samples.sequence:,} tokens"
+    return f"{len(samples):,} samples{each}"

@@ -1,0 +1,183 @@
+"""Rungs in processes of their own: the results of one process, and crashes that end no job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from ladder_runs import ascend, quick_plan
+from programs import clean
+
+from service.compilation import lane_process, lanes
+from service.compilation.host_fault import HostFaultError
+from service.compilation.lane_process import Climbed, Prepared, beside
+from service.compilation.lanes import climb_apart, in_lanes
+from service.compilation.program import Parts, Program, Step
+from service.compilation.report.rows import rung_row
+from service.compilation.run.observation import RungCase
+from service.compilation.rungs import LADDER
+from service.jobs.spec.compile import Phase
+from service.parallel.boundary import StepBoundary
+
+LOW = LADDER[:2]
+PHASES: tuple[Phase, Phase] = ("train", "inference")
+EACH_PHASE = in_lanes(LOW, PHASES, cores=4)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A sound program that ends its process in a phase, by a signal, where it is ``compiled`` or where it is not."""
+
+    phase: Phase
+    number: int
+    compiled: bool = True
+    device: torch.device = clean.PERCEPTRON.device
+    period: int = clean.PERCEPTRON.period
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        return clean.PERCEPTRON.build(dtype)
+
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        self._end("train", parts)
+        yield from clean.PERCEPTRON.train(parts, boundary)
+
+    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        self._end("inference", parts)
+        yield from clean.PERCEPTRON.inference(parts, boundary)
+
+    def _end(self, phase: Phase, parts: Parts) -> None:
+        is_compiled = any(
+            module._compiled_call_impl is not None for part in parts.modules.values() for module in part.modules()
+        )
+        if phase == self.phase and is_compiled == self.compiled:
+            os.kill(os.getpid(), self.number)
+
+
+def prepared(program: Program = clean.PERCEPTRON) -> Callable[[], Prepared]:
+    return lambda: Prepared(program, quick_plan(program, 4), os.getpid())
+
+
+def climbed(
+    prepare: Callable[[], Prepared], planned: Sequence[Sequence[RungCase]], *, stop: bool = False
+) -> tuple[list[Climbed], list[int]]:
+    """Return what came of the lanes, and the process that was the first to be ready."""
+    told: list[int] = []
+    return list(climb_apart(prepare, planned, lambda: stop, told.append)), told
+
+
+def test_lanes_are_as_many_as_there_are_two_cores_for_each() -> None:
+    assert [len(in_lanes(LADDER, PHASES, cores)) for cores in (1, 3, 4, 11, 12, 64)] == [1, 1, 2, 2, 6, 6]
+    names = [[case.rung.name for case in lane] for lane in in_lanes(LADDER, ("train",), 6)]
+    assert names == [["eager", "aot_eager", "aot_eager_decomp_partition"], ["inductor"], ["reduce-overhead"]]
+
+
+def test_lanes_come_to_what_one_process_comes_to() -> None:
+    found, told = climbed(prepared(), [*EACH_PHASE[:1], *in_lanes(LADDER[-1:], PHASES[1:], 1)])
+    alone = [*ascend(clean.PERCEPTRON), *ascend(clean.PERCEPTRON, LADDER[-1:], PHASES[1:])]
+    timeless = {"compile_s", "step_ms", "eager_step_ms", "ratio", "noisy", "profile", "eager_profile", "cache_bytes"}
+    rows = [[rung_row(result).items() for result in results] for results in ([each.result for each in found], alone)]
+    ours, theirs = ([{name: row for name, row in items if name not in timeless} for items in each] for each in rows)
+    assert ours == theirs
+    assert [row["verdict"] for row in ours] == ["pass", "pass", "not_applicable"]
+    assert len(told) == 1
+    assert told[0] != os.getpid()
+
+
+@pytest.mark.parametrize("planned", [EACH_PHASE, in_lanes(LOW, PHASES, 1)], ids=["a phase each", "one for all"])
+def test_a_crash_is_told_of_its_rung_and_the_other_phase_goes_on(planned: list[tuple[RungCase, ...]]) -> None:
+    found, _ = climbed(prepared(Ending("train", signal.SIGSEGV)), planned)
+    verdicts = {(each.result.case.phase, each.result.case.rung.name): each.result.verdict for each in found}
+    assert verdicts == {
+        ("train", "eager"): "fail_error",
+        ("train", "aot_eager"): "not_reached",
+        ("inference", "eager"): "pass",
+        ("inference", "aot_eager"): "pass",
+    }
+    (finding,) = found[0].result.findings
+    assert finding.message == "the compiled program crashes with SIGSEGV at eager"
+    assert found[0].result.observation is not None
+    assert found[0].result.observation.crashed
+
+
+def test_a_program_that_crashes_uncompiled_is_told_from_one_that_its_compiler_breaks() -> None:
+    found, _ = climbed(prepared(Ending("train", signal.SIGABRT, compiled=False)), EACH_PHASE[:1])
+    assert found[0].result.findings[0].message == "the uncompiled program crashes with SIGABRT at eager"
+
+
+def test_a_process_that_is_killed_alone_is_a_fault_of_the_host() -> None:
+    with pytest.raises(HostFaultError, match="SIGKILL"):
+        climbed(prepared(Ending("inference", signal.SIGKILL)), EACH_PHASE)
+
+
+def test_what_cannot_be_prepared_is_raised_here() -> None:
+    def refuse() -> Prepared:
+        raise ValueError("the mesh was not started")
+
+    with pytest.raises(ValueError, match="the mesh was not started"):
+        climbed(refuse, EACH_PHASE)
+
+
+def test_what_runs_out_of_memory_beside_others_is_tried_again_alone() -> None:
+    here = os.getpid()
+    first = quick_plan(clean.PERCEPTRON, 4)
+
+    def prepare() -> Prepared:
+        processes = Path(f"/proc/{here}/task/{here}/children").read_text().split()
+        if len(processes) > 1:
+            raise torch.OutOfMemoryError("planted: another process has the memory")
+        return Prepared(clean.PERCEPTRON, first, len(processes))
+
+    found, told = climbed(prepare, EACH_PHASE)
+    assert [each.result.verdict for each in found] == ["pass"] * 4
+    assert told == [1]
+
+
+@dataclass(frozen=True)
+class Telling(Ending):
+    """A sound program that notes the processes in which it runs."""
+
+    file: Path = Path(os.devnull)
+
+    def _end(self, phase: Phase, parts: Parts) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+@pytest.mark.parametrize(("bytes_of_a_small_one", "processes"), [(1, 1), (lane_process.SMALL, 2)])
+def test_a_large_program_is_climbed_by_one_process(
+    bytes_of_a_small_one: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_process, "SMALL", bytes_of_a_small_one)
+    program = Telling("train", 0, file=tmp_path / "processes")
+    found, _ = climbed(prepared(program), EACH_PHASE)
+    assert [each.result.verdict for each in found] == ["pass"] * 4
+    assert len(set(program.file.read_text().split())) == processes
+
+
+def test_no_more_is_begun_once_the_job_is_to_stop() -> None:
+    found, _ = climbed(prepared(), EACH_PHASE, stop=True)
+    assert {each.result.verdict for each in found} == {"not_reached"}
+
+
+def test_a_process_that_has_started_a_device_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "nvidia-uvm"
+    device.touch()
+    monkeypatch.setattr(lanes, "_MEMORY_DEVICE", str(device))
+    assert lanes.can_fork()
+    with device.open():
+        assert not lanes.can_fork()
+
+
+def test_a_call_in_a_fork_gives_back_what_it_returned_or_raised() -> None:
+    assert beside(lambda: (os.getpid() != os.getppid(), [1, 2]))() == (True, [1, 2])
+
+    def fails() -> None:
+        raise HostFaultError("no compiler")
+
+    with pytest.raises(HostFaultError, match="no compiler"):
+        beside(fails)()
