@@ -137,7 +137,7 @@ class _ProjectedGradientDescent:
         return _confirm_nearest(self.model, self.specification, x, distances)
 
     def _best_samples(self, samples: Tensor, excess: Tensor) -> Tensor:
-        """Return for every start the next best sample of its target, ``(restarts, features)``."""
+        """Return the next best sample of each start's target, ``(restarts, features)``."""
         distances = self.specification.per_disjunct(excess)
         starts_per_target = -(-len(self.targets) // self.specification.disjunct_count)
         order = distances.topk(min(starts_per_target, len(distances)), dim=0, largest=False).indices
@@ -179,7 +179,7 @@ class _ProjectedGradientDescent:
 
 
 class _AdamOfBox:
-    """Adam (Kingma and Ba, 2015) in units of a box's width, from gradients of which the largest entry is 1."""
+    """Adam (Kingma and Ba, 2015) in units of a box's width, from gradients whose largest entry is 1."""
 
     def __init__(self, box: Interval) -> None:
         self.width, self.count = box.width, 0

@@ -47,9 +47,9 @@ class _MultiplierAdam:
 
 
 class DomainOptimiser:
-    """Batches of as many domains as the first, one after the other, in tensors that stay where they are.
+    """Optimises batches of as many domains as the first, one after the other, in tensors that stay in place.
 
-    ``stepping`` repeats an iteration, ``looking`` the last look at where it led.
+    ``stepping`` repeats an iteration, ``looking`` the last look at its result.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DomainOptimiser:
         self.batch = own_copy(self.batch)
 
     def takes(self, batch: DomainBatch) -> bool:
-        """Return whether these domains are of the same form."""
+        """Return whether these domains have the same form."""
         return fits(replace(batch, bounds={}), self.batch)
 
     @torch.no_grad()
@@ -129,4 +129,4 @@ class DomainOptimiser:
 def _descend(adam: Adam, parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient
     adam.step()
-    parameter.grad = None  # in the memory of a record it would be held for good
+    parameter.grad = None  # a record would hold it for good

@@ -1,8 +1,8 @@
-"""Bounds of a search's domains through a model in pipeline stages.
+"""Bounds a search's domains through a model in pipeline stages.
 
-Every stage has all domains, with the slopes of its own operators; of their splits it has to do with those of its own
-values. Rows go up the line and bounds come back, and then the gradients of both, in a step that all stages take at
-once. What is compared is told by one of them.
+Every stage has all domains, with the slopes of its own operators and the splits of its own values. Rows go up the line
+and bounds come back, and then the gradients of both, in a step that all stages take at once. One stage makes each
+comparison and tells the others.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _StagedNeuronIndex:
 
     def best(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
         best, number, *found = self.own.best(scores, count, fields)
-        # A number of an entry is exact in float64, and so is everything else.
+        # An entry's number is exact in float64, and so is everything else.
         everyone = self.line.joined(torch.stack([each.double() for each in (best, number + self.offset, *found)]), 2)
         chosen = everyone[0].topk(min(count, everyone.shape[2]), dim=1).indices
         best, number, *found = everyone.gather(2, chosen.expand(len(everyone), -1, -1)).unbind()

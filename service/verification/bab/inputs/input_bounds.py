@@ -38,11 +38,11 @@ class InputBounds(Protocol):
 
     @property
     def entries(self) -> int:
-        """Return a measure of the work that one box takes."""
+        """Return a measure of the work per box."""
 
     @property
     def floats(self) -> int:
-        """Return how many numbers a box takes at most, beside the rows of a pass, which go in parts."""
+        """Return the most numbers that a box takes, beside the rows of a pass, which go in parts."""
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
 
@@ -187,7 +187,7 @@ def _by_method(method: Method, network: Network, box: Interval, options: BoundOp
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:
-    """Return the slope, zero where the bound comes from intervals of hidden values, and does not know of the box."""
+    """Return the slope, zero where the bound comes from intervals of hidden values and ignores the box."""
     if not least.requires_grad:
         return torch.zeros_like(ends.lower)
     lower, upper = torch.autograd.grad(
@@ -238,7 +238,7 @@ class _StagedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _RecordingBox(Interval):
-    """Keeps the coefficients ``(batch or 1, rows, *shape)`` that it was asked about."""
+    """Records the coefficients ``(batch or 1, rows, *shape)`` in questions to it."""
 
     arrived: list[Tensor]
 
