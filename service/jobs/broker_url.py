@@ -38,7 +38,7 @@ def broker_url(address: str, identity: BrokerIdentity) -> str:
     Raises ``ValueError``, which never repeats the address since that may hold a password, for one that is no broker's,
     for certificates without TLS, and for parameters that would weaken its verification.
     """
-    check_address(address)
+    _check_address(address)
     parts = urlsplit(address)
     files = {
         parameter: str(path.resolve())
@@ -55,7 +55,7 @@ def broker_url(address: str, identity: BrokerIdentity) -> str:
     return f"{parts.scheme}://{credentials}{location}{parts.path}{'?' if query else ''}{urlencode(query)}"
 
 
-def check_address(address: str) -> None:
+def _check_address(address: str) -> None:
     """Raise ``ValueError``, which does not repeat the address, if it is no broker's."""
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES:
@@ -108,7 +108,7 @@ class Invitation:
     """PEM of the authority that signed the broker's certificate, where hosts do not know it."""
 
     def __post_init__(self) -> None:
-        check_address(self.url)
+        _check_address(self.url)
         parts = urlsplit(self.url)
         if parts.scheme == "unix" or "@" in parts.netloc:
             raise ValueError(

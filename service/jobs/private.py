@@ -89,7 +89,7 @@ def socket_address(path: Path, held: ExitStack) -> str:
     return f"/proc/self/fd/{descriptor}/{path.name}"
 
 
-def bind_private(path: Path) -> socket.socket:
+def _bind_private(path: Path) -> socket.socket:
     """Bind a unix socket that only this user may connect to, in place of one that a dead process left."""
     path.unlink(missing_ok=True)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -122,7 +122,7 @@ class PrivateSocket:
         except LockedError:
             log.warning("another process answers at %s; commands on this machine go there", data.api_socket)
             return None
-        bound = bind_private(data.api_socket)
+        bound = _bind_private(data.api_socket)
         data.api_address.write_text(url + "\n")
         return cls(bound, data, lock)
 

@@ -1,6 +1,6 @@
 """Carries a rank's reports: its events into a file, its last word to the supervisor.
 
-A connection to the supervisor starts with one greeting line (:func:`greeting`) that says which rank speaks on which
+A connection to the supervisor starts with one greeting line (:func:`_greeting`) that says which rank speaks on which
 channel. On ``control`` follows the rank's last word, a JSON object: ``{"type": "done"}``, the ``error`` event of the
 exception that ends it, or ``{"type": "terminated"}`` where SIGTERM does; the supervisor sends requests
 (:mod:`workers.rank.program`). ``stdout`` and ``stderr`` carry raw text.
@@ -33,7 +33,7 @@ def _is_result(event: dict[str, Any]) -> bool:
     return event["type"] in {"metric", "bound"} or (event["type"] == "progress" and event["done"] > 0)
 
 
-def greeting(rank: int, channel: Channel, secret: str) -> bytes:
+def _greeting(rank: int, channel: Channel, secret: str) -> bytes:
     """Return the first line of a connection."""
     return orjson.dumps({"rank": rank, "channel": channel, "secret": secret}) + b"\n"
 
@@ -52,7 +52,7 @@ def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.so
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     try:
         connection.connect(address)
-        connection.sendall(greeting(rank, channel, secret))
+        connection.sendall(_greeting(rank, channel, secret))
     except OSError:
         connection.close()
         raise

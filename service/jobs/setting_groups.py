@@ -17,14 +17,14 @@ from service.jobs.spec.exports import leads_to_a_server
 from service.jobs.store_limits import StoreLimits
 
 
-def entries(text: str) -> list[str]:
+def _entries(text: str) -> list[str]:
     """Return what a setting lists by comma."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def addresses(text: str) -> str:
     """Return a list of addresses and networks. Raises ``ValueError`` that names an entry which is neither."""
-    for entry in entries(text):
+    for entry in _entries(text):
         try:
             ipaddress.ip_network(entry)
         except ValueError as error:
@@ -97,12 +97,12 @@ class ApiSettings(BaseModel):
     @property
     def proxies(self) -> list[str]:
         """Return the addresses and networks of ``trusted_proxies``."""
-        return entries(self.trusted_proxies)
+        return _entries(self.trusted_proxies)
 
     @property
     def allowed_host_names(self) -> list[str]:
         """Return the names of ``allowed_hosts``, in lower case."""
-        return entries(self.allowed_hosts.lower())
+        return _entries(self.allowed_hosts.lower())
 
 
 class BrokerSettings(BaseModel):
@@ -216,7 +216,7 @@ class DeliverySettings(BaseModel):
     @property
     def webhook_networks(self) -> list[str]:
         """Return the addresses and networks of ``webhook_allow``."""
-        return entries(self.webhook_allow)
+        return _entries(self.webhook_allow)
 
     @model_validator(mode="after")
     def _exports_lead_to_servers(self) -> Self:
@@ -224,7 +224,7 @@ class DeliverySettings(BaseModel):
             url = getattr(self, name)
             if url is not None and not leads_to_a_server(url):
                 raise ValueError(f"{name} is no URL of a server, without user, password, query and fragment")
-        if any("=" not in entry for entry in entries(self._tokens)):
+        if any("=" not in entry for entry in _entries(self._tokens)):
             raise ValueError("export_tokens has an entry without `=`; expected host=token, by comma")
         return self
 
@@ -235,7 +235,7 @@ class DeliverySettings(BaseModel):
     @property
     def bearer_tokens(self) -> dict[str, str]:
         """Return the bearer tokens of export servers, by host, or by host and port."""
-        pairs = (entry.partition("=") for entry in entries(self._tokens))
+        pairs = (entry.partition("=") for entry in _entries(self._tokens))
         return {host.strip().lower(): token.strip() for host, _, token in pairs}
 
 

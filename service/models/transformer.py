@@ -48,7 +48,7 @@ class Rotary(nn.Module):
         super().__init__()
         # Real on the CPU even where parameters are only planned on the meta device: nobody fills buffers later.
         with torch.device("cpu"):
-            angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies(head_dim, theta, scaling))
+            angles = torch.outer(torch.arange(positions, dtype=torch.float64), _frequencies(head_dim, theta, scaling))
             self.register_buffer("cos", angles.cos().float(), persistent=False)
             self.register_buffer("sin", angles.sin().float(), persistent=False)
 
@@ -59,7 +59,7 @@ class Rotary(nn.Module):
         return rotated.to(x.dtype)
 
 
-def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+def _frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Return the angle per position of each pair, float64 ``(head_dim / 2,)``.
 
     Scaling (Llama 3.1) divides those by ``factor`` that turn less than ``low_freq_factor`` times over the original

@@ -90,7 +90,7 @@ class AccumulationEngine:
 
 
 @dataclass(frozen=True)
-class PipelineEngine:
+class _PipelineEngine:
     """Runs this rank's stages of the model: micro-batches move through the pipeline as ``schedule`` says.
 
     ``evaluation`` is a schedule of as many micro-batches, forward only.
@@ -171,7 +171,7 @@ def build_engine(
         before = before_backward(spec.resolved_sharding)
         return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, before)
     observer = timeline(device)
-    return PipelineEngine(
+    return _PipelineEngine(
         stages=stages,
         objective=objective,
         runtime=PipelineRuntime(

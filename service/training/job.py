@@ -27,7 +27,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
     being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the data or
     the mesh.
     """
-    with joined(context.device_type) as device:
+    with _joined(context.device_type) as device:
         training = prepare(spec, context, device)
         loop = Loop(training)
         loop.resume()
@@ -41,7 +41,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         if context.rank != 0:
             return None
         if finished:
-            publish(training, loop)
+            _publish(training, loop)
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
         loop.journal.ended(loop.step, loop.loss)
@@ -49,7 +49,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         return {**loop.summary(evaluation, stopped=not finished), "completed": completed}
 
 
-def publish(training: Training, loop: Loop) -> None:
+def _publish(training: Training, loop: Loop) -> None:
     """Publish the finished model and the checkpoints that were kept, without a collective."""
     paths, report = training.context.paths, training.context.report
     saved = checkpoint.require(paths.checkpoints / f"step_{loop.step}")
@@ -71,7 +71,7 @@ def _tokenizer(training: Training) -> Path | None:
 
 
 @contextmanager
-def joined(device_type: str) -> Iterator[torch.device]:
+def _joined(device_type: str) -> Iterator[torch.device]:
     """Yield this rank's device, in the launcher's process group; leave the group if this call joined it and all
     went well.
 

@@ -122,7 +122,7 @@ def assemble(
     """Build what trains over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     schedule = plan_pipeline(spec)
     objective = _build_objective(spec, mesh, inputs.config)
-    stages = build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
+    stages = _build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
     boundary = _build_boundary(stages, inputs.compile_modes, context)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule)
     return Training(
@@ -135,12 +135,12 @@ def assemble(
         order=BatchOrder(spec.seed, len(inputs.dataset.train), spec.batch.global_),
         objective=objective,
         stages=stages,
-        tied=find_tied(stages, schedule, mesh),
+        tied=_find_tied(stages, schedule, mesh),
         boundary=boundary,
         engine=engine,
         optimizer=_build_optimizer(stages.values(), spec, device),
         compile_modes=inputs.compile_modes,
-        parameters=count_parameters(build(inputs.config, device="meta")),
+        parameters=_count_parameters(build(inputs.config, device="meta")),
     )
 
 
@@ -150,7 +150,7 @@ def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Object
     return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
 
 
-def build_stages(
+def _build_stages(
     spec: TrainSpec,
     device: torch.device,
     mesh: Mesh,
@@ -254,7 +254,7 @@ def _copy(target: Tensor, source: Tensor) -> None:
     local(target).copy_(local(source))
 
 
-def find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:
+def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:
     """Return the tied parameters among this rank's stages; every rank calls it, as it may make a group."""
     if schedule is None:
         return TiedStages()
@@ -281,7 +281,7 @@ _PEAKS = {
 }
 
 
-def count_parameters(whole: nn.Module) -> int:
+def _count_parameters(whole: nn.Module) -> int:
     """Return the number of elements of all parameters of an unsharded model (on ``meta``, say)."""
     return sum(parameter.numel() for parameter in whole.parameters())
 

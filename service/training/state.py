@@ -24,7 +24,7 @@ _OPTIMIZER_PREFIX = "optimizer."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+def _named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters of this rank's stages under their global names.
 
     Of a tied parameter whose two copies are both here, only the first is given.
@@ -38,7 +38,7 @@ def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Par
 
 
 def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
-    return {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in named_parameters(modules)}
+    return {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in _named_parameters(modules)}
 
 
 def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str
     modules = list(modules)
     moments = {
         f"{_OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
-        for name, parameter in named_parameters(modules)
+        for name, parameter in _named_parameters(modules)
         for moment in _MOMENTS
     }
     return model_tensors(modules) | moments

@@ -17,7 +17,7 @@ def least(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
     gradients = centre.requires_grad or radius.requires_grad
     repeated = coefficients.requires_grad and len(coefficients) != len(centre)
     if kernels is None or gradients or repeated:
-        return in_steps(coefficients, centre, radius)
+        return _in_steps(coefficients, centre, radius)
     given = flat(coefficients), centre.contiguous(), radius.contiguous(), kernels
     if not (torch.is_grad_enabled() and coefficients.requires_grad):
         return _forward(*given)
@@ -33,7 +33,7 @@ def _forward(a: Tensor, centre: Tensor, radius: Tensor, kernels: ModuleType) -> 
     return out
 
 
-def in_steps(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
+def _in_steps(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
     """Compute the same by torch's operators."""
     whole = coefficients.expand(len(centre), -1, -1)
     return (torch.bmm(whole, centre.unsqueeze(2)) - torch.bmm(whole.abs(), radius.unsqueeze(2))).squeeze(2)

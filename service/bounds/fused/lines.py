@@ -106,7 +106,7 @@ def propagate_free_slopes(
     repeated = parameters.shape[:2] != whole or (start.requires_grad and start.shape[:2] != whole)
     exact = start.dtype == torch.float32 or free.flattest in {0.0, -1.0}
     if kernels is None or repeated or not exact:
-        return propagate_free_slopes_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
+        return _propagate_free_slopes_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
     setting = _LaunchOfLines(kernels, *whole, free)
     lines = (free.lower.unsqueeze(1), free.upper.unsqueeze(1), None, free.above.unsqueeze(1))
     through, bias = _through((flat(start), index, parameters.contiguous(), *lines), setting)
@@ -126,7 +126,9 @@ def _dense(coefficients: Tensor | GatheredRows, shape: tuple[int, ...], like: Te
     return coefficients if isinstance(coefficients, Tensor) else coefficients.dense(shape, like)
 
 
-def propagate_free_slopes_in_steps(coefficients: Tensor, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
+def _propagate_free_slopes_in_steps(
+    coefficients: Tensor, free: FreeSlopes, parameters: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute the same by torch's operators."""
     entries = coefficients.flatten(2)
     batch, rows = len(free.lower), entries.shape[1]

@@ -30,7 +30,9 @@ def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
     """
     setting = _setting(coefficients, places, (*x, *y), coefficients.shape[2:])
     if setting is None:
-        return products_in_steps(coefficients, places, *((low.unsqueeze(1), high.unsqueeze(1)) for low, high in (x, y)))
+        return _products_in_steps(
+            coefficients, places, *((low.unsqueeze(1), high.unsqueeze(1)) for low, high in (x, y))
+        )
     ends = (each.contiguous() for each in (*x, *y))
     onto_x, onto_y, bias = _Products.apply(flat(coefficients), places.contiguous(), *ends, setting)  # type: ignore[no-untyped-call]
     return onto_x.reshape(places.shape), onto_y.reshape(places.shape), bias
@@ -45,7 +47,7 @@ def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
     setting = _setting(coefficients, places, (*x, *y), terms)
     padded = prod(_power(length) for length in (height, inner, width))
     if setting is None or padded > MOST_TERMS:
-        return matrices_in_steps(coefficients, places, x, y)
+        return _matrices_in_steps(coefficients, places, x, y)
     ends = (each.contiguous() for each in (*x, *y))
     sizes = _Sizes(prod(heads), height, inner, width)
     onto_x, onto_y, bias = _Matrices.apply(flat(coefficients), places.contiguous(), *ends, sizes, setting)  # type: ignore[no-untyped-call]
@@ -53,7 +55,7 @@ def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
     return onto_x.reshape(*batch_rows, *x[0].shape[1:]), onto_y.reshape(*batch_rows, *y[0].shape[1:]), bias
 
 
-def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
+def _products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """Compute the same by torch's operators, of ends ``(batch, rows or 1, *shape)``."""
     (x_low, x_high), (y_low, y_high) = x, y
     positive = coefficients.detach() > 0
@@ -64,14 +66,14 @@ def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) ->
     return onto_x, onto_y, (coefficients * constant).flatten(2).sum(dim=2)
 
 
-def matrices_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
+def _matrices_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """Compute the same by torch's operators: a sum of products."""
     terms = coefficients.unsqueeze(-2)
     left = (x[0].unsqueeze(1).unsqueeze(-1), x[1].unsqueeze(1).unsqueeze(-1))
     right = (y[0].unsqueeze(1).unsqueeze(-3), y[1].unsqueeze(1).unsqueeze(-3))
     whole = torch.broadcast_shapes(left[0].shape, right[0].shape)  # type: ignore[no-untyped-call]
     wide = [(low.expand(whole), high.expand(whole)) for low, high in (left, right)]
-    onto_x, onto_y, bias = products_in_steps(terms.expand(*terms.shape[:2], *whole[2:]), places, wide[0], wide[1])
+    onto_x, onto_y, bias = _products_in_steps(terms.expand(*terms.shape[:2], *whole[2:]), places, wide[0], wide[1])
     return onto_x.sum(dim=-1), onto_y.sum(dim=-3), bias
 
 

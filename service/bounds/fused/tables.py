@@ -22,13 +22,13 @@ def propagate_table(coefficients: Tensor, places: Tensor, slopes: Tensor, interc
     whole = (len(slopes), coefficients.shape[1], coefficients.shape[2])
     repeated = places.shape != whole or (coefficients.requires_grad and coefficients.shape != whole)
     if kernels is None or repeated or slopes.requires_grad or intercepts.requires_grad:
-        return propagate_table_in_steps(coefficients, places, slopes, intercepts)
+        return _propagate_table_in_steps(coefficients, places, slopes, intercepts)
     given = (flat(coefficients), places.contiguous(), slopes.contiguous(), intercepts.contiguous())
     found: tuple[Tensor, Tensor] = _Table.apply(*given, kernels)  # type: ignore[no-untyped-call]
     return found
 
 
-def propagate_table_in_steps(
+def _propagate_table_in_steps(
     coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by torch's operators."""

@@ -94,10 +94,10 @@ class RigorousPass:
 
     def _traversed(
         self, start: str, rows: InitialRows, held: Mapping[str, Tensor], own: bool | None
-    ) -> RigorousRowArithmetic:
+    ) -> _RigorousRowArithmetic:
         own = self.sharding.ranks == 1 or (self.network.is_own(start) if own is None else own)
         divided = self.divided or own
-        arithmetic = RigorousRowArithmetic(self, own, divided, shared=divided and not own)
+        arithmetic = _RigorousRowArithmetic(self, own, divided, shared=divided and not own)
         traversal = RowTraversal(arithmetic, divided)
         for name, multipliers in held.items():
             traversal.begin(name, arithmetic.held(name, multipliers))
@@ -121,7 +121,7 @@ class RigorousPass:
 
 
 @dataclass(eq=False)
-class RigorousRowArithmetic(RowArithmetic):
+class _RigorousRowArithmetic(RowArithmetic):
     """The arithmetic of a rigorous pass, with its error account. ``own`` as for the pass's rows; ``divided``: results
     are those of a rank's own rows; ``shared``: these are a share of common rows.
     """

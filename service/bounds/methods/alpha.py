@@ -53,8 +53,8 @@ class OptimisedAnalysis:
         at_once, above = _at_once(self.backward, start, count, self.options), self._above(rows)
 
         def bounds(at_once: int) -> Tensor:
-            parts = _counted(equal_parts(rows, at_once), self.backward, start, self.options)
-            beside = zip(parts, equal_parts(above, at_once), strict=True)
+            parts = _counted(_equal_parts(rows, at_once), self.backward, start, self.options)
+            beside = zip(parts, _equal_parts(above, at_once), strict=True)
             ascent, asked = self.options.ascent, self.options.gains.asked
             return optimised_lower_bounds(self.families, start, beside, ascent, asked)[:, :count]
 
@@ -154,7 +154,7 @@ def _optimised(families: Families, name: str, index: Tensor, options: BoundOptio
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], options) // 2)
 
     def bounds(pairs: int) -> Interval:
-        parts = [IdentityRows(part) for part in equal_parts(index, pairs)]
+        parts = [IdentityRows(part) for part in _equal_parts(index, pairs)]
         counted = ((part, None) for part in _counted(parts, backward, name, options))
         found = optimised_lower_bounds(families, name, counted, options.ascent, options.gains.intermediate)
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
@@ -183,7 +183,7 @@ def _at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> in
     return rows_at_once(backward, start, options.optimising(rows * elements_of_row(backward, start)))
 
 
-def equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
+def _equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
     """Return ``(b, rows, …)`` in as few parts as will do, filled up with the last row: one shape is recorded only
     once.
     """

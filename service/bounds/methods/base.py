@@ -209,14 +209,14 @@ def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool
     ``divided`` as those of a pass.
     """
     before = 0 if network.before is None else network.before.entries
-    return batch * network.shares(start) * max(entries_of_a_row(network, start, divided=divided), before)
+    return batch * network.shares(start) * max(_entries_of_a_row(network, start, divided=divided), before)
 
 
 PatchSize = Pair | None
 """Height and width of a row's patch; ``None`` for a whole row."""
 
 
-def entries_of_a_row(network: Network, start: str, *, divided: bool = False) -> int:
+def _entries_of_a_row(network: Network, start: str, *, divided: bool = False) -> int:
     """Return the entries of the largest value between ``start`` and the input, or of the largest patch where rows stay
     in patches.
 

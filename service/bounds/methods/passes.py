@@ -12,7 +12,7 @@ from service.bounds.network import Network
 from service.bounds.options import BoundOptions
 
 
-def whole(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
+def _whole(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
     """Return the options as they are, for methods that bound no intermediate rows."""
     return options
 
@@ -27,7 +27,7 @@ class Passes:
 
     name: str
     bounded: Callable[[Network, Interval, BoundOptions, Choose], LinearAnalysis]
-    affordable: Callable[[Network, Interval, BoundOptions], BoundOptions] = whole
+    affordable: Callable[[Network, Interval, BoundOptions], BoundOptions] = _whole
 
     def __call__(self, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
         return self.bounded(network, box, self.affordable(network, box, options), wanted_rows)

@@ -51,7 +51,7 @@ class Noted:
 
 
 @dataclass(eq=False)
-class Planned:
+class _Planned:
     """Choose as many rows as planned, whatever the boxes are, without a look at what the device has found.
 
     ``missing`` counts the entries that matter and get none, where there may be any: their bounds stay as they were,
@@ -120,7 +120,7 @@ class Record:
         self._layers.run(self._bound, 1)
 
     def _bound(self) -> None:
-        choose = Planned(self.plan)
+        choose = _Planned(self.plan)
         # A box of its own each time: it keeps what it has computed once.
         self.analysis = self.passes.bounded(self.network, replace(self.box), self.options, choose)
         self.missing = choose.missing

@@ -119,7 +119,7 @@ class Repeating:
 
     def _has_room(self, plan: Plan, network: Network, box: Interval, options: BoundOptions) -> bool:
         """Return whether there is memory for one more record, perhaps after all others were dropped."""
-        each = elements(plan, network, len(box.lower))
+        each = _elements(plan, network, len(box.lower))
         if sum(each) > WORTHWHILE:
             return False
         need = TENSORS * max(each, default=0) * box.lower.element_size()
@@ -141,7 +141,7 @@ def repeatedly(method: Bounder, device: torch.device) -> Bounder:
     return Repeating.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
 
 
-def elements(plan: Plan, network: Network, batch: int) -> list[int]:
+def _elements(plan: Plan, network: Network, batch: int) -> list[int]:
     """Return the elements of the largest coefficients of each value's rows, both sides."""
     return [2 * rows.count * elements_of_a_row(network, name, batch) for name, rows in plan.items()]
 

@@ -141,13 +141,13 @@ def _analysed(
         options.progress.start(network, linear | ball_values)
     intervals, steps = {first: box}, dict[str, RigorousStep]()
     backward = RigorousPass(network, intervals, steps)
-    arithmetic = RigorousLayers(backward, intervals, steps, options, bounding)
+    arithmetic = _RigorousLayers(backward, intervals, steps, options, bounding)
     LayerSweep(network, intervals, arithmetic, linear, ball_values, progress=options.progress).run()
     return RigorousAnalysis(backward, options, bounding)
 
 
 @dataclass(eq=False)
-class RigorousLayers(LayerArithmetic):
+class _RigorousLayers(LayerArithmetic):
     """Rows of ``backward``, by ``bounding``, over the reals; every node gets a step of its own.
 
     Rows are those that any instance wants, and the same for all.

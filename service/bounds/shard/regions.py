@@ -25,14 +25,14 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class _Stopped:
     """No region. ``at`` is the operator whose output would have to be put together, if it was one."""
 
     at: Node | None = None
 
 
 @dataclass(frozen=True)
-class Missing:
+class _Missing:
     """A value that would have to be divided too, by name."""
 
     value: str
@@ -60,7 +60,7 @@ def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tup
     for node in graph.nodes[1:]:
         if node.name not in taken and layer_of(node) is not None:
             stopped = _grown(graph, node, taken, ranks)
-            if isinstance(stopped, Stopped) and stopped.at is not None:
+            if isinstance(stopped, _Stopped) and stopped.at is not None:
                 yield node, stopped.at
 
 
@@ -69,20 +69,20 @@ def layer_of(node: Node) -> Layer | None:
     return OPERATORS[node.operator].layer(node) if node.inputs else None
 
 
-def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | Stopped:
+def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | _Stopped:
     """Return the region that begins with ``first``, with more layers beside it where values of two layers meet."""
     columns = {first.name}
     while True:
         found = _attempt(graph, columns, taken, ranks)
-        if not isinstance(found, Missing):
+        if not isinstance(found, _Missing):
             return found
         beside = _layer_before(graph.by_name, found.value)
         if beside is None or beside in taken or beside in columns:
-            return Stopped(next(node for node in graph.nodes if found.value in node.inputs))
+            return _Stopped(next(node for node in graph.nodes if found.value in node.inputs))
         columns.add(beside)
 
 
-def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Region | Missing | Stopped:
+def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Region | _Missing | _Stopped:
     """Return the region of these columns, if there is one."""
     cuts: dict[str, Cut] = {}
     rows: set[str] = set()
@@ -92,22 +92,22 @@ def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Re
         if node.name in columns:
             assert layer is not None
             if divided or node.shape[layer.output_dim] < ranks:
-                return Stopped()
+                return _Stopped()
             cuts[node.name] = Cut.of(node, layer.output_dim, ranks)
         elif layer is not None and cuts[divided[0]].dim == layer.input_dim:
             rows.add(node.name)
         elif divided:
             absent = next((name for name in node.inputs if name not in cuts), None)
             if absent is not None:
-                return Missing(absent)
+                return _Missing(absent)
             if node.name in taken:
-                return Stopped()
+                return _Stopped()
             cut = OPERATORS[node.operator].shard(node, cuts, ranks)
             if isinstance(cut, Whole):
-                return Stopped(node)
+                return _Stopped(node)
             cuts[node.name] = cut
     if not rows or rows & taken or graph.output.name in cuts:
-        return Stopped()
+        return _Stopped()
     return Region(frozenset(columns), frozenset(rows), cuts)
 
 

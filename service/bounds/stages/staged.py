@@ -31,7 +31,7 @@ Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
 
 
 @dataclass(frozen=True, eq=False)
-class Boundary(Interval):
+class _Boundary(Interval):
     """Bounds of what enters a stage: no propagation from them is exact."""
 
     exact_layers: ClassVar[int] = -1
@@ -81,7 +81,7 @@ class Staged:
 
     def _entering(self, box: Interval) -> Interval:
         if not self.line.is_first:
-            return Boundary(*self.line.from_previous().unbind())
+            return _Boundary(*self.line.from_previous().unbind())
         return box.arranged(lambda end: end.reshape(len(end), *self.network.graph.input.shape))
 
     def _service(self, analysis: Crossing) -> Service:
@@ -155,7 +155,7 @@ def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, li
         line.to_next(torch.tensor([int(leaving), *graph.output.shape]))
     elif leaving:
         raise UnsupportedModelError("the model's output is divided over the tensor-parallel ranks")
-    return stage_of(graph, placements, axis, line)
+    return _stage_of(graph, placements, axis, line)
 
 
 def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
@@ -168,10 +168,10 @@ def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
     own = cut_graph(graph, placements, line.size)[line.rank].to(line.device)
     # All values that cross a cut together have the placement of the first of them.
     entering = next(placements[node.name] for node in own.nodes if node.name in placements)
-    return stage_of(own, place_part(own, entering), axis, line)
+    return _stage_of(own, place_part(own, entering), axis, line)
 
 
-def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: StageLink) -> Staged:
+def _stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: StageLink) -> Staged:
     """Return the stage of a checked graph; every rank calls it."""
     tp_group = RankGroup(axis)
     check_constants(graph, placements, tp_group)

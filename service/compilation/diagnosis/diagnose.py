@@ -90,7 +90,7 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     if any(gather(problem)) or reference is None:
         return None
     folder = artifacts / "diagnosis" / f"{case.phase}-{case.rung.name}"
-    search = ModuleSearch(program, case, reference, plan, time.monotonic() + SEARCH_S)
+    search = _ModuleSearch(program, case, reference, plan, time.monotonic() + SEARCH_S)
     with traced(folder / "trace"):
         unit = search.smallest()
     fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
@@ -100,7 +100,7 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     return Diagnosis(case.rung.name, case.phase, unit, fault, search.trials, trace, reproduction, ended)
 
 
-def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction:
+def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproduction:
     """Capture on all ranks, minimise and write on the first; the others wait."""
     program, case = search.program, search.case
     about = f"{search.faults[unit]}\n\nRung {case.rung.name}, module {unit}."
@@ -117,7 +117,7 @@ def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction
     return found
 
 
-def _alone(graphs: list[Captured], search: ModuleSearch, folder: Path, about: str) -> Reproduction:
+def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: str) -> Reproduction:
     """Return the first graph that fails alone, made small, as a script that has been tried."""
     rung, tolerance = search.case.rung, search.plan.tolerance
     fails = partial(_fails, rung, tolerance)
@@ -151,7 +151,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass
-class ModuleSearch:
+class _ModuleSearch:
     """Trials of single modules, on all ranks alike, until ``deadline`` (of ``time.monotonic``)."""
 
     program: Program

@@ -25,7 +25,7 @@ def watched_backwards() -> Iterator[list[int]]:
     def counting(run: Callable[..., Any]) -> Callable[..., Any]:
         def counted(roots: Any, *arguments: Any, **keywords: Any) -> Any:
             one = isinstance(roots, Tensor | GradientEdge)  # an edge is a tuple too
-            counts.append(compiled_backwards([roots] if one else roots))
+            counts.append(_compiled_backwards([roots] if one else roots))
             return run(roots, *arguments, **keywords)
 
         return counted
@@ -38,7 +38,7 @@ def watched_backwards() -> Iterator[list[int]]:
         yield counts
 
 
-def compiled_backwards(roots: Sequence[Tensor | GradientEdge]) -> int:
+def _compiled_backwards(roots: Sequence[Tensor | GradientEdge]) -> int:
     """Return the nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
     return sum(_COMPILED_NODE in node.name() for node in _nodes(roots))
 

@@ -121,7 +121,7 @@ class Toolchain:
 
     def __post_init__(self) -> None:
         if self.cache is not None:
-            keep_headers(self.cache)
+            _keep_headers(self.cache)
         if self.device.type == "cpu":  # torch would start processes that compile for GPUs, also where it uses none
             os.environ.setdefault("TORCH_WARM_POOL", "0")
 
@@ -182,7 +182,7 @@ class Toolchain:
         self._seconds = time.perf_counter() - start
 
 
-def keep_headers(folder: Path) -> None:
+def _keep_headers(folder: Path) -> None:
     """Let headers that the C++ compiler has prepared stay in ``folder``, as torch 2.11 to 2.13 name their place.
 
     By default they are in the folder for temporary files, which is another one for each job; making them takes longer

@@ -51,7 +51,7 @@ class Bundle:
 
     def text(self, pair: Pair) -> str:
         """Return the text of a query. Raises :class:`VnnlibError`."""
-        return read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query, self.unpacking)
+        return _read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query, self.unpacking)
 
     def model(self, pair: Pair, most: int = LARGEST_MODEL) -> bytes | None:
         """Return the model, unpacked; ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
@@ -80,7 +80,7 @@ def bundle(path: Path) -> Iterator[Bundle]:
             raise VnnlibError(f"the archive of {len(members)} files has no {INSTANCES}")
         home = min(lists, key=lambda member: len(member.path.parts))
         unpacking = Unpacking(path.stat().st_size)
-        pairs = tuple(_pairs(read_text(io.BytesIO(_content(home, LARGEST)), INSTANCES, unpacking)))
+        pairs = tuple(_pairs(_read_text(io.BytesIO(_content(home, LARGEST)), INSTANCES, unpacking)))
         folder = home.path.parent
         beside = [each for each in members if each.path.is_relative_to(folder)]
         yield Bundle(pairs, {each.path.relative_to(folder): each for each in beside}, unpacking)
@@ -152,7 +152,7 @@ def sources(path: Path) -> list[Source]:
         except ArchiveError as error:
             raise VnnlibError(str(error)) from error
     with path.open("rb") as content:
-        return [Source("", read_text(content, "the file", Unpacking(path.stat().st_size)))]
+        return [Source("", _read_text(content, "the file", Unpacking(path.stat().st_size)))]
 
 
 def _within(members: list[ArchiveMember], unpacking: Unpacking) -> Iterator[Source]:
@@ -162,12 +162,12 @@ def _within(members: list[ArchiveMember], unpacking: Unpacking) -> Iterator[Sour
     left = LARGEST
     for member in queries:
         with member.open() as content:
-            text = read_text(content, str(member.path), unpacking, left)
+            text = _read_text(content, str(member.path), unpacking, left)
         left -= len(text)
         yield Source(str(member.path), text)
 
 
-def read_text(content: IO[bytes], name: str, unpacking: Unpacking, most: int = LARGEST) -> str:
+def _read_text(content: IO[bytes], name: str, unpacking: Unpacking, most: int = LARGEST) -> str:
     """Return the text of a file, compressed by gzip or not. Raises :class:`VnnlibError`, also beyond ``most`` bytes."""
     try:
         data = unpacking.read(content.read(most + 1), name, most)

@@ -23,7 +23,7 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
     config = resolve(spec.model, context)
     yield from check_archive(spec.model, context)
     yield from check_gate(spec, config, context)
-    yield from check_resume(spec, config, context)
+    yield from _check_resume(spec, config, context)
     if config is not None:
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         yield from check_export(spec.export, config)
@@ -74,7 +74,7 @@ def _check_batch(spec: TrainSpec) -> Iterator[Problem]:
         yield Problem("batch.global", message, batch, expected)
 
 
-def check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
+def _check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
     """Yield why the job cannot continue the one that it resumes; ``config`` is that of its own model."""
     job = None if spec.resume is None else context.lookup(spec.resume.job)
     if job is None or job.kind != "train":

@@ -24,15 +24,15 @@ class Series(NamedTuple):
 Numbers = dict[Series, float]
 
 
-def field_of(name: str, *words: str) -> str:
+def _field_of(name: str, *words: str) -> str:
     """Return the name of a count in the store (``lua/lib/counts.lua`` makes the same)."""
     return _SEPARATOR.join((name, *words))
 
 
-def observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()) -> dict[str, float]:
+def _observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()) -> dict[str, float]:
     """Return what one observation adds to the counts of a histogram."""
     bound = metric.bounds[bisect_left(metric.buckets, value)]
-    return {field_of(f"{metric.name}_bucket", bound, *labels): 1, field_of(f"{metric.name}_sum", *labels): value}
+    return {_field_of(f"{metric.name}_bucket", bound, *labels): 1, _field_of(f"{metric.name}_sum", *labels): value}
 
 
 def from_counts(counts: Mapping[str, str]) -> Numbers:
@@ -90,11 +90,11 @@ class Meter:
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
         """Add to a counter. Raises :class:`KeyError` for one that is not declared."""
-        self._add({field_of(_BY_NAME[name].name, *labels): by})
+        self._add({_field_of(_BY_NAME[name].name, *labels): by})
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Enter a value into a histogram. Raises :class:`KeyError` for one that is not declared."""
-        self._add(observed(_BY_NAME[name], value, labels))
+        self._add(_observed(_BY_NAME[name], value, labels))
 
     def take(self) -> dict[str, float]:
         """Return the counts since the last call."""

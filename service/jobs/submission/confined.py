@@ -43,7 +43,7 @@ def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
         writer.flush()
 
     try:
-        confine(limits)
+        _confine(limits)
         while (text := _read(reader)) is not None:
             request = request_adapter.validate_json(text)
             tell("answer", request.answer(lambda file_id: tell("opening", file_id.encode())))
@@ -65,7 +65,7 @@ def _read(stream: IO[bytes]) -> bytes | None:
     return stream.read(length)
 
 
-def confine(limits: CheckLimits) -> None:
+def _confine(limits: CheckLimits) -> None:
     """Limit this process in memory beyond what it has, in processor time and in open files. It cannot write files."""
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
     for kind, most in (

@@ -27,7 +27,7 @@ def _digest(spec: FileTokens | FileArrays) -> str:
     """Return the digest of the spec, in which a file's id is its hash, and of anything else that decides how a text is
     cut.
     """
-    cut_by = tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
+    cut_by = _tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
     return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
 
 
@@ -39,24 +39,24 @@ def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Sampl
 
 
 def _token_file(spec: FileTokens, file: str, field: str, layout: DataLayout | None) -> packed.TokenFile:
-    path = uploaded(layout, file, f"data.{field}")
+    path = _uploaded(layout, file, f"data.{field}")
     if layout is None or spec.tokenizer is None:
         return packed.TokenFile(path, spec.encoding)
-    tokenizer = uploaded(layout, spec.tokenizer, "data.tokenizer")
-    return tokenized(path, tokenizer, layout.cache, spec.vocabulary)
+    tokenizer = _uploaded(layout, spec.tokenizer, "data.tokenizer")
+    return _tokenized(path, tokenizer, layout.cache, spec.vocabulary)
 
 
 def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Samples]:
-    held = arrays.read(uploaded(layout, spec.file, "data.file"), "data.file")
+    held = arrays.read(_uploaded(layout, spec.file, "data.file"), "data.file")
     if spec.test_file is not None:
-        other = arrays.read(uploaded(layout, spec.test_file, "data.test_file"), "data.test_file")
+        other = arrays.read(_uploaded(layout, spec.test_file, "data.test_file"), "data.test_file")
         return arrays.samples(held, spec, "", "data.file"), arrays.samples(other, spec, "", "data.test_file")
     if arrays.TEST + arrays.INPUTS in held:
         return arrays.samples(held, spec, "", "data.file"), arrays.samples(held, spec, arrays.TEST, "data.file")
     return arrays.divide(arrays.samples(held, spec, "", "data.file"), spec.test_fraction)
 
 
-def uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
+def _uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
     """Return the path of an uploaded file. Raises ``ValueError`` naming the field if it is missing."""
     path = None if layout is None else layout.file(file)
     if path is None or not path.is_file():
@@ -70,7 +70,7 @@ _CUT = "whole chunks"
 """The way in which a text becomes ids; a new one needs a new name, so that no cached file of the old one is read."""
 
 
-def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
+def _tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
     """Return the ids of a UTF-8 text, from the cache; the first rank fills it while the others wait.
 
     The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special tokens.
@@ -90,7 +90,7 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
         raise ValueError(f"data.tokenizer has {size} tokens; data.vocabulary={vocabulary} must be at least that")
     kind = "uint16" if vocabulary <= 2**16 else "uint32"
     # Uploaded files are named by their hash.
-    key = f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}\n{_CUT}"
+    key = f"{text.name}\n{tokenizer.name}\n{_tokenizer_version()}\n{kind}\n{_CUT}"
     path = cache / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.{kind}"
 
     def write(target: Path) -> None:
@@ -101,7 +101,7 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
     return TokenFile(build_once(path, write), kind)
 
 
-def tokenizer_version() -> str:
+def _tokenizer_version() -> str:
     """Return the library's version: another one may cut the same text differently."""
     return version("tokenizers")
 

@@ -92,7 +92,7 @@ class BackgroundSaver:
         self, folder: Path, keep: int, rows: Mapping[str, int] | None = None, tell: Tell = lambda written: None
     ) -> None:
         self._folder, self._keep, self._rows, self._tell = folder, keep, rows, tell
-        self._staging = Staging()
+        self._staging = _Staging()
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -141,7 +141,7 @@ class BackgroundSaver:
             self._failed = error
 
 
-class Staging:
+class _Staging:
     """Memory of the CPU for one copy of a state, taken once.
 
     Memory that has never been written to is what makes a first copy slow (0.5 s per GiB against 0.06, on one host),

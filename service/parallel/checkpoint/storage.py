@@ -52,13 +52,13 @@ def save(
     ``keep`` newest checkpoints remain. A step that is already published is left as it is.
     ``group`` spans all ranks (the default group when absent). A write that fails anywhere raises on every rank.
     """
-    working = working_folder(folder, step)
+    working = _working_folder(folder, step)
     on_first_rank(lambda: _make_anew(working), f"make {working}", group)
     with _no_group_meant(not _distributed()):
         dcp_save(
             dict(state),
             storage_writer=ShardWriter(working),
-            planner=UnpaddedSavePlanner(rows or {}),
+            planner=_UnpaddedSavePlanner(rows or {}),
             process_group=group,
             no_dist=not _distributed(),
         )
@@ -78,7 +78,7 @@ def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | N
     rows = rows or {}
     _check_fits(path, reader, state, rows)
     with _no_group_meant(not _distributed()):
-        planner = UnpaddedLoadPlanner(rows)
+        planner = _UnpaddedLoadPlanner(rows)
         dcp_load(dict(state), storage_reader=reader, planner=planner, no_dist=not _distributed())
     return checkpoint
 
@@ -152,7 +152,7 @@ def _distributed() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-class UnpaddedSavePlanner(DefaultSavePlanner):
+class _UnpaddedSavePlanner(DefaultSavePlanner):
     """Plans to write each tensor without its padding: files hold what every layout has.
 
     ``rows`` counts, for each tensor whose first dimension is padded at its end, the rows before that.
@@ -187,7 +187,7 @@ class UnpaddedSavePlanner(DefaultSavePlanner):
         return replace(item, tensor_data=replace(data, chunk=chunk, size=torch.Size((rows, *data.size[1:]))))
 
 
-class UnpaddedLoadPlanner(DefaultLoadPlanner):
+class _UnpaddedLoadPlanner(DefaultLoadPlanner):
     """Leaves the padding of tensors as it is."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
@@ -211,7 +211,7 @@ class UnpaddedLoadPlanner(DefaultLoadPlanner):
 _UNFINISHED = ".unfinished_"
 
 
-def working_folder(folder: Path, step: int) -> Path:
+def _working_folder(folder: Path, step: int) -> Path:
     """Return the folder in which a checkpoint is written before it is published."""
     return folder / f"{_UNFINISHED}step_{step}"
 
@@ -221,7 +221,7 @@ def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int) -> None
 
     A step that is already published is left as it is.
     """
-    working, target = working_folder(folder, step), folder / f"step_{step}"
+    working, target = _working_folder(folder, step), folder / f"step_{step}"
     if read(target) is None:
         _write_meta(working, {"step": step, **meta})
         shutil.rmtree(target, ignore_errors=True)  # an unreadable checkpoint

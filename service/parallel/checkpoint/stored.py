@@ -28,7 +28,7 @@ Block = tuple[slice, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class _Piece:
     """Holds one file's block of a tensor, which begins at ``offsets``. ``content`` reads parts of it, mapped."""
 
     content: Any
@@ -44,7 +44,7 @@ class Piece:
         return found if all(each.start < each.stop for each in found) else None
 
     def read(self, part: Block) -> Tensor:
-        found: Tensor = self.content[moved(part, self.offsets)]
+        found: Tensor = self.content[_moved(part, self.offsets)]
         return found
 
 
@@ -53,7 +53,7 @@ class Stored:
     """A whole tensor in the files of a checkpoint, which stay open: it survives their removal."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[_Piece, ...]
 
     @property
     def shape(self) -> torch.Size:
@@ -74,7 +74,7 @@ class Stored:
         if sum(part.numel() for _, part in found) != block.numel():
             raise ValueError(f"the checkpoint has not all of {self.name!r}")
         for part, values in found:
-            block[moved(part, [own.start for own in wanted])] = values
+            block[_moved(part, [own.start for own in wanted])] = values
         return block
 
     def whole(self) -> Tensor:
@@ -87,7 +87,7 @@ def stored(path: Path, prefix: str = "") -> dict[str, Stored]:
     Raises ``ValueError`` when ``path`` isn't a complete checkpoint.
     """
     require(path)
-    pieces: dict[str, list[Piece]] = defaultdict(list)
+    pieces: dict[str, list[_Piece]] = defaultdict(list)
     for file in sorted(path.glob("*.safetensors")):
         for name, piece in _pieces(file):
             if name.startswith(prefix):
@@ -95,17 +95,17 @@ def stored(path: Path, prefix: str = "") -> dict[str, Stored]:
     return {name: Stored(name, tuple(found)) for name, found in pieces.items()}
 
 
-def _pieces(file: Path) -> Iterator[tuple[str, Piece]]:
+def _pieces(file: Path) -> Iterator[tuple[str, _Piece]]:
     opened: Any = safe_open(file, framework="pt")
     places = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
     for name in opened.keys():  # noqa: SIM118 - not a mapping
         content = opened.get_slice(name)
         shape = tuple(content.get_shape())
         offsets = places[name]["saved_offsets"] if name in places else [0] * len(shape)
-        yield name, Piece(content, tuple(offsets), shape)
+        yield name, _Piece(content, tuple(offsets), shape)
 
 
-def moved(part: Block, start: tuple[int, ...] | list[int]) -> Block:
+def _moved(part: Block, start: tuple[int, ...] | list[int]) -> Block:
     """Return the same block, counted from ``start``."""
     return tuple(slice(own.start - at, own.stop - at) for own, at in zip(part, start, strict=True))
 

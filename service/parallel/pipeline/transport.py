@@ -79,7 +79,7 @@ class PendingReceive:
 
 
 @dataclass
-class Inlet:
+class _Inlet:
     """Holds the messages that arrive over one boundary in one direction: their kind once known, and the header until
     then.
     """
@@ -101,7 +101,7 @@ class Transport:
         self._in_flight: dict[_Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
         self._queued: dict[_Route, deque[PendingReceive]] = defaultdict(deque)
         self._announced: dict[Hashable, dict[tuple[int, Direction], TensorKind]] = defaultdict(dict)
-        self._inlets: dict[Hashable, dict[tuple[int, Direction], Inlet]] = defaultdict(lambda: defaultdict(Inlet))
+        self._inlets: dict[Hashable, dict[tuple[int, Direction], _Inlet]] = defaultdict(lambda: defaultdict(_Inlet))
         self.begin((), 1)
 
     def begin(self, key: Hashable, micro_batches: int) -> None:
@@ -161,7 +161,7 @@ class Transport:
             while sent:
                 sent.popleft()[0].wait()
 
-    def _inlet(self, message: Message) -> Inlet:
+    def _inlet(self, message: Message) -> _Inlet:
         return self._inlets[self._key][message.boundary, message.kind]
 
     def _advance(self, queue: deque[PendingReceive]) -> None:

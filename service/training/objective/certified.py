@@ -69,9 +69,9 @@ class CertifiedObjective(Objective):
         self.now = level(self.config, step)
 
     def adapt(self, stage: nn.Module, part: Part) -> None:
-        shape = input_shape(self.context.config, self.context.mesh, part)
+        shape = _input_shape(self.context.config, self.context.mesh, part)
         prepared = prepare_stage(stage, shape, self.context.mesh.tp)
-        stage.forward = BoundedForward(self, stage, prepared, part)
+        stage.forward = _BoundedForward(self, stage, prepared, part)
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
         """Return no units: bounds go through a stage as one graph, so its parameters are gathered together."""
@@ -99,7 +99,7 @@ class CertifiedObjective(Objective):
 
 
 @dataclass(frozen=True, eq=False)
-class BoundedForward:
+class _BoundedForward:
     """A stage's forward on boxes; parameters are whole on their ``tp`` rank when it is called."""
 
     objective: CertifiedObjective
@@ -158,7 +158,7 @@ def pair_rows(classes: int, like: Tensor) -> Tensor:
     return (identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(1, classes**2, classes)
 
 
-def input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
+def _input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
     """Return the shape of one instance as it reaches this rank's stage, traced on ``meta``."""
     reads = config.reads
     assert isinstance(reads, Features)

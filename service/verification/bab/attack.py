@@ -134,10 +134,10 @@ class _ProjectedGradientDescent:
         return self.box.nearest(self.box.lower + shares * self.box.width)
 
     def _confirm(self, x: Tensor, distances: Tensor) -> Counterexample | None:
-        return confirm_nearest(self.model, self.specification, x, distances)
+        return _confirm_nearest(self.model, self.specification, x, distances)
 
     def _best_samples(self, samples: Tensor, excess: Tensor) -> Tensor:
-        """Return for every start the next best sample of its target, ``(restarts, features)``."""
+        """Return the next best sample of each start's target, ``(restarts, features)``."""
         distances = self.specification.per_disjunct(excess)
         starts_per_target = -(-len(self.targets) // self.specification.disjunct_count)
         order = distances.topk(min(starts_per_target, len(distances)), dim=0, largest=False).indices
@@ -179,7 +179,7 @@ class _ProjectedGradientDescent:
 
 
 class _AdamOfBox:
-    """Adam (Kingma and Ba, 2015) in units of a box's width, from gradients of which the largest entry is 1."""
+    """Adam (Kingma and Ba, 2015) in units of a box's width, from gradients whose largest entry is 1."""
 
     def __init__(self, box: Interval) -> None:
         self.width, self.count = box.width, 0
@@ -250,13 +250,13 @@ def descend_to_nearest_disjunct(
     """
     for step in range(model.settings.attack.box_steps):
         distances, gradient = distances_and_gradients(model, specification, x, batch_size)
-        if (counterexample := confirm_nearest(model, specification, x, distances)) is not None:
+        if (counterexample := _confirm_nearest(model, specification, x, distances)) is not None:
             return counterexample
         x = box.nearest(x - steepest_crossing(box, gradient) / 2 ** (step + 1))
     return None
 
 
-def confirm_nearest(
+def _confirm_nearest(
     model: ModelUnderVerification, specification: Specification, x: Tensor, distances: Tensor
 ) -> Counterexample | None:
     """Return the first of ``x`` ``(n, features)`` that the model confirms, if ``distances`` ``(n,)`` from a disjunct

@@ -1,4 +1,4 @@
-"""Boxes made smaller by what a counterexample in them must satisfy (Clip-and-Verify, Zhou et al., 2025).
+"""Shrinks boxes by the conditions that a counterexample in them must satisfy (Clip-and-Verify, Zhou et al., 2025).
 
 A plane below a row that must not be positive cuts off the part of the box where the plane is. With several rows all
 parts are cut off; with several disjuncts a counterexample may be in any of their boxes.
@@ -25,7 +25,7 @@ class LinearCut:
 
     @staticmethod
     def of(specification: Specification, box: Interval, coefficients: Tensor, bias: Tensor) -> LinearCut:
-        """Cut by planes below ``rows · y``; the margin for rounding is that of certificates, in this type."""
+        """Return the cuts by planes below ``rows · y``, with the certificates' margin for rounding, in this type."""
         thresholds = specification.thresholds.to(bias.dtype)
         if specification.input_rows is not None:
             coefficients = coefficients + specification.input_rows.to(bias.dtype)
@@ -67,7 +67,7 @@ def clipped(
 def _once(specification: Specification, cut: LinearCut, box: Interval, left: Tensor) -> tuple[Interval, Tensor]:
     least, slope = cut.least(box).unsqueeze(2), cut.coefficients
     lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)
-    # From the corner where the plane is least, how far along one input until it is positive.
+    # From the corner with the least value, the distance along one input until the plane is positive.
     reach = -least / slope.abs().clamp(min=torch.finfo(slope.dtype).tiny)
     reach = reach * (1 + RELATIVE_MARGIN[slope.dtype]) + 4 * torch.finfo(slope.dtype).eps * (lower.abs() + upper.abs())
     reach = torch.where(least.isfinite(), reach, torch.inf)

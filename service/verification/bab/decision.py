@@ -1,4 +1,4 @@
-"""Defines what a search is to the driver, and what both report: :class:`SearchStrategy`, progress, result, decision."""
+"""Defines a search as the driver sees it, and their reports: :class:`SearchStrategy`, progress, result, decision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.verification.verdict import Verdict
 
 
 class Technique(Enum):
-    """The technique that decided, or that was still at work when the time was over; its value is shown in results."""
+    """The technique that decided, or that was at work when time ran out; its value is shown in results."""
 
     ATTACK = "attack"
     INPUTS = "input splitting"
@@ -60,8 +60,8 @@ class Search(Protocol):
     """A branch and bound over one specification, which may go on where it stopped."""
 
     def run(self, deadline: float) -> SearchResult:
-        """Search until it is decided, or ``deadline`` (``time.monotonic``) has passed. All that was found counts, also
-        what earlier calls have found.
+        """Search until it is decided, or ``deadline`` (``time.monotonic``) has passed. Results of earlier calls
+        count.
         """
 
 

@@ -1,4 +1,4 @@
-"""Decide a query: every specification is attacked first, and then searched by splitting inputs or activations."""
+"""Decides a query: every specification is attacked first, and then searched by splitting inputs or activations."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def decide(
 
 
 def _with_roundings(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
-    """Raise the thresholds to make up for coefficients that are rounded, in float64 or in the bounds' type."""
+    """Raise the thresholds to cover coefficients that are rounded, in float64 or in the bounds' type."""
     unbounded = torch.full_like(specification.rows[0], inf)
     if not bool(specification.lost(model.dtype, unbounded).any()):
         return specification
@@ -95,8 +95,8 @@ def _with_roundings(model: ModelUnderVerification, specification: Specification,
 
 
 def technique_for(specification: Specification, most_inputs: int) -> Technique:
-    """Choose what may be split: inputs too, where at most ``most_inputs`` vary in a box, since halving one of many
-    gains nothing; only activations otherwise, and over a ball, whose halves are no balls.
+    """Choose what may be split: inputs too, if at most ``most_inputs`` vary in a box, since halving one of many gains
+    nothing; otherwise, and over a ball, whose halves are no balls, only activations.
     """
     few = _varying_inputs(specification) <= most_inputs and specification.distance is None
     return Technique.INPUTS if few else Technique.ACTIVATIONS
@@ -164,7 +164,7 @@ class _Decider:
         return self.end(verdict, technique)
 
     def _decide(self, specification: Specification) -> tuple[SearchResult, Technique]:
-        """Search one specification by what may be split, in turns."""
+        """Search one specification by the possible kinds of splits, in turns."""
 
         decided = self.domains
 
@@ -206,7 +206,7 @@ class _Decider:
         return self.model.search_group.anywhere(self.model.engine.late(deadline), self.model.device)
 
     def _guarded(self, run: Callable[[], SearchResult]) -> SearchResult:
-        """Return what a turn finds, which is nothing where memory runs out."""
+        """Return the result of a turn, or none if memory runs out."""
         try:
             return run()
         except Exception as error:
@@ -218,7 +218,7 @@ class _Decider:
         return SearchResult(Verdict.UNKNOWN, None, 0, -inf, shortage)
 
     def _least(self, bounds: Sequence[float]) -> float:
-        """Return the least bound over all specifications: nothing is known of those whose turn has not come."""
+        """Return the least bound over all specifications: nothing is known of those that are still to come."""
         return min(bounds, default=inf) if len(bounds) == len(self.specifications) else -inf
 
     def end(self, verdict: Verdict, technique: Technique, counterexample: Counterexample | None = None) -> Decision:
@@ -235,8 +235,8 @@ def _has_activations(model: ModelUnderVerification) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Unsplit(Search):
-    """Bounds the whole box, where activations cannot be split because a model or one of its stages has none: a search
-    of one domain for each disjunct.
+    """Bounds the whole box, if activations cannot be split because a model or one of its stages has none: a search with
+    one domain for each disjunct.
     """
 
     model: ModelUnderVerification

@@ -1,7 +1,7 @@
-"""Domains in which every operator is affine, decided as linear programs (HiGHS), in float64.
+"""Decides domains in which every operator is affine as linear programs (HiGHS), in float64.
 
-What a solver says is not taken on trust: its multipliers give a bound in closed form, as in beta-CROWN, which proves
-whatever they are worth; and its point is a counterexample only if the model says so.
+A solver is not trusted: its multipliers give a bound in closed form, as in beta-CROWN, which proves whatever they are
+worth; and its point is a counterexample only if the model agrees.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LinearPrograms:
         return self._confirmed(*_solve(_affine(agree(output)), _affine(agree(sides))))
 
     def _confirmed(self, margin: float, t: Array | None) -> LpResult:
-        """Return what the first rank's solver says, on all ranks; its point counts if the model confirms it."""
+        """Return the result of the first rank's solver on all ranks; its point counts if the model confirms it."""
         tp_group, count = self.network.tp_group, len(self._varying)
         solution = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
         margin, has_point, *point = tp_group.agree(torch.from_numpy(solution).to(self.model.device)).tolist()
@@ -143,7 +143,7 @@ class LinearPrograms:
 
     @staticmethod
     def _has_unstable(bounds: Interval, split: Tensor) -> Tensor:
-        """Return whether an entry is unstable that is not ``split``, ``(1,)``."""
+        """Return whether an unstable entry is not ``split``, ``(1,)``."""
         unstable = (bounds.lower < 0) & (bounds.upper > 0)
         return unstable.index_fill(1, split, False).any(dim=1)
 
@@ -157,7 +157,7 @@ class LinearPrograms:
 
 
 def _solve(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Array | None]:
-    """Return what is proved, −inf if nothing is, and otherwise the point where the solver sees the least."""
+    """Return the proved margin, −inf if nothing is proved, and otherwise the solver's minimiser."""
     result = _program(objectives, constraints)
     if result.status == 0:
         weights, multipliers = _duals(result, len(objectives.constant))

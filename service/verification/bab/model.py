@@ -1,4 +1,4 @@
-"""The model under verification: a network to bound, a module to attack, and what confirms a counterexample.
+"""Holds the model under verification: a network to bound, a module to attack, and the check of a counterexample.
 
 Every counterexample of an attack, a search or a linear program counts only by
 :meth:`ModelUnderVerification.first_confirmed`. Witnesses, which are evaluated before any bound, are judged by
@@ -102,9 +102,9 @@ class ModelUnderVerification:
         return in_parts(total, at_once, run, self.device, alone=self.engine.is_alone)
 
     def together(self, stage: str, run: Callable[[], T]) -> T:
-        """Return the result of ``run``, in which no rank of the search group asks another.
+        """Return the result of ``run``, in which no rank of the search group needs another.
 
-        Raises :class:`~service.bounds.memory.MemoryShortageError` on all of them where memory ran out on one.
+        Raises :class:`~service.bounds.memory.MemoryShortageError` on all of them if memory ran out on one.
         """
         shortage = None
         try:
@@ -177,7 +177,7 @@ class ModelUnderVerification:
 
 
 def gradient_at(inputs: Tensor, total: Tensor, *, keep: bool = False) -> Tensor:
-    """Return the gradient of a number; 0 where it goes by steps alone, as rows of a table do that an input chooses."""
+    """Return the gradient of a number; 0 if it depends on its input only by steps, as by an index into a table."""
     if not total.requires_grad:
         return torch.zeros_like(inputs)
     (found,) = torch.autograd.grad(total, inputs, retain_graph=keep, allow_unused=True, materialize_grads=True)

@@ -64,11 +64,11 @@ class WorkTransfer(Protocol):
     def give(self, count: int, width: int) -> Tensor:
         """Take out ``count`` subproblems: float64 ``(count, width)``, where ``width`` is at least their own.
 
-        All of them stay where memory runs out.
+        If memory runs out, all of them stay.
         """
 
     def receive(self, rows: Tensor) -> None:
-        """Put in what another rank gave."""
+        """Put in the subproblems that another rank gave."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class SearchGroup:
         return tuple(self._ranks.sum(x).tolist())
 
     def anywhere(self, flag: bool, device: torch.device) -> bool:
-        """Return whether any rank has the flag set."""
+        """Return whether any rank has set the flag."""
         return bool(self._ranks.largest(int(flag), device))
 
     def synchronise(
         self, status: SearchStatus, counterexample: Counterexample | None, device: torch.device
     ) -> GroupState:
-        """Exchange the status of all ranks, and plan who hands over to whom."""
+        """Exchange the status of all ranks, and plan the moves."""
         if self.axis.size == 1:
             return GroupState(status, counterexample)
         numbers = [float(getattr(status, each.name)) for each in fields(SearchStatus)]
@@ -152,9 +152,9 @@ SINGLE_RANK = SearchGroup()
 
 
 def plan_moves(opens: Sequence[int], most: int) -> tuple[Move, ...]:
-    """Plan who hands over how much: a rank without domains gets half of what another has, and at most ``most``.
+    """Plan the moves: a rank without domains gets half of another's, and at most ``most``.
 
-    The rank that has the most hands over.
+    The rank with the most hands over.
     """
     left = list(opens)
     moves = []

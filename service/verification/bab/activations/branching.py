@@ -1,10 +1,9 @@
-"""Chooses the preactivation that a domain is split at: filtered smart branching (FSB, De Palma et al., 2021).
+"""Chooses the preactivation at which a domain is split: filtered smart branching (FSB, De Palma et al., 2021).
 
 Every score of :mod:`service.verification.bab.heuristics` nominates the best few entries of each domain. Both halves of
-each nominated entry are bounded for real, and the entry whose halves gain most wins.
-
-Halves go on from the slopes, row weights and multipliers of the domain that was split, and the new multiplier from the
-best of a few values. A search then optimises all of these by its ``warm_start``.
+each nominated entry are bounded for real, and the entry whose halves gain most wins. Halves start from the slopes, row
+weights and multipliers of their domain, and the new multiplier from the best of a few values. A search then optimises
+all of these by its ``warm_start``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from service.verification.bab.settings import BranchingSettings
 
 @dataclass(frozen=True, eq=False)
 class Branched:
-    """``halves`` of the domains that could be split, first all of one side; ``unsplit`` are those that could not."""
+    """Holds the ``halves`` of split domains, first all of one side, and the domains that could not be split."""
 
     halves: Domains
     unsplit: Domains
@@ -33,9 +32,9 @@ class Branched:
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and where multipliers of both halves begin.
+    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and first multipliers of both halves.
 
-    ``prior`` decides where bounds of the halves show no gain.
+    ``prior`` decides if bounds of the halves show no gain.
     """
 
     index: Tensor
@@ -76,7 +75,7 @@ class ActivationBranching:
         domains, possible = domains.rows(splittable), possible[splittable]
         if not len(domains):
             return Branched(domains, unsplit)
-        # Repeating a domain's best candidate is harmless where it has fewer.
+        # Repeating a domain's best candidate is harmless if it has fewer.
         index, at, upper, lower, prior = (
             torch.where(possible, column[splittable], column[splittable][:, :1]) for column in (index, *of_candidates)
         )
@@ -105,7 +104,7 @@ class ActivationBranching:
             halves,
             [torch.cat([repeated.beta, share * starts[:, None]], dim=1) for share in self.settings.multiplier_shares],
         )
-        # What is proved needs no more.
+        # Proved domains need no more.
         gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
         above, below = gains.view(count, 2, per_domain).unbind(dim=1)
         worse, better = torch.minimum(above, below), torch.maximum(above, below)
@@ -114,7 +113,7 @@ class ActivationBranching:
         return best.rows(chosen), best.rows(chosen + per_domain)
 
     def _split_points(self, inspection: DomainInspection) -> Tensor:
-        """Return where each entry would be split, ``(n, entries)``."""
+        """Return the value at which each entry would be split, ``(n, entries)``."""
         middles = {
             preactivation.value: inspection.bounds[preactivation.value].centre
             if (at := breakpoint_of(self.network, preactivation)) is None
@@ -124,7 +123,7 @@ class ActivationBranching:
         return self.preactivations.flattened(middles)
 
     def _scores(self, inspection: DomainInspection, points: Tensor) -> list[Tensor]:
-        """Return each score's values ``(n, entries)``; −inf where a split is of no use."""
+        """Return each score's values ``(n, entries)``; −inf for useless splits."""
         view = ActivationView(
             self.network, self.preactivations, self.domain_bounds.objective.relaxed_nodes, inspection, points
         )
@@ -132,7 +131,7 @@ class ActivationBranching:
         return [torch.where(useful, score.scores(view).nan_to_num(), -torch.inf) for score in self.scores]
 
     def _useful(self, inspection: DomainInspection, lower: Tensor, upper: Tensor) -> Tensor:
-        """Return at which entries ``(n, entries)`` a split tightens a relaxation, and gains more than rounding."""
+        """Return the entries ``(n, entries)`` at which a split tightens a relaxation by more than rounding."""
         unstable = {
             preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower, dtype=torch.bool)
             for preactivation in self.preactivations.each

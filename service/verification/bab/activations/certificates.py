@@ -1,7 +1,7 @@
-"""Domains of a search over activations, bounded once more in real arithmetic.
+"""Bounds domains of a search over activations once more, in real arithmetic.
 
-An optimiser chose slopes, multipliers and weights; any choice is sound. What they prove with every rounding accounted
-for is what a rigorous search goes by: a domain that this leaves open is split further.
+An optimiser chose slopes, multipliers and weights; any choice is sound. A rigorous search goes by what they prove with
+every rounding accounted for: a domain that this leaves open is split further.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Certificates:
 
     @torch.no_grad()
     def certified(self, domains: Domains) -> Domains:
-        """Return the domains with the margins that their parameters prove; +inf where nothing satisfies the splits."""
+        """Return the domains with the margins that their parameters prove; +inf for splits that nothing satisfies."""
         if not len(domains):
             return domains
         at_once = max(1, self.domain_bounds.capacity // 4)
@@ -57,7 +57,7 @@ class Certificates:
         return torch.where(empty, torch.inf, proved)
 
     def _backward(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
-        """Return the root's pass on the domains' bounds of what non-linear nodes read, through the lines they chose.
+        """Return the root's pass on the domains' bounds of non-linear inputs, through their chosen lines.
 
         Every rank has the one row of each domain.
         """
@@ -66,7 +66,7 @@ class Certificates:
             name: each.arranged(lambda end: end.expand(count, *end.shape[1:]))
             for name, each in backward.intervals.items()
         }
-        # What splits of inputs leave of an L2 ball.
+        # The rest of an L2 ball after splits of inputs.
         intervals |= {
             name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
         }
@@ -104,8 +104,8 @@ class Certificates:
 
 
 @dataclass(frozen=True, eq=False)
-class StagedCertificates(Certificates):
-    """Certifies domains of a model in stages, each of which has its own part of every domain; all of them call it."""
+class _StagedCertificates(Certificates):
+    """Certifies domains of a model in stages, each with its own part of every domain; all of them call it."""
 
     line: StageLink
 
@@ -126,13 +126,13 @@ class StagedCertificates(Certificates):
 
 
 def certificates_of(engine: BoundingEngine, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
-    """Return what certifies margins of domains over the reals, by the analysis of their root, where that is due."""
+    """Return the certificates over the reals, by the analysis of the domains' root, for a rigorous search."""
 
     def certificates() -> Certificates:
         analysis = root.analysis if isinstance(root, StagedAnalysis) else root
         assert isinstance(analysis, RigorousAnalysis)
         if engine.stages is None:
             return Certificates(domain_bounds, analysis)
-        return StagedCertificates(domain_bounds, analysis, engine.stages.line)
+        return _StagedCertificates(domain_bounds, analysis, engine.stages.line)
 
     return engine.arithmetic.certifying(certificates)

@@ -1,4 +1,4 @@
-"""Bounds of many domains at once, optimised over slopes and multipliers (α,β-CROWN; Wang et al., 2021)."""
+"""Bounds many domains at once, optimised over slopes and multipliers (α,β-CROWN; Wang et al., 2021)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DomainInspection:
 
 @dataclass(frozen=True, eq=False)
 class _CoefficientRecorder(Interval):
-    """The set ``box``, and the coefficients ``(n, rows, *shape)`` of which it was asked for the least value."""
+    """The set ``box``; records the coefficients ``(n, rows, *shape)`` whose least value is asked for."""
 
     box: Interval
     arrived: list[Tensor]
@@ -55,7 +55,7 @@ class _CoefficientRecorder(Interval):
 
 
 class DomainBounds:
-    """The domains of one search, or of one layer's: all are bounded by the same ``objective``."""
+    """Bounds the domains of one search, or of one layer's, by the same ``objective``."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class DomainBounds:
 
     @property
     def _bytes(self) -> int:
-        """Return how many bytes one domain takes."""
+        """Return the bytes that one domain takes."""
         settings = self.settings
         floats = settings.floats_per_value * sum(node.size for node in self.network.graph.nodes)
         for node in self.network.nonlinear:
@@ -114,7 +114,7 @@ class DomainBounds:
         return self._planned
 
     def make_room(self) -> None:
-        """Give up what is only kept for speed, and plan anew."""
+        """Free everything kept for speed alone, and plan anew."""
         self.optimisation.forget()
         make_room(self.device)
         self._expires = -inf
@@ -140,7 +140,7 @@ class DomainBounds:
 
     @torch.no_grad()
     def margins(self, domains: Domains) -> Tensor:
-        """Return what the domains' parameters prove, ``(n,)``."""
+        """Return the margins that the domains' parameters prove, ``(n,)``."""
 
         def margins(rows: slice) -> Tensor:
             part = domains.rows(rows)
@@ -171,7 +171,7 @@ class DomainBounds:
         relaxed = self.objective.slope_parameters.members(batch.families, domains.slopes)
         box = _CoefficientRecorder(boxes.lower, boxes.upper, boxes, [])
         with torch.enable_grad():
-            # What the bound gains by a change of the coefficient of a value is that value.
+            # The bound gains as much by a change of a value's coefficient as the value.
             probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
             probed = self.objective.constrained(batch, relaxed, domains.beta, probe)
             recorded = {name: RecordedRelaxation(each, name, arrived) for name, each in probed.items()}
@@ -187,7 +187,7 @@ class DomainBounds:
         )
 
     def calibrate(self, domains: Domains) -> None:
-        """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
+        """Set the size of the multipliers' steps from the coefficients in some domains."""
         inspection = self.inspect(domains)
         sizes = {value: torch.zeros_like(each.lower[0]) for value, each in inspection.bounds.items()}
         for node in self.objective.relaxed_nodes:

@@ -1,4 +1,4 @@
-"""Domains of a search over activations, and the pool in which they wait."""
+"""Holds domains of a search over activations, and the pool in which they wait."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Domains:
         return Domains(**{**self.columns, **columns})
 
     def rows(self, which: Tensor | slice) -> Domains:
-        """Return the domains of an index, a mask or a slice."""
+        """Return the domains at an index, a mask or a slice."""
         return Domains(**{name: column[which] for name, column in self.columns.items()})
 
     def repeated(self, times: int) -> Domains:
@@ -105,7 +105,7 @@ def _widened(column: Tensor, name: str, depth: int) -> Tensor:
 
 
 class DomainPool:
-    """Open domains, slot by slot: what is taken out leaves room for what comes in."""
+    """Holds open domains, slot by slot: new ones fill slots that others have left."""
 
     def __init__(self, like: Domains, memory: MemoryBudget = UNLIMITED, settings: PoolSettings | None = None) -> None:
         self.memory, self.settings = memory, settings or PoolSettings()
@@ -118,23 +118,23 @@ class DomainPool:
 
     @property
     def bound(self) -> float:
-        """Return the least margin of an open domain, +inf without any."""
+        """Return the least margin of an open domain, +inf if there is none."""
         return float(self._store.margin.min()) if self._open else float("inf")
 
     def bound_of(self, disjunct: int) -> float:
-        """Return the least margin of an open domain of one disjunct, +inf without any."""
+        """Return the least margin of an open domain of one disjunct, +inf if there is none."""
         margins = self._store.margin[self._store.disjunct == disjunct]
         return float(margins.min()) if len(margins) else float("inf")
 
     @property
     def disjuncts(self) -> Tensor:
-        """Return the disjuncts that open domains are about, each once."""
+        """Return the disjuncts of open domains, each once."""
         found: Tensor = torch.unique(self._store.disjunct[self._store.margin < torch.inf])
         return found
 
     @property
     def depth(self) -> int:
-        """Return a number of splits that no open domain exceeds."""
+        """Return an upper bound of the splits in an open domain."""
         return self._store.depth
 
     @property
@@ -142,7 +142,7 @@ class DomainPool:
         return self._store.margin.device
 
     def put(self, domains: Domains) -> None:
-        """Put in domains of any device."""
+        """Put domains of any device into the pool."""
         if not len(domains):
             return
         self._reserve(len(domains), domains.depth)
@@ -155,21 +155,22 @@ class DomainPool:
         self._open += len(domains)
 
     def take(self, count: int) -> Domains:
-        """Take the ``count`` domains with the least margins, where the pool is; with the largest ones where many wait.
+        """Take the ``count`` domains with the least margins, on the pool's device; if many wait, those with the
+        largest.
 
-        What is nearly proved leaves least behind, so that a pool does not grow for ever.
+        A nearly proved domain leaves the fewest behind, so that a pool does not grow for ever.
         """
         return self.take_as(lambda domains: domains, count)
 
     def take_as(self, form: Callable[[Domains], T], count: int) -> T:
-        """Take what ``form`` makes of ``count`` domains; none leaves the pool where memory does not suffice."""
+        """Take ``form``'s result for ``count`` domains; none leaves the pool if memory runs out."""
         margins = self._store.margin
         if self._store.bytes // max(1, len(margins)) * self._open > self.settings.crowded_bytes:
-            # Of what is not bounded at all the least number: an empty slot is not to come before it.
+            # Unbounded domains get the least number, so that no empty slot comes before them.
             margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
         slots = margins.argsort(stable=True)[: min(count, self._open)]
-        taken = form(self._store.rows(slots).packed())  # before a slot is emptied: memory may run out on the way
+        taken = form(self._store.rows(slots).packed())  # before a slot is emptied: memory may run out
         self._empty(slots)
         return taken
 
@@ -178,7 +179,7 @@ class DomainPool:
         self._empty(self._slots_of(disjunct))
 
     def replace(self, disjunct: int, domains: Domains) -> None:
-        """Replace all domains of one disjunct by others; without the memory for that they stay."""
+        """Replace all domains of one disjunct by others; if memory runs out, they stay."""
         before = self._slots_of(disjunct)
         self.put(domains)
         self._empty(before)
@@ -239,7 +240,7 @@ class DomainTransfer:
 
     @property
     def _sizes(self) -> list[int]:
-        """Return the widths of the columns whose width is always the same."""
+        """Return the widths of the columns of fixed width."""
         return [1, 1, self.like.weights.shape[1], self.like.slopes.shape[1]]
 
     def give(self, count: int, width: int) -> Tensor:

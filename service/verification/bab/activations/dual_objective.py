@@ -111,7 +111,7 @@ class DualObjective:
         before = {node.name for node in network.graph.until(specification_rows.start)}
         self.relaxed_nodes = tuple(node for node in network.nonlinear if node.name in before)
         root = self.shaped(bounds)
-        self.slope_parameters = SlopeParameters(network, self.relaxed_nodes, root)
+        self.slope_parameters = _SlopeParameters(network, self.relaxed_nodes, root)
         self._common = self._drifting()
         self._reach = self.preactivations.flattened(_largest(root))[0]
 
@@ -119,7 +119,7 @@ class DualObjective:
         return NeuronIndex.of(self.network, self.preactivations, device)
 
     def _drifting(self) -> Tensor | None:
-        """Return which slopes ranks have together: replicas that drift apart would bound nothing."""
+        """Return the slopes that ranks share: replicas that drift apart would bound nothing."""
         common = self.slope_parameters.common
         return None if self.neuron_index.is_whole or not bool(common.any()) else common
 
@@ -129,7 +129,7 @@ class DualObjective:
         return self.network.tp_group.axis.size == 1
 
     def tighten(self, bounds: Interval) -> None:
-        """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
+        """Take tighter bounds at the root: domains keep their meaning and their margins."""
         self.bounds = bounds
         self.slope_parameters.tighten(self.shaped(bounds))
 
@@ -200,7 +200,7 @@ class DualObjective:
     def backward_bound(
         self, batch: DomainBatch, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor
     ) -> Tensor:
-        """Return what a backward pass through the relaxations proves, ``(n,)``."""
+        """Return the bounds that a backward pass through the relaxations proves, ``(n,)``."""
         rows, offset = self.combined(batch, weights)
         start = self.network.nodes[self.specification_rows.start]
         backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, ascends=True)
@@ -214,7 +214,7 @@ class DualObjective:
         return torch.bmm(weights[:, None], batch.rows), (weights * batch.offsets).sum(dim=1)
 
     def has_weights(self, batch: DomainBatch) -> bool:
-        """Return whether there is more than one row to weigh."""
+        """Return whether there are several rows to weigh."""
         return batch.used.shape[1] > 1
 
     def project(self, batch: DomainBatch, weights: Tensor) -> None:
@@ -225,8 +225,7 @@ class DualObjective:
         weights.copy_(torch.where(total > 0, weights / total, used))
 
     def descent(self, batch: DomainBatch, margin: Tensor, parameters: DualParameters) -> DualParameters:
-        """Return gradients of the negated margins: 0 where nothing depends on a parameter, maybe NaN beside an infinite
-        bound.
+        """Return gradients of the negated margins: 0 without influence, maybe NaN beside an infinite bound.
 
         Those of multipliers are always finite, and point in a direction of ascent where the objective has a kink.
         """
@@ -243,8 +242,8 @@ class DualObjective:
         return self.network.tp_group.agree(weights)
 
     def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
-        """Return where the bounds are attained, from the coefficients that arrived at the input; the centres of the
-        boxes where none did, as behind comparisons of which both answers are constants.
+        """Return the inputs at which the bounds are attained, from the coefficients at the input; the centres of the
+        boxes if none arrived, as behind comparisons of which both answers are constants.
         """
         if not arrived:
             return self.network.tp_group.agree(boxes.centre)
@@ -275,7 +274,7 @@ Bounds = Mapping[str, Interval]
 """Bounds of the values that non-linear operators read, by value."""
 
 
-class SlopeParameters:
+class _SlopeParameters:
     """Parameters of the non-linear operators ``nodes``, whose inputs have the bounds ``root`` of one instance."""
 
     def __init__(self, network: Network, nodes: Sequence[Node], root: Bounds) -> None:

@@ -1,8 +1,8 @@
-"""Tighter bounds of hidden values by branch and bound over the activations before them.
+"""Tightens bounds of hidden values by branch and bound over earlier activations.
 
-A relaxation is as tight as the bounds that it is made on, and all domains of a search share those of the root: what
-is spent on them once is gained in every domain. Each end of each entry is a problem of its own; the loosest domains
-of all problems of a layer are split together, and the layer's bounds are those of the layers after it.
+A relaxation is as tight as its bounds, and all domains of a search share those of the root: effort on them is spent
+once and gained in every domain. Each end of each entry is a problem of its own; the loosest domains of all problems of
+a layer are split together, and the layer's bounds serve the layers after it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def refine_intermediate_bounds(
         entries = unstable_entries(network, bounds, preactivation).nonzero().squeeze(1)
         if len(entries):
             ends = _Ends(preactivation.value, preactivation.size, entries, bounds.lower)
-            # Later layers have more before them, and what is gained in earlier ones helps them.
+            # Later layers have more before them, and gains in earlier ones help them.
             until = share_of_rest(now, deadline, 1, len(preactivations) - number)
             objective = DualObjective(network, box, bounds, ends)
             domain_bounds = DomainBounds(objective, options.memory, settings.domain_bounds)
@@ -62,9 +62,7 @@ def refine_intermediate_bounds(
 
 
 def after_relaxations(network: Network) -> list[Preactivation]:
-    """Return the preactivations with a non-linear operator before them: bounds of the others are exact or as good as
-    that.
-    """
+    """Return the preactivations behind a non-linear operator: bounds of the others are exact or nearly so."""
     reached: dict[str, bool] = {}
     relaxed = {node.name for node in network.nonlinear}
     for node in network.graph.nodes:

@@ -1,7 +1,7 @@
-"""Bounds of hidden values, each optimised for itself before anything is split (α-CROWN, Xu et al., 2021).
+"""Optimises bounds of hidden values before anything is split, each for itself (α-CROWN, Xu et al., 2021).
 
-All domains of a search relax on these bounds. Only entries that they would tighten a relaxation of are bounded, layer
-by layer, by as many iterations as the time that is left allows.
+All domains of a search relax on these bounds. Only entries that would tighten a relaxation are bounded, layer by layer,
+by as many iterations as the remaining time allows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The neuron index: numbers of hidden entries that are divided over tensor-parallel ranks, over all of them.
+"""Numbers hidden entries over all tensor-parallel ranks that divide them.
 
-All ranks search through the same domains, and take every decision from numbers that are equal to the last bit. Of a
-domain's splits a rank has to do with those of its own entries, and of what is replicated.
+All ranks search the same domains, and base every decision on numbers that are equal to the last bit. Of a domain's
+splits a rank handles those of its own entries, and of replicated ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NeuronIndexing(Protocol):
         """Gather ``(entries,)`` of this rank to those of all entries, by number."""
 
     def anywhere(self, flags: Tensor) -> Tensor:
-        """Return the flags ``(n,)`` that are set on any rank."""
+        """Return the flags ``(n,)`` that any rank has set."""
 
     def least(self, count: int) -> int:
         """Return the least of all ranks' numbers."""
@@ -95,7 +95,7 @@ class NeuronIndex:
         return LocalSplits(torch.where(here, index, 0), torch.where(here, sign, 0))
 
     def leads(self, number: Tensor) -> Tensor:
-        """Return which entries this rank speaks for; exactly one rank does for each."""
+        """Return the entries for which this rank speaks; exactly one rank speaks for each."""
         return number // self.entries == self.tp_group.axis.rank
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class NeuronIndex:
         if self.is_whole:
             return [best.values, best.indices, *found]
         number = best.indices + self.tp_group.axis.rank * self.entries
-        # A number of an entry is exact in float64, and so is everything else.
+        # An entry's number is exact in float64, and so is everything else.
         offered = torch.stack([each.double() for each in (number, best.values, *found)])
         everyone = self.tp_group.gather(offered, 2)
         chosen = everyone[1].topk(best.indices.shape[1], dim=1).indices

@@ -16,7 +16,7 @@ from service.verification.bab.activations.dual_objective import DomainBatch, Dua
 from service.verification.bab.settings import OptimiserSettings
 
 
-class MultiplierAdam:
+class _MultiplierAdam:
     """Adam (Kingma and Ba, 2015) for the multipliers β, each at a rate of its own.
 
     One that would change its sign stops at the kink. All state is in tensors that stay where they are.
@@ -47,9 +47,9 @@ class MultiplierAdam:
 
 
 class DomainOptimiser:
-    """Batches of as many domains as the first, one after the other, in tensors that stay where they are.
+    """Optimises batches of as many domains as the first, one after the other, in tensors that stay in place.
 
-    ``stepping`` repeats an iteration, ``looking`` the last look at where it led.
+    ``stepping`` repeats an iteration, ``looking`` the last look at its result.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DomainOptimiser:
         self.kept = DualParameters(*(each.clone() for each in DualParameters.of(domains).each))
         self.best = torch.where(batch.empty, torch.inf, domains.margin)
         self.slopes = Adam([self.moving.slopes], settings.slope_step, settings.decay)
-        self.beta = MultiplierAdam(domains.beta, settings)
+        self.beta = _MultiplierAdam(domains.beta, settings)
         self.weights = Adam([self.moving.weights], settings.weight_step, settings.decay)
 
     def keep(self) -> None:
@@ -75,7 +75,7 @@ class DomainOptimiser:
         self.batch = own_copy(self.batch)
 
     def takes(self, batch: DomainBatch) -> bool:
-        """Return whether these domains are of the same form."""
+        """Return whether these domains have the same form."""
         return fits(replace(batch, bounds={}), self.batch)
 
     @torch.no_grad()
@@ -129,4 +129,4 @@ class DomainOptimiser:
 def _descend(adam: Adam, parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient
     adam.step()
-    parameter.grad = None  # in the memory of a record it would be held for good
+    parameter.grad = None  # a record would hold it for good

@@ -1,8 +1,7 @@
-"""Optimisation of the parameters of a batch of domains: as written, or on a CUDA device from a record.
+"""Optimises the parameters of a batch of domains: as written, or on a CUDA device from a record.
 
 Domains of small networks are bounded by thousands of small kernels, whose launches take longer than the work. One
-record serves all batches of about one size: they are filled up, with domains that are there already and with splits
-that are none.
+record serves all batches of about one size: they are padded with copies of domains and with empty splits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from service.verification.bab.settings import OptimiserSettings, RecordingSettin
 
 
 def filled(count: int, least: int, finer_beyond: int) -> int:
-    """Return the size of the batch, or of the history, that one of ``count`` is filled up to."""
+    """Return the padded size of a batch, or history, of ``count``."""
     if count <= least:
         return least if count else 0
     size = 1 << (count - 1).bit_length()
@@ -42,11 +41,11 @@ class DirectOptimisation:
 
     @property
     def held(self) -> int:
-        """Return how many bytes seem to be free and are not."""
+        """Return the bytes that seem free and are not."""
         return 0
 
     def forget(self) -> None:
-        """Give up what was only kept for speed."""
+        """Free everything kept for speed alone."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class RecordedOptimisation:
         return found.rows(slice(len(domains))).cut(domains.depth)
 
     def _optimiser(self, size: _Size, domains: Domains, scale: Tensor) -> DomainOptimiser:
-        """Return an optimiser that is ready to run, and note it as the last that was used."""
+        """Return an optimiser that is ready to run, and mark it as the last used."""
         batch = self.objective.batch_of(domains, scale)
         optimiser = self._kept.take(size)
         if optimiser is not None and optimiser.takes(batch):

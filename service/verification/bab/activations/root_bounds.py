@@ -1,4 +1,4 @@
-"""The whole box of a search over activations: its bounds, and what they prove."""
+"""Bounds the whole box of a search over activations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bound_root(
     if first != method and not model.search_group.anywhere(enough, model.device):
         with suppress(MemoryShortageError):  # what is known is known
             analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(method))
-    # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
+    # Domains that ranks exchange have parameters for the entries that are open here, the same on all of them.
     search_group = RankGroup(model.search_group.axis)
     bounds = Preactivations.of(engine.network).bounds(analysis.inputs)
     return RootBounds(
@@ -67,7 +67,7 @@ def bound_root(
 def _asked(
     model: ModelUnderVerification, specification: Specification, analysis: Analysis
 ) -> tuple[DisjunctRows, Tensor]:
-    """Return the rows by disjunct, and what the root's bounds prove of each."""
+    """Return the rows by disjunct, and the margins that the root's bounds prove of each."""
     network, dtype = model.network, model.dtype
     rows = specification.rows.to(dtype)
     below = model.engine.lower_bounds(analysis, torch.cat([rows, -rows]))

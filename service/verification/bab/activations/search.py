@@ -42,7 +42,7 @@ from service.verification.verdict import Verdict
 
 T = TypeVar("T")
 ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"
-"""Where memory may be short."""
+"""The phases in which memory may run out."""
 
 
 def split_activations(
@@ -114,7 +114,7 @@ class _ActivationSearch:
         self.has_begun = True
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, self.from_scratch), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
-        if not self.model.search_group.is_first:  # every rank has bounded the roots; one searches on from there
+        if not self.model.search_group.is_first:  # every rank has bounded the roots; one starts the search from there
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
             self.domains = 0
 
@@ -182,9 +182,9 @@ class _ActivationSearch:
         return None
 
     def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """Return the result of ``run``, or nothing where memory runs out.
+        """Return the result of ``run``, or nothing if memory runs out.
 
-        Where domains are lost then, ``losing`` names what was done with them: the search is over, undecided.
+        If domains are lost then, ``losing`` names the step: the search is over, undecided.
         """
         try:
             return run()
@@ -199,7 +199,7 @@ class _ActivationSearch:
         return None
 
     def _branch_and_bound(self, parents: Domains, started: float) -> Counterexample | None:
-        """Attack where the parents' bounds are attained, split the parents, and bound the halves."""
+        """Attack at the minimisers of the parents' bounds, split the parents, and bound the halves."""
         inspection = self.domain_bounds.inspect(parents)
         counterexample = self._if_memory_allows(lambda: self._attack_minimisers(inspection.minimiser))
         if counterexample is not None:
@@ -211,7 +211,7 @@ class _ActivationSearch:
         return self._decide_unsplit(branched.unsplit)
 
     def _certified(self, domains: Domains) -> Domains:
-        """Return domains with margins that hold in real arithmetic, if they have to."""
+        """Return domains with margins that hold in real arithmetic, if the search is rigorous."""
         return domains if self.certificates is None else self.certificates.certified(domains)
 
     def _refine_in_time(self) -> None:
@@ -222,14 +222,14 @@ class _ActivationSearch:
 
     def _refine(self, seconds: float) -> bool:
         """Refine for ``seconds``; return whether twice that is better spent on the same than on splits."""
-        self.domain_bounds.make_room()  # what comes has use for the memory
+        self.domain_bounds.make_room()  # the next steps need the memory
         before, first = self._count_inexact_relaxations(), not self.is_optimised
         self._if_memory_allows(lambda: self._tighten(self._tighter_bounds(seconds)))
         self._if_memory_allows(lambda: self._tighten_by_invprop(seconds))
         return not first and self.time.is_refinement_worthwhile(before, self._count_inexact_relaxations())
 
     def _count_inexact_relaxations(self) -> int:
-        """Count the values whose relaxation is not exact."""
+        """Count the values with an inexact relaxation."""
         network = self.domain_bounds.network
         return sum(
             int(unstable_entries(network, self.shared_bounds, preactivation).sum())
@@ -258,7 +258,7 @@ class _ActivationSearch:
         )
 
     def _tighten(self, bounds: Interval) -> None:
-        """Take bounds that all domains share."""
+        """Take tighter bounds for all domains."""
         self.shared_bounds = bounds
         self.domain_bounds.objective.tighten(self.domain_bounds.bounds.meet(bounds))
         self._bound_roots_again(self.pool.disjuncts)
@@ -321,8 +321,9 @@ class _ActivationSearch:
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
-        """Decide domains that no split makes tighter, of which most lack only better multipliers: by linear programs
-        where the model is piecewise linear, or give them up.
+        """Decide domains that no split tightens; most lack only better multipliers.
+
+        Linear programs decide them if the model is piecewise linear; otherwise they are given up.
         """
         if self.linear_programs.applies and len(domains):
             return self._solve_programs(self._optimise_from_scratch(domains))
@@ -335,7 +336,7 @@ class _ActivationSearch:
         return self._drop_proved(domains if better is None else better)
 
     def _solve_programs(self, domains: Domains) -> Counterexample | None:
-        """Solve domains one by one, as far as they get in a moment."""
+        """Solve domains one by one, as many as a moment allows."""
         until = self.time.programs_deadline(time.monotonic(), self.deadline)
         for index in range(len(domains)):
             domain = domains.rows(slice(index, index + 1))
@@ -364,11 +365,11 @@ class _ActivationSearch:
         if margin > 0:
             self.least_proved = min(self.least_proved, margin)
         else:
-            # What is no number proves nothing, and must not be lost in a comparison.
+            # NaN proves nothing, and must not be lost in a comparison.
             self.least_stuck = min(self.least_stuck, -inf if isnan(margin) else margin)
 
     def _attack_minimisers(self, x: Tensor) -> Counterexample | None:
-        """Attack from the best of the inputs ``(n, *input shape)`` at which bounds are attained."""
+        """Attack from the best of the inputs ``(n, *input shape)`` that minimise bounds."""
         x, model, specification = x.flatten(1), self.model, self.specification
         distances = specification.distance_to_nearest(excess_at(model, specification, x, self.attack_batch_size))
         starts, box = x[worst_first(distances, self.settings.starts)], specification.box(model.dtype)

@@ -1,8 +1,8 @@
-"""Bounds of a search's domains through a model in pipeline stages.
+"""Bounds a search's domains through a model in pipeline stages.
 
-Every stage has all domains, with the slopes of its own operators; of their splits it has to do with those of its own
-values. Rows go up the line and bounds come back, and then the gradients of both, in a step that all stages take at
-once. What is compared is told by one of them.
+Every stage has all domains, with the slopes of its own operators and the splits of its own values. Rows go up the line
+and bounds come back, and then the gradients of both, in a step that all stages take at once. One stage makes each
+comparison and tells the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.verification.engine import BoundingEngine
 
 
 @dataclass(frozen=True, eq=False)
-class StagedNeuronIndex:
+class _StagedNeuronIndex:
     """The neuron index of all stages: the numbers of one stage follow those of the stages before it.
 
     ``own`` numbers the ``count`` entries of this stage, from 0.
@@ -37,7 +37,7 @@ class StagedNeuronIndex:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, line: StageLink, own: NeuronIndex) -> StagedNeuronIndex:
+    def of(cls, line: StageLink, own: NeuronIndex) -> _StagedNeuronIndex:
         counts = line.joined(torch.tensor([own.entries * own.tp_group.axis.size])).tolist()
         return cls(line, own, sum(counts[: line.rank]), counts[line.rank])
 
@@ -63,7 +63,7 @@ class StagedNeuronIndex:
 
     def best(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
         best, number, *found = self.own.best(scores, count, fields)
-        # A number of an entry is exact in float64, and so is everything else.
+        # An entry's number is exact in float64, and so is everything else.
         everyone = self.line.joined(torch.stack([each.double() for each in (best, number + self.offset, *found)]), 2)
         chosen = everyone[0].topk(min(count, everyone.shape[2]), dim=1).indices
         best, number, *found = everyone.gather(2, chosen.expand(len(everyone), -1, -1)).unbind()
@@ -83,7 +83,7 @@ class StagedDualObjective(DualObjective):
         super().__init__(staged.network, box, bounds, specification_rows)
 
     def _indexed(self, device: torch.device) -> NeuronIndexing:
-        return StagedNeuronIndex.of(self.line, NeuronIndex.of(self.network, self.preactivations, device))
+        return _StagedNeuronIndex.of(self.line, NeuronIndex.of(self.network, self.preactivations, device))
 
     def backward_bound(
         self, batch: DomainBatch, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor

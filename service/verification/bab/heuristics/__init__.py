@@ -1,7 +1,7 @@
-"""Branching heuristics: which activation, or which input, an open subproblem is split at.
+"""Branching heuristics choose the activation, or the input, at which an open subproblem is split.
 
 A score is one file and one line in a table: :data:`ACTIVATION_SCORES` for searches that split activations,
-:data:`INPUT_SCORES` for searches that split inputs. :class:`Heuristics` is the choice that a search goes by.
+:data:`INPUT_SCORES` for searches that split inputs. :class:`Heuristics` holds a search's choice.
 """
 
 from __future__ import annotations

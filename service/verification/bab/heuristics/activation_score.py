@@ -61,12 +61,12 @@ class ActivationView:
 
     @property
     def loss_at_split_points(self) -> Tensor:
-        """Return what the relaxations lose ``(n, entries)`` if each entry has the value at which it would be split."""
+        """Return the relaxations' losses ``(n, entries)`` if each entry has its split value."""
         return self._usual_losses[0]
 
     @property
     def loss_at_minimiser(self) -> Tensor:
-        """Return what the relaxations lose ``(n, entries)`` where the lower bound is attained."""
+        """Return the relaxations' losses ``(n, entries)`` where the lower bound is attained."""
         return self._usual_losses[1]
 
     @cached_property
@@ -112,7 +112,7 @@ class ActivationView:
         return self.network.operator_of(node).relax_on(node, bounds)
 
     def _radius_shares(self, node: Node, bounds: list[Interval], arrived: Tensor) -> list[Tensor]:
-        """Return how much of the output's radius each input's radius makes, to first order."""
+        """Return each input's share of the output's radius, to first order."""
         radii = [each.radius.requires_grad_() for each in bounds]
         centres = [each.centre for each in bounds]
         with torch.enable_grad():
@@ -123,7 +123,7 @@ class ActivationView:
             weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
         if not weight.requires_grad:  # constants are chosen
             return [torch.zeros_like(radius) for radius in radii]
-        # What only decides between others has no part in the output's radius.
+        # A condition between others has no part in the output's radius.
         gradients = torch.autograd.grad(weight, radii, allow_unused=True, materialize_grads=True)
         return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Open boxes of a search over inputs, and the pool in which they wait."""
+"""Holds open boxes of a search over inputs, and the pool in which they wait."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Boxes:
 
     @staticmethod
     def joined(parts: Sequence[Boxes]) -> Boxes:
-        """Concatenate boxes; what is not known of all of them is forgotten."""
+        """Concatenate boxes; knowledge that not all of them have is dropped."""
         if len(parts) == 1:
             return parts[0]
         names = set.intersection(*(set(part.known) for part in parts))
@@ -99,11 +99,11 @@ class BoxPool:
         self._count(group, 1)
 
     def take(self, count: int) -> Boxes:
-        """Take up to ``count`` boxes, on the device; none leaves the pool where memory does not suffice."""
+        """Take up to ``count`` boxes, on the device; none leaves the pool if memory runs out."""
         return self.take_as(lambda boxes: boxes, count)
 
     def take_as(self, form: Callable[[Boxes], T], count: int) -> T:
-        """Take what ``form`` makes of up to ``count`` boxes; none leaves the pool where memory does not suffice."""
+        """Take ``form``'s result for up to ``count`` boxes; none leaves the pool if memory runs out."""
         before = list(self.groups), self.size, self.entries
         try:
             return form(self._taken(count))
@@ -134,9 +134,9 @@ class BoxPool:
 
 @dataclass(frozen=True, eq=False)
 class BoxTransfer:
-    """Hands over boxes of the pool, without what is known of their values.
+    """Hands over boxes of the pool, without the known bounds of their values.
 
-    A row has the margin, which disjuncts are open, and both ends.
+    A row has the margin, the open disjuncts, and both ends.
     """
 
     pool: BoxPool

@@ -38,11 +38,11 @@ class InputBounds(Protocol):
 
     @property
     def entries(self) -> int:
-        """Return a measure of the work that one box takes."""
+        """Return a measure of the work per box."""
 
     @property
     def floats(self) -> int:
-        """Return how many numbers a box takes at most, beside the rows of a pass, which go in parts."""
+        """Return the most numbers that a box takes, beside the rows of a pass, which go in parts."""
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
 
@@ -65,7 +65,7 @@ def factories_of(
     def rigorous(factory: InputBoundsFactory) -> InputBounds | None:
         found = factory()
         analyse = partial(engine.rigorous_analysis, method, options=options)
-        return None if found is None else RigorousInputBounds(analyse, found, engine.entries * engine.widest)
+        return None if found is None else _RigorousInputBounds(analyse, found, engine.entries * engine.widest)
 
     return engine.arithmetic.certifying(lambda: [partial(rigorous, factory) for factory in plain]) or plain
 
@@ -74,26 +74,26 @@ def _plain_factories(
     engine: BoundingEngine, method: Method, whole: Interval, options: BoundOptions
 ) -> list[InputBoundsFactory]:
     if (stages := engine.stages) is not None:
-        return [lambda: StagedInputBounds(stages, method, options)]
+        return [lambda: _StagedInputBounds(stages, method, options)]
     network = engine.network
     is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.tp_group.axis.size > 1
-    analysed = PassInputBounds(network, partial(_by_method, method), options, 64, 1)
+    analysed = _PassInputBounds(network, partial(_by_method, method), options, 64, 1)
     if is_weak or is_divided:
         return [lambda: analysed]
     free = int((whole.width > 0).sum())
 
-    def folded() -> FoldedInputBounds | None:
+    def folded() -> _FoldedInputBounds | None:
         found = fold(network, whole.lower)
-        return None if found is None else FoldedInputBounds(found)
+        return None if found is None else _FoldedInputBounds(found)
 
-    def propagated() -> PassInputBounds:
-        return PassInputBounds(network, affine_forward, affordable(network, whole, options), 4 + 2 * free, 1 + free)
+    def propagated() -> _PassInputBounds:
+        return _PassInputBounds(network, affine_forward, affordable(network, whole, options), 4 + 2 * free, 1 + free)
 
     return [folded, propagated, lambda: analysed]
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedInputBounds:
+class _FoldedInputBounds:
     folded: FoldedNetwork
 
     @property
@@ -116,7 +116,7 @@ class FoldedInputBounds:
 
 
 @dataclass(frozen=True, eq=False)
-class PassInputBounds:
+class _PassInputBounds:
     """Bounds by one pass for each box; what is known of the values in a larger one is not used.
 
     ``copies`` of the widest value measure the work of a box, ``forms`` counts what is propagated forward at a time.
@@ -156,7 +156,7 @@ class PassInputBounds:
 
 
 @dataclass(frozen=True, eq=False)
-class RigorousInputBounds:
+class _RigorousInputBounds:
     """Planes that lie below in real arithmetic; ``plain`` ones tell what each input's width costs.
 
     ``largest`` is how many entries the rows of a pass may have, one for each value of the network.
@@ -187,7 +187,7 @@ def _by_method(method: Method, network: Network, box: Interval, options: BoundOp
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:
-    """Return the slope, zero where the bound comes from intervals of hidden values, and does not know of the box."""
+    """Return the slope, zero where the bound comes from intervals of hidden values and ignores the box."""
     if not least.requires_grad:
         return torch.zeros_like(ends.lower)
     lower, upper = torch.autograd.grad(
@@ -201,7 +201,7 @@ STAGE_COPIES = 64
 
 
 @dataclass(frozen=True, eq=False)
-class StagedInputBounds:
+class _StagedInputBounds:
     """A :class:`~service.verification.bab.inputs.input_bounds.InputBounds` that all stages call."""
 
     staged: Staged
@@ -238,7 +238,7 @@ class StagedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _RecordingBox(Interval):
-    """Keeps the coefficients ``(batch or 1, rows, *shape)`` that it was asked about."""
+    """Records the coefficients ``(batch or 1, rows, *shape)`` in questions to it."""
 
     arrived: list[Tensor]
 

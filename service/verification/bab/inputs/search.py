@@ -107,7 +107,7 @@ class _InputSearch:
         self._make_input_bounds()
 
     def _make_input_bounds(self) -> None:
-        """Make the next input bounds for which there is memory; raises the last one's error where there is none."""
+        """Make the next input bounds for which there is memory; raise the last one's error if there is none."""
         while True:
             factory = self.factories.pop(0)
             try:
@@ -121,7 +121,7 @@ class _InputSearch:
             make_room(self.model.device)
 
     def _plan_batch(self, input_bounds: InputBounds) -> int:
-        """Plan how many boxes a round has; half of the memory is for what waits, and for counterexamples."""
+        """Plan the number of boxes in a round; half of the memory is for waiting boxes and counterexamples."""
         device, kind, settings = self.model.device, self.model.device.type, self.settings
         by_entries = settings.entries.get(kind, 2**23) // input_bounds.entries
         most = max(1, min(settings.largest_batch.get(kind, 4096), by_entries))
@@ -185,7 +185,7 @@ class _InputSearch:
         return None
 
     def _replace_input_bounds(self) -> None:
-        """Go on by input bounds that take less memory, or end the search where there is none for any."""
+        """Switch to input bounds that take less memory, or end the search if none remain."""
         try:
             self._make_input_bounds()
         except Exception as error:
@@ -197,9 +197,9 @@ class _InputSearch:
         self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
 
     def _if_memory_allows(self, run: Callable[[], T], *, losing_boxes: bool = False) -> T | None:
-        """Return the result of ``run``, or nothing where memory runs out.
+        """Return the result of ``run``, or nothing if memory runs out.
 
-        Where boxes are lost then, nothing is proved of them: the search is over, undecided.
+        If boxes are lost then, nothing is proved of them: the search is over, undecided.
         """
         try:
             return run()
@@ -270,8 +270,8 @@ class _InputSearch:
         self.pool.put(rest)
 
     def _splittable(self, box: Interval) -> Tensor:
-        """Return which inputs ``(n, features)`` can be halved: those whose middle is a number of its own, with room
-        around it.
+        """Return the inputs ``(n, features)`` that can be halved: their middle is a number of its own, with room around
+        it.
         """
         size = torch.maximum(box.lower.abs(), box.upper.abs())
         return box.width > self.settings.smallest_width * self.width + 8 * torch.finfo(size.dtype).eps * size
@@ -280,7 +280,7 @@ class _InputSearch:
         """Return both halves along each box's largest score, which is halved for the next split."""
         share = rest.box.width / self.width.clamp(min=torch.finfo(self.width.dtype).tiny)
         total = score.sum(dim=1, keepdim=True).clamp(min=torch.finfo(score.dtype).tiny)
-        # An input without influence here still has to be split some day, or a search might never end.
+        # An input without influence here must still be split some day, or a search might never end.
         worth = (score / total).nan_to_num(nan=0.0) + 0.01 * share
         along = torch.where(self._splittable(rest.box), worth, -1.0).argmax(dim=1, keepdim=True)
         middle = rest.box.centre.gather(1, along)
