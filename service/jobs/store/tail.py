@@ -1,4 +1,4 @@
-"""Reads event streams asynchronously, for the API's live streams: the only asynchronous access to Redis.
+"""Reads event streams asynchronously, for the API's live streams.
 
 A connection of its own without a socket timeout: a blocking read is not an error, however long it waits.
 """
