@@ -128,9 +128,11 @@ class Network:
     def needed(self) -> Mapping[str, Tensor]:
         """Return the entries, bool ``(n,)``, of values of which the output depends on some alone, by name.
 
-        Nothing is known of a network that others have a part of.
+        Nothing is known of a network behind pipeline stages. Every tensor-parallel rank asks at the same time.
         """
-        return needed_entries(self.graph) if self.is_alone else {}
+        if self.before is not None:
+            return {}
+        return needed_entries(self.graph, self.tp_group, [name for name in self.placements if self.is_own(name)])
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""
