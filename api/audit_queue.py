@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 
 from service.jobs.audit import AuditRecord
-from service.jobs.store import AuditLog
+from service.jobs.store import AuditLog, in_loop
+
+_MOST_IN_LOOP = 64
+"""Entries that are made without keeping other requests waiting; more are made in a thread."""
 
 
 class AuditQueue:
-    """Appends what comes while other entries are being written in one write, from one thread."""
+    """Appends what comes while other entries are being written in one write. Few entries take no thread."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
         self._waiting: list[tuple[list[AuditRecord], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._since_archived = 0
 
     async def append(self, records: list[AuditRecord]) -> None:
         """Return once the entries are written. Raises :class:`~service.jobs.store.StoreUnavailable`."""
@@ -40,7 +44,13 @@ class AuditQueue:
     async def _written(self, records: list[AuditRecord]) -> Exception | None:
         """Write entries; return why they could not be written."""
         try:
-            await asyncio.to_thread(self._log.append, records)
+            if len(records) > _MOST_IN_LOOP or not await in_loop(self._log.append_at_once, records):
+                await asyncio.to_thread(self._log.append, records)
+                return None
+            self._since_archived += len(records)
+            if self._since_archived >= self._log.kept:
+                self._since_archived = 0
+                await asyncio.to_thread(self._log.archive)
         except Exception as error:
             return error
         return None

@@ -19,10 +19,10 @@ from api.audit_queue import AuditQueue
 from api.checker import Checker, CheckerSettings
 from api.context import Context, attach, context_of
 from api.exports.sender import JobExports
-from api.job_reads import JobReads
 from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
 from api.openapi import document, operation_id
+from api.plain_reads import PlainReads
 from api.routes import (
     accounts,
     alerts,
@@ -105,7 +105,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     _mount_dashboard(app, settings)
     app.webhooks.include_router(webhooks.callbacks)
     document(app)
-    app.add_middleware(JobReads, store=connected)
+    app.add_middleware(PlainReads, store=connected)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(HostNames, names=known_names(settings))
     app.add_middleware(Hardening)

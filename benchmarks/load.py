@@ -9,8 +9,8 @@ With ``--prefect PYTHON``, an interpreter that has Prefect, the same requests ar
 runs of a deployment that no worker takes, in its own database (SQLite). Where it refuses at 16 connections,
 ``--prefect-connections`` gives it fewer.
 
-    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--prefect PYTHON]
-        [--prefect-connections 16]
+    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--processes 1]
+        [--prefect PYTHON] [--prefect-connections 16]
 """
 
 from __future__ import annotations
@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--readers", type=int, default=100)
     parser.add_argument("--events", type=int, default=20_000)
+    parser.add_argument("--processes", type=int, default=1, help="of the API (TRIVET_API_PROCESSES)")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before memory is read")
     parser.add_argument("--prefect-connections", type=int, default=CONNECTIONS, help="open at a time to that peer")
     parser.add_argument("--prefect", metavar="PYTHON", help="interpreter of the peer, which is measured first")
@@ -273,6 +274,7 @@ def main() -> None:
         settings = {
             "TRIVET_REDIS_URL": broker.url,
             "TRIVET_CPU_SLOTS": "0",
+            "TRIVET_API_PROCESSES": str(options.processes),
             "TRIVET_LEASE_S": str(LONG_S),
             "TRIVET_STARTING_LEASE_S": str(LONG_S),
             "TRIVET_HEARTBEAT_S": str(LONG_S),

@@ -13,6 +13,7 @@ from api.access import ChangeableJob, ReadableJob, as_seen
 from api.audit import audit, audit_submissions
 from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
+from api.monitoring import V1
 from api.params import IdempotencyKey, JobIds, Limit, PageCursor, TargetProject, refused_key, split_ids
 from api.problems import FieldError, invalid
 from api.security import Reader, Submitter, target_project
@@ -55,7 +56,7 @@ async def submit_job(
         job, created = await submit(submission, store=store, checker=checker, request=request)
     except Conflict as conflict:
         raise refused_key(conflict, idempotency_key) from conflict
-    response.headers["Location"] = str(request.app.url_path_for("get_job", job_id=job.id))
+    response.headers["Location"] = f"{V1}/jobs/{job.id}"
     if created:
         await audit_submissions(request, [job.id], project=job.project, name=job.name)
     else:

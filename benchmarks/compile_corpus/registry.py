@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.compile_corpus import libraries, replays, sound, written
+from benchmarks.compile_corpus import libraries, posted, replays, sound, written
 from benchmarks.compile_corpus.bugs import BUGS
 from benchmarks.compile_corpus.programs import Entry
 
-ALL: tuple[Entry, ...] = (*BUGS, *replays.WRONG, *written.WRONG, *sound.SOUND, *written.SOUND, *libraries.SOUND)
+ALL: tuple[Entry, ...] = (
+    *BUGS,
+    *(entry for each in (replays, written, posted, libraries) for entry in each.WRONG),
+    *(entry for each in (sound, written, posted, libraries) for entry in each.SOUND),
+)
 BY_NAME = {entry.name: entry for entry in ALL}
 assert len(BY_NAME) == len(ALL), [name for name, count in Counter(each.name for each in ALL).items() if count > 1]

@@ -4,18 +4,20 @@ publish.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from service.compilation.diagnosis import Diagnosis, diagnose
+from service.compilation.forks import RAISED, Fork, Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import Result, climb, warm_toolchain
-from service.compilation.lane_process import Climbed, Prepared, beside
-from service.compilation.lanes import can_fork, climb_apart, in_lanes
+from service.compilation.lane_process import Climbed, Lane, Prepared
+from service.compilation.lanes import climb_apart, in_lanes
 from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
@@ -34,17 +36,17 @@ from service.parallel import distributed
 _SELF_TEST = "self-test: whether each detector finds the fault that it is for"
 
 
-def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
+def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> dict[str, Any] | None:
     """Climb on every rank; rank 0 publishes ``report.json`` and returns ``{gate, summary, verdicts, completed}``.
 
     A rung that fails is a result, not an error: the job succeeds when it could judge. Raises ``ValueError`` for a
     spec that cannot be checked, ``MeshError`` when the ranks do not form its mesh, ``HostFaultError`` where the host
-    kept it from judging: then there is no gate.
+    kept it from judging: then there is no gate. ``forks`` of this process climb, where there are any; they serve by
+    :func:`serve`.
     """
     clear_abandoned()
     rungs = climb_to(spec.modes)
-    apart = context.world_size == 1 and context.device_type == "cuda" and can_fork()
-    found = (_climbed_apart if apart else _climbed_here)(spec, context, rungs)
+    found = _climbed_apart(spec, context, rungs, forks) if forks else _climbed_here(spec, context, rungs)
     keep_caches(context, spec, found.results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
         write(context, found.report(spec))
@@ -97,12 +99,19 @@ def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...
     return _Found(target.subject, toolchain_s, results, proved, target.program, plan)
 
 
-def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> _Found:
+def serve(spec: CompileSpec, context: RunContext, seat: Seat, task: Lane | None) -> None:
+    """Do a task in a process of its own: climb a lane or, without one, prove the detectors."""
+    if task is not None:
+        task.climb(lambda: _prepared(spec, context, climb_to(spec.modes)), seat)
+    else:
+        seat.tell("proved", kept_or_run(self_test, own_cache(), context.device_type))
+
+
+def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], forks: Forks) -> _Found:
     """Climb in processes of their own, while the detectors are proved in another."""
     context.report.phase("preparing")
-    cache = own_cache()
     context.report.log(_SELF_TEST)
-    proved = beside(lambda: kept_or_run(self_test, cache, context.device_type))
+    proving = forks.take(None)
     prepared: list[tuple[Subject, float | None]] = []
 
     def hear(about: tuple[Subject, float | None]) -> None:
@@ -111,18 +120,31 @@ def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ..
         prepared.append(about)
 
     lanes = in_lanes(rungs, spec.phases, len(os.sched_getaffinity(0)))
-    climbed = climb_apart(lambda: _prepared(spec, context, rungs), lanes, context.should_stop, hear)
+    climbed = climb_apart(forks, lanes, context.should_stop, hear)
     results = list(_told(context, climbed, len(rungs) * len(spec.phases)))
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")
     subject, toolchain_s = prepared[0]
-    return _Found(subject, toolchain_s, results, SelfTest(()) if context.should_stop() else proved())
+    proved = SelfTest(()) if context.should_stop() else _proved_by(proving)
+    proving.end()
+    return _Found(subject, toolchain_s, results, proved)
+
+
+def _proved_by(proving: Fork) -> SelfTest:
+    try:
+        word, content = proving.told.recv()
+    except (EOFError, OSError) as error:
+        raise HostFaultError("the process that proves the detectors ended") from error
+    if word == RAISED:
+        raise content
+    return cast(SelfTest, content)
 
 
 def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> Prepared:
     """Return the program as it is climbed by a process of its own."""
     device = distributed.start_alone(context.device_type)
     toolchain_s = warm_toolchain(device, rungs, Toolchain(device))
+    gc.freeze()  # what is imported by now holds no results, and there is much of it to be searched
     target = target_of(spec, context, device)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     return Prepared(target.program, plan, (target.subject, toolchain_s))

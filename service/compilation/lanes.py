@@ -8,23 +8,19 @@ raises outside of a rung, is tried again without them.
 
 from __future__ import annotations
 
-import mmap
-import os
 import pickle
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from service.compilation import lane_process
+from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, Fork, Forks
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import Result
-from service.compilation.lane_process import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, Climbed, Lane, Prepared
+from service.compilation.lane_process import Climbed, Lane
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.rungs import Rung
 from service.compilation.verdicts import Finding
@@ -32,17 +28,6 @@ from service.jobs.spec.compile import Phase
 
 _POLL_S = 0.1
 _OUT_OF_MEMORY = "OutOfMemoryError"
-_MEMORY_DEVICE = "/dev/nvidia-uvm"
-"""What CUDA opens when it starts, and what only counts devices does not."""
-
-
-def can_fork() -> bool:
-    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice."""
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}") == _MEMORY_DEVICE:  # noqa: PTH115 - a name, not a path to follow
-                return False
-    return True
 
 
 def in_lanes(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> list[tuple[RungCase, ...]]:
@@ -60,18 +45,14 @@ def _own_lane(rung: Rung) -> str:
 
 
 def climb_apart(
-    prepare: Callable[[], Prepared],
-    lanes: Sequence[Sequence[RungCase]],
-    should_stop: Callable[[], bool],
-    told: Callable[[Any], None],
+    forks: Forks, lanes: Sequence[Sequence[RungCase]], should_stop: Callable[[], bool], told: Callable[[Any], None]
 ) -> Iterator[Climbed]:
     """Yield the results of all ``lanes`` in their order, as :func:`service.compilation.ladder.climb` does. Each lane is
-    climbed by a fork of this process, which must not have started a device or computed anything. ``told`` hears once
-    what was prepared.
+    the task of one of the ``forks``; ``told`` hears once what was prepared.
 
     Raises what a process raised that was alone.
     """
-    with _Climb(prepare, lanes, should_stop, told) as under_way:
+    with _Climb(forks, lanes, should_stop, told) as under_way:
         blocked: dict[Phase, str] = {}
         for case in under_way.everything:
             if case.phase in blocked:
@@ -85,11 +66,10 @@ def climb_apart(
 
 
 @dataclass
-class _Process:
+class _Climber:
     """A process, what it has still to climb, and the rung that is under way. ``alone``: no other runs beside it."""
 
-    pid: int
-    pipe: Connection
+    fork: Fork
     left: list[RungCase]
     alone: bool
     running: RungCase | None = None
@@ -97,42 +77,38 @@ class _Process:
 
 @dataclass
 class _Climb:
-    prepare: Callable[[], Prepared]
+    forks: Forks
     lanes: Sequence[Sequence[RungCase]]
     should_stop: Callable[[], bool]
     told: Callable[[Any], None]
-    processes: list[_Process] = field(default_factory=list)
-    again: list[list[RungCase]] = field(default_factory=list)
+    processes: list[_Climber] = field(default_factory=list)
+    again: list[RungCase] = field(default_factory=list)
     found: dict[RungCase, Climbed] = field(default_factory=dict)
-    shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
-    races: int = field(default_factory=lambda: os.memfd_create("trivet-races"))
     has_told: bool = False
 
     @property
-    def everything(self) -> list[RungCase]:
-        return [case for lane in self.lanes for case in lane]
+    def everything(self) -> tuple[RungCase, ...]:
+        return tuple(case for lane in self.lanes for case in lane)
 
     def __enter__(self) -> _Climb:
-        alone = len(self.lanes) == 1
-        self.shared[SIZE], self.shared[STOP] = IS_SMALL if alone else UNKNOWN, self.should_stop()
+        alone, shared = len(self.lanes) == 1, self.forks.shared
+        shared[SIZE], shared[STOP] = IS_SMALL if alone else UNKNOWN, self.should_stop()
         for number, cases in enumerate(self.lanes):
-            self._start(cases, alone=alone, decides=number == 0)
+            self._start(cases, alone=alone, everything=() if number else self.everything)
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in list(self.processes):
             self._kill(process)
-        os.close(self.races)
-        self.shared.close()
 
     def wait_for(self, case: RungCase) -> Climbed:
         """Return what became of a rung, once it is known."""
         while case not in self.found:
-            self.shared[STOP] = self.should_stop()
+            self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
-                self._start(self._next_alone(case), alone=True)
-            ready = wait([process.pipe for process in self.processes], _POLL_S)
-            for process in [process for process in self.processes if process.pipe in ready]:
+                self._start(self._rest(case), alone=True)
+            ready = wait([process.fork.told for process in self.processes], _POLL_S)
+            for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
         return self.found[case]
 
@@ -142,30 +118,26 @@ class _Climb:
             process.left = [case for case in process.left if case.phase != phase]
             if not process.left:
                 self._kill(process)
-        kept = ([case for case in cases if case.phase != phase] for cases in self.again)
-        self.again = [cases for cases in kept if cases]
+        self.again = [case for case in self.again if case.phase != phase]
 
-    def _next_alone(self, case: RungCase) -> list[RungCase]:
-        if not self.again:
+    def _rest(self, case: RungCase) -> list[RungCase]:
+        """Return what is to be climbed by one process alone, in order."""
+        rest = [each for each in self.everything if each in self.again]
+        if not rest:
             raise HostFaultError(f"the check of {case.rung.name} ended without a result")
-        return self.again.pop(0)
+        self.again = []
+        return rest
 
-    def _start(self, cases: Sequence[RungCase], *, alone: bool, decides: bool = False) -> None:
-        here, there = Pipe(duplex=False)
-        everything = self.everything if decides else []
-        lane = Lane(self.prepare, tuple(cases), everything, there, self.shared, self.races)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if not pid:
-            here.close()
-            lane.be()
-        there.close()
-        self.processes.append(_Process(pid, here, list(cases), alone))
-
-    def _hear(self, process: _Process) -> None:
+    def _start(self, cases: Sequence[RungCase], *, alone: bool, everything: tuple[RungCase, ...] = ()) -> None:
         try:
-            word, content = process.pipe.recv()
+            fork = self.forks.take(Lane(tuple(cases), everything))
+        except (IndexError, OSError) as error:
+            raise HostFaultError("no process is left that could climb the rest") from error
+        self.processes.append(_Climber(fork, list(cases), alone))
+
+    def _hear(self, process: _Climber) -> None:
+        try:
+            word, content = process.fork.told.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             self._ended(process)
             return
@@ -174,7 +146,7 @@ class _Climb:
                 self.told(content)
             self.has_told = True
         elif word == lane_process.TAKES_ALL:
-            process.left, process.alone = self.everything, True
+            process.left, process.alone = list(self.everything), True
         elif word == lane_process.BEGINS:
             process.running = content
         elif word == lane_process.CLIMBED:
@@ -184,7 +156,7 @@ class _Climb:
         else:
             self._try_again(process)
 
-    def _climbed(self, process: _Process, climbed: Climbed) -> None:
+    def _climbed(self, process: _Climber, climbed: Climbed) -> None:
         observation = climbed.result.observation
         if observation and _OUT_OF_MEMORY in observation.error and not process.alone:
             self._try_again(process)
@@ -192,21 +164,22 @@ class _Climb:
         self.found.setdefault(climbed.result.case, climbed)
         process.left = [case for case in process.left if case != climbed.result.case]
 
-    def _try_again(self, process: _Process) -> None:
+    def _try_again(self, process: _Climber) -> None:
         """Let what is left for a process be climbed once the others have ended."""
-        self.again.append(process.left)
+        self.again += process.left
         self._kill(process)
 
-    def _ended(self, process: _Process) -> None:
+    def _ended(self, process: _Climber) -> None:
         """Tell of the rung at which a process crashed, and let another go on with the phases after it."""
-        code = self._reap(process)
-        if not process.left or (self.shared[SIZE] == IS_LARGE and not process.alone):
+        self._let_go(process)
+        code = process.fork.wait()
+        if not process.left or (self.forks.shared[SIZE] == IS_LARGE and not process.alone):
             return
         number = -code
         if number <= 0 or number in {signal.SIGKILL, signal.SIGTERM}:
             if process.alone:
                 raise HostFaultError(f"a process of the check was ended from outside ({_name(number)})")
-            self.again.append(process.left)
+            self.again += process.left
             return
         case = process.left[0]
         what = "compiled" if process.running == case else "uncompiled"
@@ -214,18 +187,16 @@ class _Climb:
         seen = Observation(case, error=error, crashed=True)
         self.found[case] = Climbed(Result(case, "fail_error", (Finding("fail_error", error),), seen))
         if others := [each for each in process.left if each.phase != case.phase]:
-            self.again.append(others)
+            self.again += others
 
-    def _kill(self, process: _Process) -> None:
-        os.kill(process.pid, signal.SIGKILL)
-        self._reap(process)
+    def _kill(self, process: _Climber) -> None:
+        self._let_go(process)
+        process.fork.end()
 
-    def _reap(self, process: _Process) -> int:
-        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        process.pipe.close()
+    def _let_go(self, process: _Climber) -> None:
         self.processes.remove(process)
-        self.shared[SIZE] = self.shared[SIZE] or IS_SMALL  # the one that was to see it may be gone
-        return code
+        shared = self.forks.shared
+        shared[SIZE] = shared[SIZE] or IS_SMALL  # the one that was to see it may be gone
 
 
 def _name(number: int) -> str:

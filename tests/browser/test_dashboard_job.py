@@ -91,6 +91,25 @@ def test_attempts_stand_side_by_side(page: Page, fleet: Fleet) -> None:
     expect(rows.last.get_by_role("link", name="log")).to_have_attribute("href", re.compile(r"/logs\?attempt=2$"))
 
 
+def test_methods_that_were_asked_the_same_are_compared(page: Page, fleet: Fleet) -> None:
+    jobs = []
+    for method, verified in (("ibp", 3), ("crown", 9)):
+        attempt = fleet.run(verify_spec(method, method=method))
+        attempt.succeed(
+            {"verdicts": {"verified": verified, "unknown": 10 - verified}, "seconds": 2.0, "mean_width": 0.5}
+        )
+        jobs.append(attempt.job_id)
+    page.goto(f"/jobs/{jobs[0]}")
+    methods = page.locator("#methods")
+    expect(methods.locator("tbody tr")).to_have_count(2)
+    expect(methods.locator("tbody strong")).to_have_text("ibp")
+    expect(methods.locator(f"[data-job='{jobs[1]}'] td")).to_contain_text(
+        ["crown", "9", "–", "1", "–", "0.5000", "2.0"]
+    )
+    methods.get_by_role("link", name="Compare").click()
+    expect(page.locator("#summary")).to_have_text("2 jobs")
+
+
 def test_the_mesh_is_drawn_with_what_lives_where(page: Page, fleet: Fleet) -> None:
     fleet.host("wide", cpu=8)
     model = {"family": "transformer", "vocab_size": 256, "dim": 64, "layers": 4, "heads": 4}

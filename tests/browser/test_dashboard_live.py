@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import yaml
 from compile_report import REPORT
 from dashboard_service import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
@@ -268,14 +269,22 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged correctly")
 
 
-@pytest.mark.slow
-def test_an_open_gate_is_a_line_to_copy(page: Page, fleet: Fleet) -> None:
+def test_an_open_gate_is_a_line_that_a_training_takes(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(compile_spec())
     open_gate = REPORT | {"gate": REPORT["gate"] | {"train": "eager"}}
     attempt.artifact("report.json", json.dumps(open_gate).encode(), "application/json")
-    attempt.succeed()
+    attempt.succeed({"gate": open_gate["gate"]})
     page.goto(f"/jobs/{attempt.job_id}")
-    expect(page.locator(".snippet code")).to_have_text(f"compile: {{train: true, gate: {attempt.job_id}}}")
+    line = page.locator(".snippet code")
+    expect(line).to_have_text(f"compile: {{train: true, gate: {attempt.job_id}}}")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".snippet").get_by_role("button", name="Copy").click()
+    expect(page.locator(".notice")).to_have_text("The line is on the clipboard.")
+    copied = yaml.safe_load(page.evaluate("navigator.clipboard.readText()"))
+    trained = fleet.submit(train_spec(model=compile_spec()["model"], data={"source": "tokens"}, **copied))
+    assert trained.spec["compile"] == {"train": True, "inference": False, "gate": attempt.job_id}
+    page.goto(f"/jobs/{trained.id}")
+    expect(page.locator("#details")).to_contain_text("by the gate of compile-check")
 
 
 def check_rungs(page: Page) -> None:

@@ -216,6 +216,16 @@ def test_the_ranks_of_a_mesh_say_what_they_have(run: Any) -> None:
     assert run("layout", "meaning", "verify", {"tp": 1, "dp_shard": 2}) == ["Shards see other instances."]
 
 
+def test_the_same_question_is_told_from_others(run: Any) -> None:
+    def asked(identity: str, method: str, eps: float = 0.1, **fields: Any) -> dict[str, Any]:
+        spec = {"kind": "verify", "model": {"job": "m"}, "property": {"eps": eps}, "method": method}
+        return job(identity, spec, state="succeeded", **fields)
+
+    others = [asked("1", "crown"), asked("2", "ibp"), asked("3", "ibp"), asked("4", "crown-ibp", 0.2), asked("5", "x")]
+    others[4]["state"] = "failed"
+    assert [one["id"] for one in run("methods", "sameQuestion", others[0], others)] == ["1", "2"]
+
+
 def test_attempts_are_read_off_the_changes_of_state(run: Any) -> None:
     def change(state: str, attempt: int, time: float, reason: str = "") -> dict[str, Any]:
         return {"type": "state", "state": state, "attempt": attempt, "time": time, "reason": reason}
@@ -385,6 +395,7 @@ def test_a_waiting_jobs_turn(run: Any, line: dict[str, Any] | None, shown: str) 
         ({"state": "succeeded", "result": {"verdicts": {"verified": 3, "unknown": 2}, "instances": 5}},
          "verified 3 of 5, 2 unknown"),
         ({"state": "succeeded", "result": {"gate": {"train": "inductor"}}}, "allows inductor (train)"),
+        ({"state": "succeeded", "result": {"gate": {"train": "eager", "inference": "eager"}}}, "allows eager"),
         ({"state": "succeeded", "result": {"gate": {"train": None}}}, "allows no compilation"),
         ({"state": "succeeded", "result": None}, ""),
         ({"state": "running", "children": {"total": 9, "succeeded": 4, "failed": 1, "best": {"value": 0.5}}},

@@ -13,15 +13,18 @@ import torch
 from ladder_runs import ascend, quick_plan
 from programs import clean
 
-from service.compilation import lane_process, lanes
+from service.compilation import entry, forks, job, lane_process
+from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
-from service.compilation.lane_process import Climbed, Prepared, beside
+from service.compilation.lane_process import Climbed, Prepared
 from service.compilation.lanes import climb_apart, in_lanes
 from service.compilation.program import Parts, Program, Step
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
-from service.jobs.spec.compile import Phase
+from service.jobs.layout import DataLayout
+from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.spec.compile import CompileSpec, Phase
 from service.parallel.boundary import StepBoundary
 
 LOW = LADDER[:2]
@@ -67,7 +70,15 @@ def climbed(
 ) -> tuple[list[Climbed], list[int]]:
     """Return what came of the lanes, and the process that was the first to be ready."""
     told: list[int] = []
-    return list(climb_apart(prepare, planned, lambda: stop, told.append)), told
+
+    def serve(seat: Seat) -> None:
+        seat.tasks.recv().climb(prepare, seat)
+
+    processes = Forks.ready(serve, len(planned), 2)
+    try:
+        return list(climb_apart(processes, planned, lambda: stop, told.append)), told
+    finally:
+        processes.end()
 
 
 def test_lanes_are_as_many_as_there_are_two_cores_for_each() -> None:
@@ -122,19 +133,18 @@ def test_what_cannot_be_prepared_is_raised_here() -> None:
         climbed(refuse, EACH_PHASE)
 
 
-def test_what_runs_out_of_memory_beside_others_is_tried_again_alone() -> None:
-    here = os.getpid()
-    first = quick_plan(clean.PERCEPTRON, 4)
+def test_what_runs_out_of_memory_beside_others_is_tried_again_alone(tmp_path: Path) -> None:
+    plan = quick_plan(clean.PERCEPTRON, 4)
 
     def prepare() -> Prepared:
-        processes = Path(f"/proc/{here}/task/{here}/children").read_text().split()
-        if len(processes) > 1:
+        (tmp_path / str(os.getpid())).touch()
+        if len(list(tmp_path.iterdir())) <= len(EACH_PHASE):
             raise torch.OutOfMemoryError("planted: another process has the memory")
-        return Prepared(clean.PERCEPTRON, first, len(processes))
+        return Prepared(clean.PERCEPTRON, plan, os.getpid())
 
     found, told = climbed(prepare, EACH_PHASE)
     assert [each.result.verdict for each in found] == ["pass"] * 4
-    assert told == [1]
+    assert len(told) == 1
 
 
 @dataclass(frozen=True)
@@ -167,17 +177,44 @@ def test_no_more_is_begun_once_the_job_is_to_stop() -> None:
 def test_a_process_that_has_started_a_device_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = tmp_path / "nvidia-uvm"
     device.touch()
-    monkeypatch.setattr(lanes, "_MEMORY_DEVICE", str(device))
-    assert lanes.can_fork()
+    monkeypatch.setattr(forks, "_MEMORY_DEVICE", str(device))
+    assert forks.can_fork()
     with device.open():
-        assert not lanes.can_fork()
+        assert not forks.can_fork()
 
 
-def test_a_call_in_a_fork_gives_back_what_it_returned_or_raised() -> None:
-    assert beside(lambda: (os.getpid() != os.getppid(), [1, 2]))() == (True, [1, 2])
+def test_a_task_that_is_not_done_is_told_with_its_exception() -> None:
+    def fails(seat: Seat) -> None:
+        raise HostFaultError(f"no compiler for {seat.tasks.recv()}")
 
-    def fails() -> None:
-        raise HostFaultError("no compiler")
+    processes = Forks.ready(fails, 1, 0)
+    fork = processes.take("cpu")
+    word, error = fork.told.recv()
+    assert (word, str(error), fork.wait()) == (forks.RAISED, "no compiler for cpu", 0)
+    processes.end()
 
-    with pytest.raises(HostFaultError, match="no compiler"):
-        beside(fails)()
+
+class Reporter(RecordingReporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.slow
+def test_a_job_climbs_in_processes_and_reports_as_in_one(data: DataLayout) -> None:
+    model = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
+    wanted = CompileSpec.model_validate({"modes": ["eager", "aot_eager"], "shapes": [8], "model": model})
+    reporter = Reporter()
+    where = RunContext("job_" + "1" * 20, 1, 0, 0, 1, "cpu", data, reporter, lambda: False)
+    processes = Forks.ready(lambda seat: entry._serve(wanted, where, seat), 3, 1)
+    try:
+        result = job.run(wanted, where, processes)
+    finally:
+        processes.end()
+    assert result is not None
+    assert result["verdicts"] == {"pass": 4}
+    assert (result["gate"]["train"], result["gate"]["closed"]) == ("aot_eager", "")
+    assert [line for line in reporter.lines if line.startswith("inference/aot_eager: pass")]

@@ -16,15 +16,17 @@ import psutil
 import pytest
 import redis as redis_py
 from pydantic import SecretStr
-from serving import PATIENT, Service, asking, problems, request, serving, stored
+from serving import MLP, PATIENT, Service, asking, problems, request, serving, stored
 from waiting import eventually
 from worker_fleet import is_gone
 
 from api import checker as checking
 from api.checker import Checker, CheckerSettings, CheckUnavailable
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
+from service.jobs.submission.request import CheckRequest
 
 
 @pytest.fixture(autouse=True)
@@ -214,3 +216,55 @@ def test_a_compressed_file_is_checked_as_it_unpacks(data: DataLayout) -> None:
     file_id = stored(data, gzip.compress(text(4)))
     (problem,) = problems(data, file_id, memory=8.0, seconds=1)
     assert "TRIVET_CHECK_SECONDS" in problem.message
+
+
+def plain(data: DataLayout, steps: int) -> CheckRequest:
+    """The check of a job that names no file."""
+    spec = spec_adapter.validate_python({"kind": "train", "model": MLP, "data": {"source": "digits"}, "steps": steps})
+    return CheckRequest.of({"": spec}, None, lambda _: None, lambda _: None, data, uploads=())
+
+
+def test_a_process_that_read_no_file_takes_the_next_request_of_its_owner_alone(data: DataLayout) -> None:
+    async def asked() -> None:
+        checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=3600.0))
+        first = [each.path for each in await checker.problems(plain(data, 1), "ada")]
+        (kept,) = checks()
+        assert [each.path for each in await checker.problems(plain(data, 2), "ada")] == first
+        assert checks() == [kept]
+        await checker.problems(request(data, stored(data, b"no query")), "ada")
+        assert checks() == [kept], "what reads a file has a process of its own, which has ended"
+        await checker.problems(plain(data, 1), "bob")
+        assert len(checks()) == 2
+        await checker.stop()
+        eventually(lambda: is_gone(kept))
+
+    asyncio.run(asked())
+
+
+def test_what_a_kept_process_cannot_answer_a_new_one_does(data: DataLayout) -> None:
+    async def asked() -> None:
+        checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=3600.0))
+        first = await checker.problems(plain(data, 1), "ada")
+        (kept,) = checks()
+        kept.kill()
+        assert await checker.problems(plain(data, 1), "ada") == first
+        assert len(checks()) == 1
+        assert checks() != [kept]
+        await checker.stop()
+
+    asyncio.run(asked())
+
+
+def test_kept_processes_are_few_and_end_when_they_are_old(data: DataLayout) -> None:
+    async def asked() -> None:
+        checker = Checker(Settings(check_memory_gib=8.0, max_checks=2), replace(PATIENT, keep_s=3600.0))
+        for owner in ("ada", "bob", "eve"):
+            await checker.problems(plain(data, 1), owner)
+        eventually(lambda: len(checks()) == 2)
+        await checker.stop()
+        checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=0.0))
+        await checker.problems(plain(data, 1), "ada")
+        eventually(lambda: not checks())
+        await checker.stop()
+
+    asyncio.run(asked())

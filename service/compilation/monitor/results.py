@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,7 +82,11 @@ class ResultLifetimes:
             [output for results in which for output in results.alive() if output.address not in gradients]
             for which in (old, [newest])
         )
-        for output, held in self._held_over(late):
+        found = self._held_over(late)
+        if found:
+            gc.collect()  # what only refers to itself is not there any more, and nobody reads it
+            found = self._held_over([output for output in late if output.alive])
+        for output, held in found:
             self.held.append(held)
             self.held_over[output.origin.module] += output.returned
         self._awaited = read_again_of({output.address for output in recent})

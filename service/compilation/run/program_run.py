@@ -21,6 +21,8 @@ from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit, compile_units
 from service.parallel.boundary import StepBoundary
 
+NO_STATE = torch.empty(0)
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -28,13 +30,15 @@ class StepRecord:
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
     trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;
-    ``compiled_backward`` counts compiled nodes of the backwards.
+    ``compiled_backward`` counts compiled nodes of the backwards. ``generator``: the state in which random numbers were
+    left.
     """
 
     tensors: dict[Key, Tensor]
     missing: frozenset[str] = frozenset()
     overwritten: frozenset[str] = frozenset()
     compiled_backward: int = 0
+    generator: Tensor = NO_STATE
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,13 @@ def record_step(program_run: ProgramRun) -> StepRecord:
         frozenset(missing if program_run.phase == "train" else ()),
         frozenset(overwritten),
         sum(backwards),
+        generator_state(program_run.program.device),
     )
+
+
+def generator_state(device: torch.device) -> Tensor:
+    """Return the state of the generator of random numbers on a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

@@ -14,7 +14,7 @@ from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
 from service.compilation.program import Program
 from service.compilation.run.parity import SETTINGS, Oracle, comparable, is_rounding, noise_of, scale_of, terms_scale
-from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
+from service.compilation.run.program_run import ProgramRun, StepRecord, build, generator_state, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
 from service.compilation.torch_internals.checkpoints import counted_checkpoints
@@ -234,9 +234,9 @@ def run(program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (
 
     def step(iteration: int) -> StepRecord:
         seed(iteration)
-        fresh = _generator(program_run.program.device)
+        fresh = generator_state(program_run.program.device)
         seen = record_step(program_run)
-        draws.append(not torch.equal(fresh, _generator(program_run.program.device)))
+        draws.append(not torch.equal(fresh, seen.generator))
         return seen
 
     return replace(follow(program_run, iterations, step, starts, most), random=any(draws))
@@ -355,7 +355,3 @@ def _apart(one: Mapping[Key, Tensor], other: Mapping[Key, Tensor]) -> float:
         largest[kind] = max(largest[kind], scale_of(one[kind, name]))
     parts = (scale_of(one[key].double() - other[key].double()) / largest[key[0]] for key in shared if largest[key[0]])
     return max(parts, default=0.0)
-
-
-def _generator(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

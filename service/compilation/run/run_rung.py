@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
@@ -92,7 +94,7 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
 
     All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
-    itself, and a crash of the compiler, which ends the job.
+    itself, and a crash of the compiler, which ends the process.
     """
     kept = own_cache() if case.rung.generates_code else None
     with (
@@ -170,15 +172,20 @@ class _RungRun:
     def _look_closer(self, program_run: ProgramRun, run: Run) -> None:
         """Compare, and run the program again where that does not tell."""
         self.comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
-        self._excuse_draws(program_run)
+        self._excuse_draws(program_run, run)
         self._excuse_kinks(run)
         self._audit(program_run)
         self.records.excuse()
 
-    def _excuse_draws(self, program_run: ProgramRun) -> None:
-        """Leave out what differs for other random numbers alone, of the same distribution. All ranks look, or none."""
+    def _excuse_draws(self, program_run: ProgramRun, run: Run) -> None:
+        """Leave out what differs for other random numbers alone, of the same distribution. All ranks look, or none.
+
+        Without decompositions it draws what eager draws, unless the generator is left in another state: a program may
+        take another way where it is compiled, as to another kernel of attention.
+        """
         wrong = [each for each in self.comparisons if not each.passed]
-        may = self.case.rung.decomposes and self.reference.eager.random and not any(each.stale_by for each in wrong)
+        otherwise = self.case.rung.decomposes or _drew_otherwise(run, self.reference.eager)
+        may = otherwise and self.reference.eager.random and not any(each.stale_by for each in wrong)
         if self.plan.agree(float(may and bool(wrong))):
             differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
             self.redrawn = may and bool(wrong) and not differs
@@ -321,6 +328,12 @@ class _RungRun:
 
             run = follow(program_run, self.plan.iterations, step, self.reference.eager.starts)
         return run, cold_seconds(seconds, compiled)
+
+
+def _drew_otherwise(run: Run, eager: Run) -> bool:
+    """Return whether any iteration left the generator of random numbers in another state than eager's did."""
+    pairs = zip(run.records, eager.records, strict=False)
+    return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
 
 
 def _excused(comparison: Comparison, why: str) -> Comparison:

@@ -28,7 +28,7 @@ def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
 
 COMPILE = JobKind(
     CompileSpec,
-    "service.compilation.job:run",
+    "service.compilation.entry:run",
     check,
     page="api.dashboard:static/kinds/compile.js",
     report="report.json",

@@ -16,6 +16,7 @@ from service.jobs.store import stubs
 from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerClient, StoreUnavailable
 from service.jobs.store.keyspace import AUDIT, AUDIT_HEAD, AUDIT_REFUSALS
+from service.jobs.store.loop_calls import current_call
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,10 @@ class AuditLog:
     _known: list[AuditHead] = field(default_factory=lambda: [AuditHead()])
 
     def append(self, records: Sequence[AuditRecord]) -> None:
-        """Append entries. Callers that come while others are being written share one write."""
+        """Append entries. Callers that come while others are being written share one write. What runs in an event loop
+        may not wait like this: see :meth:`append_at_once`.
+        """
+        assert current_call() is None
         mine = _Waiting(records)
         with self._queueing:
             self._queue.append(mine)
@@ -86,6 +90,21 @@ class AuditLog:
                 self._write_queued()
         if mine.error is not None:
             raise mine.error
+
+    def append_at_once(self, records: Sequence[AuditRecord]) -> bool:
+        """Append entries, unless others are being written; return whether they were. Somebody has to call
+        :meth:`archive` now and then.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            self._write(records)
+        except Exception:
+            self._known[0] = AuditHead()
+            raise
+        finally:
+            self._writing.release()
+        return True
 
     def refused(self, record: AuditRecord) -> None:
         """Append the entry of a refused request, unless there were too many within a minute."""
@@ -137,7 +156,7 @@ class AuditLog:
                 each.error = error
         else:
             if length >= 2 * self.kept:
-                self._archive()
+                self.archive()
         finally:
             for each in waiting:
                 each.is_over = True
@@ -154,7 +173,7 @@ class AuditLog:
                 return length
         raise RuntimeError(f"others appended to the audit log {_ATTEMPTS} times while this process tried to")
 
-    def _archive(self) -> None:
+    def archive(self) -> None:
         """Move all but the newest entries from the stream to the files. Where these cannot be written, the entries stay
         in the stream, and the next call tries again.
         """

@@ -174,26 +174,31 @@ class Jobs:
         Raises :class:`Conflict` where the key was used with another spec, and :class:`Rejected` where a job that it
         needs has ended badly since it was checked.
         """
-        (accepted,) = self.accept_all([submission])
-        return self.get(accepted.id), accepted.created
+        (accepted,) = self._accepted([submission])
+        return _recorded(accepted[1], accepted[3]), accepted[0] == "created"
 
     def accept_all(self, submissions: Sequence[Submission]) -> tuple[Accepted, ...]:
         """Accept jobs that were checked, all or none of them, as :meth:`accept` does one. None is a sweep."""
+        outcomes = self._accepted(submissions)
+        return tuple(Accepted(id=job_id, created=outcome == "created") for outcome, job_id, *_ in outcomes)
+
+    def _accepted(self, submissions: Sequence[Submission]) -> list[tuple[str, str, str, *tuple[stubs.Flat, ...]]]:
+        """Return what the script of submission says of jobs that it has accepted."""
         assert all(submission.spec.sweep is None for submission in submissions)
         entries = [submission.entry() for submission in submissions]
         outcomes = stubs.submit(self.client, limits=self.limits.script_argument, entries=json_of(entries))
-        if known := next((job_id for outcome, job_id, _ in outcomes if outcome == "conflict"), None):
+        if known := next((job_id for outcome, job_id, *_ in outcomes if outcome == "conflict"), None):
             raise other_body(known)
         for outcome in outcomes:
-            refuse_over_quota(self.client, *outcome)
+            refuse_over_quota(self.client, *outcome[:3])
         problems = [
             LATE_REFUSALS[outcome](submission.spec, submission.path, named, state)
-            for submission, (outcome, named, state) in zip(submissions, outcomes, strict=True)
+            for submission, (outcome, named, state, *_) in zip(submissions, outcomes, strict=True)
             if outcome in LATE_REFUSALS
         ]
         if problems:
             raise Rejected(problems)
-        return tuple(Accepted(id=job_id, created=outcome == "created") for outcome, job_id, _ in outcomes)
+        return outcomes
 
     def traceparent(self, job_id: str) -> str | None:
         """Return the span of the request that submitted a job, or what its client gave as such."""
@@ -203,10 +208,7 @@ class Jobs:
         """Return a job. Raises :class:`NotFound`."""
         if JOB_ID.fullmatch(job_id) is None:
             raise NotFound(f"there is no job {job_id}")
-        job = decode.job(stubs.get(self.client, job_id))
-        if job.id != job_id:  # a host wrote that, and the folder of a job is found by its id
-            raise NotFound(f"there is no job {job_id}: its record is that of {job.id!r}")
-        return job
+        return _recorded(job_id, stubs.get(self.client, job_id))
 
     def list(
         self, filters: JobFilter = ALL_JOBS, limit: int = 50, cursor: str | None = None, *, specs: bool = False
@@ -299,6 +301,13 @@ class Jobs:
             return self.get(job_id)
         except NotFound:
             return None
+
+
+def _recorded(job_id: str, record: stubs.Flat) -> Job:
+    job = decode.job(record)
+    if job.id != job_id:  # a host wrote that, and the folder of a job is found by its id
+        raise NotFound(f"there is no job {job_id}: its record is that of {job.id!r}")
+    return job
 
 
 def other_body(job_id: str) -> Conflict:

@@ -12,7 +12,7 @@ Flat = list[str]
 
 
 @script("submit")
-def submit(*, limits: str, entries: str) -> list[tuple[str, str, str]]: ...
+def submit(*, limits: str, entries: str) -> list[tuple[str, str, str, *tuple[Flat, ...]]]: ...
 
 
 @script("submit_sweep")

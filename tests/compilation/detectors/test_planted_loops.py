@@ -44,6 +44,11 @@ def test_loops_without_a_mistake_raise_no_alarm(ascend: Ascend, planted: Planted
     assert result.rehearsal.compared > STEPS
 
 
+def test_what_only_refers_to_itself_holds_nothing(ascend: Ascend) -> None:
+    result = rehearsed(ascend, Planted(loops.leaving_cycles, "inference"))
+    assert [finding.verdict for finding in result.findings] == ["not_applicable"], result.findings
+
+
 @pytest.mark.parametrize("planted", first_fast(4, DEFECTS), ids=lambda planted: planted.name)
 def test_a_mistake_is_found_and_named(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)

@@ -21,25 +21,30 @@ from service.jobs.spec.compile import Tolerance
 DECOMPOSED = Rung("decomposed", "aot_eager", decomposes=True)
 
 
-@pytest.mark.slow
-def test_other_draws_of_the_same_distribution_pass_where_operators_are_decomposed(ascend: Ascend) -> None:
-    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [DECOMPOSED])
+@pytest.mark.parametrize("rung", [pytest.param(DECOMPOSED, marks=pytest.mark.slow), RUNGS["aot_eager"]])
+def test_other_draws_of_the_same_distribution_pass(ascend: Ascend, rung: Rung) -> None:
+    """Where operators are decomposed, and where the program itself goes another way when it is compiled."""
+    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [rung])
     assert (result.verdict, result.findings) == ("pass", ())
     assert result.observation is not None
     assert "draws other random numbers than eager, of the same distribution over seeds" in result.observation.notes
 
 
-@pytest.mark.slow
-def test_other_draws_are_a_fault_where_nothing_is_decomposed(ascend: Ascend) -> None:
-    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [RUNGS["aot_eager"]])
-    assert result.verdict == "fail_parity"
-
-
+@pytest.mark.parametrize("rung", [DECOMPOSED, pytest.param(RUNGS["aot_eager"], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("modules", [pytest.param(drawing.deeper, marks=pytest.mark.slow), drawing.remasking])
-def test_another_distribution_is_a_fault(ascend: Ascend, modules: Callable[[], dict[str, nn.Module]]) -> None:
+def test_another_distribution_is_a_fault(
+    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], rung: Rung
+) -> None:
     """Also one in which each tensor has that of eager by itself, as gradients of another mask than the output's."""
-    (result,) = ascend(sound.SoundProgram(modules), [DECOMPOSED])
+    (result,) = ascend(sound.SoundProgram(modules), [rung])
     assert result.verdict == "fail_parity"
+
+
+def test_other_numbers_of_the_same_draws_are_no_other_draws(ascend: Ascend) -> None:
+    (result,) = ascend(sound.SoundProgram(drawing.shifted), [RUNGS["aot_eager"]])
+    assert result.verdict == "fail_parity"
+    assert result.observation is not None
+    assert not [note for note in result.observation.notes if "distribution" in note]
 
 
 @pytest.mark.slow

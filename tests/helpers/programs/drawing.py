@@ -52,6 +52,17 @@ class Remasking(Stochastic):
         return x * other + (x * mask - x * other).detach()
 
 
+class Shifted(Stochastic):
+    """Compiled, it takes the mask of the sample before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        mask = self.mask(x, DEPTH_KEPT)
+        mask = mask.roll(1, 0) if torch.compiler.is_compiling() else mask
+        scores: Tensor = self.last(x + torch.relu(self.block(x)) * mask)
+        return scores
+
+
 def stochastic() -> dict[str, nn.Module]:
     return {"net": Stochastic()}
 
@@ -62,3 +73,7 @@ def deeper() -> dict[str, nn.Module]:
 
 def remasking() -> dict[str, nn.Module]:
     return {"net": Remasking()}
+
+
+def shifted() -> dict[str, nn.Module]:
+    return {"net": Shifted()}

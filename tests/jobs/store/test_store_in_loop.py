@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import redis as redis_py
+from broker_outages import PATIENT, back_soon
 from store_builders import Submit, train
-from test_store_outage import PATIENT, back_soon
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout

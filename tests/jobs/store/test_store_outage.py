@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from broker_outages import PATIENT, back_soon
 from store_builders import train
 
 from service.jobs.embedded import EmbeddedBroker
@@ -17,26 +15,6 @@ from service.jobs.layout import DataLayout
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.outage import BrokerOutage
 from service.jobs.store.tail import StreamTail
-
-PATIENT = BrokerTimeouts(outage_s=300.0)
-
-
-@contextmanager
-def back_soon(folder: Path) -> Iterator[None]:
-    """The broker of this folder is away at first, and starts while the block runs."""
-    started: list[EmbeddedBroker] = []
-
-    def start() -> None:
-        time.sleep(0.3)
-        started.append(EmbeddedBroker.start(folder))
-
-    starter = threading.Thread(target=start)
-    starter.start()
-    try:
-        yield
-    finally:
-        starter.join()
-        started[0].stop()
 
 
 def test_calls_wait_for_a_broker_that_restarts(tmp_path: Path, data: DataLayout) -> None:

@@ -69,7 +69,7 @@ export class JobTable {
     const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
     const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, Math.max(-1, ...drawn.values()) < TOLD_APART && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
       h("td", {}, stateMark(job.state)),
-      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path))));
+      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path), path === "duration" || path.startsWith("result."))));
     row.addEventListener("pointerenter", () => this.pointed(name));
     row.addEventListener("pointerleave", () => this.pointed(null));
     link.addEventListener("focus", () => this.pointed(name));
@@ -91,8 +91,11 @@ export class JobTable {
 /** @param {string} path */
 const bare = (path) => path.replace(/^result\./, "");
 
-/** A value, whole in its title where the cell has less of it. @param {unknown} value @param {boolean} isRight */
-function cell(value, isRight) {
-  const text = shown(value);
+/**
+ * A value, whole in its title where the cell has less of it; a number that nobody measured stands as it was written.
+ * @param {unknown} value @param {boolean} isRight @param {boolean} isMeasured
+ */
+function cell(value, isRight, isMeasured) {
+  const text = isMeasured || typeof value !== "number" || Number.isInteger(value) ? shown(value) : String(value);
   return h("td", { class: isRight ? "right" : null, title: typeof value === "string" && text !== value ? value : null }, text);
 }

@@ -93,12 +93,12 @@ function facts(job, needs, compiling) {
   const labels = labelChips(job.labels);
   return [
     ["Runs on", job.placement.length ? job.placement.map(share) : null],
-    ["Parallel", mesh(job.spec.parallel)],
+    ["Parallel", job.children ? null : mesh(job.spec.parallel)],
     ["Needs", needs],
     ["Sweep", job.sweep ? h("a", { href: `/jobs/${encodeURIComponent(job.sweep)}` }, job.sweep) : null],
     ["Compiled", compiling],
     ["Labels", labels.length ? [h("span", { class: "chips" }, ...labels)] : null],
-    ["Attempt", String(job.attempt)],
+    ["Attempt", job.children ? null : String(job.attempt)],
     ["Priority", String(job.priority)],
     ["Owner", job.owner],
     ["Created", dateTime(unix(job.created_at))],

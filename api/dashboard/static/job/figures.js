@@ -58,7 +58,7 @@ function shown(name, value) {
   if (typeof value !== "number") return String(value);
   const format = FORMATS.get(name.split(".").at(-1) ?? "");
   if (format) return format(value);
-  return String(value).length <= SHORT ? String(value) : number(value);
+  return String(value).length <= SHORT && !Number.isInteger(value) ? String(value) : number(value);
 }
 
 /** @param {number} value */

@@ -59,7 +59,7 @@ export class Sweep extends Section {
     const metric = job.spec.sweep?.best?.metric;
     const head = ["Job", ...paths, "State", ...(metric ? [metric] : []), "Time"];
     fill(this.body, h("div", { class: "scroll" }, h("table", { class: "table" },
-      h("thead", {}, h("tr", {}, ...head.map((name) => h("th", { scope: "col" }, name)))),
+      h("thead", {}, h("tr", {}, ...head.map((name) => h("th", { scope: "col", class: name === metric || name === "Time" ? "right" : null }, name)))),
       h("tbody", {}, ...jobs.map((each) => row(each, paths, metric, each.id === best))))));
   }
 }

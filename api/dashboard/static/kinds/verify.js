@@ -4,6 +4,7 @@ import { Cost } from "../job/cost.js";
 import { Figures } from "../job/figures.js";
 import { Layers } from "../job/layers.js";
 import { Layout } from "../job/layout.js";
+import { Methods } from "../job/methods.js";
 import { Metrics } from "../job/metrics.js";
 import { Search } from "../job/search.js";
 import { Verify } from "../job/verify.js";
@@ -12,5 +13,5 @@ import { Verify } from "../job/verify.js";
 export function sections() {
   const search = new Search();
   const instances = new Verify((instance) => search.choose(instance));
-  return [instances, search, new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Layout(), new Metrics(false)];
+  return [instances, search, new Methods(), new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Layout(), new Metrics(false)];
 }

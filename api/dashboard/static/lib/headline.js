@@ -66,5 +66,6 @@ function verdicts({ verdicts: found, instances }) {
 /** @param {Record<string, any>} allowed rung by phase */
 function gate({ train, inference }) {
   const phases = Object.entries({ train, inference }).filter(([, rung]) => typeof rung === "string");
+  if (phases.length === 2 && train === inference) return `allows ${train}`;
   return phases.length ? `allows ${phases.map(([phase, rung]) => `${rung} (${phase})`).join(", ")}` : "allows no compilation";
 }

@@ -47,7 +47,7 @@ class JobPage {
   constructor(job, middle) {
     this.job = job;
     this.header = new Header((changed) => this.acted(changed));
-    this.main = [...middle, new Attempts(), new Log(), new Artifacts()];
+    this.main = [...middle, ...(job.children ? [] : [new Attempts(), new Log(), new Artifacts()])];
     this.side = [new Details(), new History(), new Notices(), new Spec()];
     this.sections = [...this.main, ...this.side];
     /** @type {Stream | null} */

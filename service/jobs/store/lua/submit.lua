@@ -5,7 +5,7 @@
 -- ARGV: limits: json, entries: json
 -- RETURNS: for each job {"created"|"existing", id, ""}; where one of them is refused, nothing was written and it is
 -- {"conflict", id, ""}, {"dependency", id, its state or "missing"} or {"upload", file, ""} for one that is not there, or
--- {"quota", its name, {project, most}}
+-- {"quota", its name, {project, most}}. A single job's record follows those three.
 
 local outcomes, is_refused = {}, false
 for i, entry in ipairs(entries) do
@@ -19,5 +19,8 @@ for i, entry in ipairs(entries) do
   if outcomes[i][1] == "created" then
     outcomes[i][2] = accept(entry, limits)
   end
+end
+if #entries == 1 then
+  outcomes[1][4] = view(outcomes[1][2])
 end
 return outcomes

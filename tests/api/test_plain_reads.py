@@ -1,4 +1,4 @@
-"""Plain reads of a job are answered ahead of the framework, and by nothing can be told from its own answers."""
+"""Plain reads of jobs are answered ahead of the framework, and by nothing can be told from its own answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis as redis_py
 from api_world import TRAIN, Keys, bearer
 from fastapi.testclient import TestClient
 
-from api.job_reads import JobReads
+from api.plain_reads import PlainReads
 from api.security import EXPIRY_HEADER
 from service.jobs.store import AuditFilter, Store
 from service.jobs.store.keyspace import API_KEYS
@@ -25,13 +25,13 @@ OF_A_REQUEST = {"x-request-id", "date"}
 def read_ahead(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     """What is answered ahead, and ``None`` for each that was left to the framework."""
     answers: list[bytes | None] = []
-    read = JobReads._read
+    read = PlainReads._read
 
-    def noted(self: JobReads, *arguments: Any) -> bytes | None:
+    def noted(self: PlainReads, *arguments: Any) -> bytes | None:
         answers.append(read(self, *arguments))
         return answers[-1]
 
-    monkeypatch.setattr(JobReads, "_read", noted)
+    monkeypatch.setattr(PlainReads, "_read", noted)
     return answers
 
 
@@ -49,6 +49,33 @@ def test_both_say_the_same_of_a_job(running: TestClient, keys: Keys, read_ahead:
     assert ahead.json()["spec"] == job["spec"]
     assert told(ahead) == told(running.get(f"/v1/jobs/{job['id']}?wait_s=0", headers=submitter))
     assert len(read_ahead) == 1
+
+
+@pytest.mark.parametrize("query", ["", "limit=2"])
+def test_both_say_the_same_of_a_list(
+    running: TestClient, keys: Keys, store: Store, read_ahead: list[bytes | None], query: str
+) -> None:
+    """Of a project's own jobs, of those that are shared with it, and of no others; to an operator of all."""
+    others = [running.post("/v1/jobs", json=TRAIN, headers=bearer(keys["submit"])).json()["id"] for _ in range(3)]
+    own = keys.of("north", "submit")
+    running.post("/v1/jobs", json=TRAIN, headers=bearer(own))
+    for name in ("north", "south"):
+        keys.of(name, "read")
+        store.jobs.share(others[0], name)
+    for secret in (own, keys.of("south", "read"), keys["submit"], keys["admin"]):
+        ahead = running.get(f"/v1/jobs?{query}", headers=bearer(secret))
+        assert ahead.status_code == 200
+        assert told(ahead) == told(running.get(f"/v1/jobs?{query}&order=newest", headers=bearer(secret)))
+        assert read_ahead.pop() == ahead.content
+    assert read_ahead == []
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=01", "limit=5&limit=6", "limit=a", "q=x", "limit=%35"]
+)
+def test_other_lists_are_the_frameworks(client: TestClient, read_ahead: list[bytes | None], query: str) -> None:
+    assert client.get(f"/v1/jobs?{query}").status_code in (200, 422)
+    assert read_ahead == []
 
 
 def test_what_is_refused_is_refused_by_the_framework(
@@ -107,5 +134,7 @@ def test_such_reads_are_counted_under_their_route(running: TestClient, keys: Key
     submitter = bearer(keys["submit"])
     job = running.post("/v1/jobs", json=TRAIN, headers=submitter).json()
     running.get(f"/v1/jobs/{job['id']}", headers=submitter)
+    running.get("/v1/jobs", headers=submitter)
     counted = running.get("/metrics", headers=bearer(keys["admin"])).text
-    assert 'trivet_request_seconds_count{method="GET",route="/v1/jobs/{job_id}",status="200"}' in counted
+    for route in ("/v1/jobs/{job_id}", "/v1/jobs"):
+        assert f'trivet_request_seconds_count{{method="GET",route="{route}",status="200"}}' in counted

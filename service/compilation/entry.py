@@ -1,0 +1,44 @@
+"""Where a compile-check job begins: with processes that are forked before anything is imported.
+
+An import of PyTorch's compilers may start CUDA, and what is forked after that cannot use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from service.compilation.forks import Forks, Seat, can_fork
+from service.jobs.runtime import RunContext
+from service.jobs.spec.compile import CompileSpec
+
+_LANES = 3
+"""Processes that climb a phase at most; each has two cores."""
+_PROVING, _SPARE = 1, 3
+"""A process that proves the detectors, and others for what is to be tried again, or goes on after a crash."""
+
+
+def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
+    """Run the job as :func:`service.compilation.job.run` does; one rank on a GPU has processes that climb for it."""
+    apart = context.world_size == 1 and context.device_type == "cuda" and can_fork()
+    forks = Forks.ready(lambda seat: _serve(spec, context, seat), _eager(spec), _SPARE) if apart else None
+    try:
+        result: dict[str, Any] | None = importlib.import_module("service.compilation.job").run(spec, context, forks)
+    finally:
+        if forks is not None:
+            forks.end()
+    return result
+
+
+def _eager(spec: CompileSpec) -> int:
+    lanes = min(_LANES * len(spec.phases), max(1, len(os.sched_getaffinity(0)) // 2))
+    return _PROVING + lanes
+
+
+def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:
+    """Wait for a task, having imported what it needs if one is sure to come."""
+    if seat.eager:
+        importlib.import_module("service.compilation.job")
+    task = seat.tasks.recv()
+    importlib.import_module("service.compilation.job").serve(spec, context, seat, task)

@@ -1,0 +1,132 @@
+"""Forks processes before anything is imported that might start a device, for what is to be done in them later."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+STOP, SIZE = 0, 1
+"""Places in the memory that all processes share: whether to stop, and how large the program is."""
+UNKNOWN, IS_SMALL, IS_LARGE = 0, 1, 2
+RAISED = "raised"
+"""What a process tells with an exception that it ended by."""
+_PARENT_DEATH_SIGNAL = 1
+"""``PR_SET_PDEATHSIG`` of Linux's prctl."""
+_MEMORY_DEVICE = "/dev/nvidia-uvm"
+"""What CUDA opens when it starts, and what only counts devices does not."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a process has of the one that forked it: ``tasks`` come, and what becomes of them is ``told``. ``eager``:
+    one is sure to come. ``races``: a file that a process locks while it measures.
+    """
+
+    tasks: Connection
+    told: Connection
+    shared: mmap.mmap
+    races: int
+    eager: bool
+
+    def tell(self, word: str, content: Any) -> None:
+        self.told.send((word, content))
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A process that has been forked, with the other ends of its pipes."""
+
+    pid: int
+    tasks: Connection
+    told: Connection
+
+    def end(self) -> int:
+        """Kill it, if it has not ended; return its exit code, negative for a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.tasks.close()
+        self.told.close()
+        return code
+
+
+@dataclass(frozen=True)
+class Forks:
+    """Processes that wait for a task; those that were told to get ready for one come first."""
+
+    shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
+    races: int = field(default_factory=lambda: os.memfd_create("trivet-races"))
+    idle: list[Fork] = field(default_factory=list)
+
+    @staticmethod
+    def ready(serve: Callable[[Seat], None], eager: int, spare: int) -> Forks:
+        """Fork so many processes, in each of which ``serve`` gets its seat and then takes a task."""
+        forks = Forks()
+        for number in range(eager + spare):
+            forks.idle.append(forks._fork(serve, eager=number < eager))
+        return forks
+
+    def take(self, task: Any) -> Fork:
+        """Give a process that waits for one a task. Raises ``IndexError`` where none is left."""
+        fork = self.idle.pop(0)
+        fork.tasks.send(task)
+        return fork
+
+    def end(self) -> None:
+        """End those that still wait."""
+        while self.idle:
+            self.idle.pop().end()
+        os.close(self.races)
+
+    def _fork(self, serve: Callable[[Seat], None], *, eager: bool) -> Fork:
+        tasks, to_tasks = Pipe(duplex=False)
+        from_told, told = Pipe(duplex=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            tasks.close()
+            told.close()
+            return Fork(pid, to_tasks, from_told)
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        try:
+            serve(Seat(tasks, told, self.shared, self.races, eager))
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                told.send((RAISED, _sendable(error)))
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
+
+
+def can_fork() -> bool:
+    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice."""
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}") == _MEMORY_DEVICE:  # noqa: PTH115 - a name, not a path to follow
+                return False
+    return True
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Return the error, or one that says the same where another process could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
