@@ -2,8 +2,8 @@
 
 Coefficients go from a node to the values that it is computed from, in reverse topological order, and wait there until
 all consumers of a value have been met. The caller says what coefficients are, how they go through a node, how those of
-two consumers are added and where they end: rows of a pass (:mod:`~service.bounds.linear.row_traversal`), matrices between
-non-linear operators (:mod:`service.bounds.folded`, :mod:`service.bounds.planes`), or sizes alone
+two consumers are added and where they end: rows of a pass (:mod:`~service.bounds.linear.row_traversal`), matrices
+between non-linear operators (:mod:`service.bounds.folded`, :mod:`service.bounds.planes`), or sizes alone
 (:mod:`service.bounds.methods.base`).
 """
 
