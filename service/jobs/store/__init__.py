@@ -17,7 +17,7 @@ import redis
 from service.jobs.launchers import PendingLaunch
 from service.jobs.layout import DataLayout
 from service.jobs.store.artifacts import ArtifactStore
-from service.jobs.store.attempts import Attempts, parse_ref
+from service.jobs.store.attempts import Attempts, KnownJob, Launching, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
 from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
@@ -27,7 +27,6 @@ from service.jobs.store.gauges import Counts, Gauges, SampleStore
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.launching import KnownJob, Launching
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.loop_calls import in_loop
 from service.jobs.store.preemption import Preemptions
