@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from biasfield import REAL, SMALL, problem
 
-from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError
+from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError, keep_workspaces_small
 from service.bounds.methods import CROWN, BoundOptions
-from service.bounds.workspace import keep_workspaces_small
 from service.formats.vnnlib import Query, parse
 from service.verification.bab.decision import Decision, SearchResult, Technique
 from service.verification.bab.driver import SEARCHES, decide

@@ -24,10 +24,10 @@ from parity_networks import plain
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
+from service.bounds.memory import keep_freed_memory, keep_workspaces_small
 from service.bounds.methods import METHODS, BoundOptions, repeatedly
 from service.bounds.network import prepare
 from service.bounds.onnx import load
-from service.bounds.workspace import keep_freed_memory, keep_workspaces_small
 
 PEER_METHODS = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN", "alpha-crown": "CROWN-Optimized"}
 Bound = Callable[[], tuple[Tensor, Tensor]]

@@ -30,10 +30,10 @@ from zoo_models import ZOO, Entry, seeded
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
+from service.bounds.memory import keep_freed_memory, keep_workspaces_small
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.onnx import OnnxModel, load
-from service.bounds.workspace import keep_freed_memory, keep_workspaces_small
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 ROWS, POINTS, AT_ONCE = 16, 2000, 100

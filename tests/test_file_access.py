@@ -71,7 +71,7 @@ ALLOWED = {
         "atomic_write", "folder.mkdir", "path.stat", "path.unlink", "self._folder.glob",
     },
     "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
-    "workers/supervisor/admission.py": {"Path(f'/proc/{pid}/stat').read_text"},
+    "workers/supervisor/relay.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/fork_server.py": {"os.open"},
     "workers/supervisor/image.py": {"os.scandir", "os.stat"},
     "workers/supervisor/keeper.py": {"open", "os.listdir"},

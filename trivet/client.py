@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -29,7 +29,6 @@ from service.jobs.webhooks import WebhookDelivery
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Refused, Unreachable
 from trivet.file_calls import FileCalls
-from trivet.filters import JobFilters
 from trivet.follow import follow
 from trivet.resources import AccountsResource, AuditResource, HostCalls, KeysResource, ProjectsResource, lines_of
 from trivet.webhooks import WebhooksResource
@@ -37,6 +36,7 @@ from trivet.webhooks import WebhooksResource
 if TYPE_CHECKING:
     from service.jobs.kinds.listing import Kinds
     from service.jobs.plan import Plan
+
 
 _LONGEST_WAIT_S = 20.0
 _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
@@ -349,3 +349,16 @@ def _job(job_id: str) -> str:
 
 def _joined(names: Sequence[str] | None) -> str | None:
     return None if names is None else ",".join(names)
+
+
+class JobFilters(TypedDict, total=False):
+    """Filters a list of jobs; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label, and
+    ``sweep`` the id of a sweep, or ``none`` to leave out the jobs of all sweeps.
+    """
+
+    kind: str | None
+    label: str | None
+    owner: str | None
+    project: str | None
+    sweep: str | None
+    q: str | None

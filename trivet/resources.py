@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx2
 
 from service.jobs.audit import AuditAction, AuditPage
-from service.jobs.monitoring.shown import ShownAlert
+from service.jobs.monitoring.alerts import ShownAlert
 from service.jobs.projects import Project, ProjectDetails, Role, Scope
 from service.jobs.records import ApiKey, Host, ServiceAccount
 from trivet.connection import Connection

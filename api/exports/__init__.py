@@ -14,4 +14,4 @@ EXPORTERS: Mapping[str, Exporter] = {
     "otlp": OtlpExporter(),
     "tensorboard": TensorBoardExporter(),
 }
-"""By the fields of :class:`~service.jobs.spec.exports.ExportTargets`."""
+"""By the fields of :class:`~service.jobs.spec.notify.ExportTargets`."""

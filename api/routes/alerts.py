@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from api.context import ContextDep
 from api.security import Admin
-from service.jobs.monitoring.shown import ShownAlert
+from service.jobs.monitoring.alerts import ShownAlert
 
 router = APIRouter(tags=["alerts"])
 

@@ -17,10 +17,10 @@ from api.params import TargetProject
 from api.problems import FieldError, ProblemError, from_refusals, from_validation
 from api.security import Submitter, target_project
 from api.strict_json import StrictRoute
+from service.jobs.documents import nearest
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plan import Plan
 from service.jobs.plugins import CommonSpec
-from service.jobs.positions import nearest
 from service.jobs.records import Rejected
 from service.jobs.spec.strict import Strict
 from service.jobs.spec.train import TrainSpec

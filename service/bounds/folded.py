@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
+from service.bounds.linear.propagation import traverse_backward
 from service.bounds.linear.sharding import dense
-from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR
 from service.bounds.operators.base import NonlinearOperator

@@ -1,4 +1,4 @@
-"""Traverse a network forward, layer by layer: the counterpart of :mod:`service.bounds.linear.traversal`."""
+"""Traverse a network forward, layer by layer: the counterpart of :mod:`service.bounds.linear.propagation`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""The memory that bounds may take: what is free on a device now, how much fits, and smaller steps where it did not.
+"""Plans the memory of bounds: what is free on a device, how much fits, and smaller steps where it did not.
 
 Free memory is asked for when something is planned, and again after a failure, not at every step: a driver takes its
 time to answer. Whatever was free at the plan may be taken by another process since, so that steps must be able to
-fail: :func:`in_parts` and :func:`halving` repeat one that ran out of memory in smaller parts.
+fail: :func:`in_parts` and :func:`halving` repeat one that ran out of memory in smaller parts. Memory that libraries
+take beside the tensors is kept small.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import resource
 from collections.abc import Callable, Iterator
@@ -256,3 +259,33 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+SMALL = ":1024:2"
+"""KiB and how often: 2 MiB for each stream."""
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Names of ``mallopt`` in glibc's ``malloc.h``."""
+KEPT, FROM_THE_SYSTEM = 2**27, 2**25
+"""Bytes that are kept once they are free, and from which a block is the system's own; glibc takes no more for that."""
+
+
+def keep_workspaces_small() -> None:
+    """Give matrix products 2 MiB for each stream that they run on, instead of 32; before the process' first one.
+
+    Bounds are products of large matrices, which need none. What the environment says otherwise stays.
+    """
+    os.environ.setdefault(CUBLAS, SMALL)
+
+
+def keep_freed_memory() -> None:
+    """Keep memory that is free again for the next tensor, up to 128 MiB, where the C library is glibc.
+
+    A pass on a CPU takes and frees a few MiB at every step. Given back to the system each time, they come again page by
+    page, filled with zeros, which takes several times as long as what is computed in them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(MMAP_THRESHOLD, FROM_THE_SYSTEM)
+        mallopt(TRIM_THRESHOLD, KEPT)

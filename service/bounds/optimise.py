@@ -19,9 +19,9 @@ from service.bounds.buffers import overwrite, own_copy
 from service.bounds.fused import Adam
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches
+from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.network import Network, OptimisedBefore
 from service.bounds.relaxation import Family, PatchFamily, Relaxed, Single
 from service.bounds.replay import Plain, Recorded

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.bounds.folded import FoldedForm, FoldedNetwork, FoldedOperator
 from service.bounds.interval import Interval
-from service.bounds.linear.traversal import traverse_backward
+from service.bounds.linear.propagation import traverse_backward
 from service.bounds.relaxation import Relaxation, Relaxed
 
 Known = Mapping[str, Interval]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from service.bounds import fused
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated, backward_rule
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.patches import Patches
+from service.bounds.linear.rows.structured import GatheredRows
 
 
 class Relaxed(BackwardRules, ABC):

@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from service.formats.archive import unwrapped
-from service.formats.tensor_header import TensorHeaderError, shapes_in
+from service.formats.archive import TensorHeaderError, shapes_in, unwrapped
 from service.jobs.spec.families import MlpConfig
 from service.jobs.spec.model import ModelConfig
 

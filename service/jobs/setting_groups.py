@@ -13,7 +13,7 @@ from service.jobs.broker_url import BrokerIdentity, broker_url
 from service.jobs.layout import DataLayout
 from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.sign_in import parse_rules
-from service.jobs.spec.exports import leads_to_a_server
+from service.jobs.spec.notify import leads_to_a_server
 from service.jobs.store_limits import StoreLimits
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import orjson
 
 from service.jobs.launchers import LOCAL
-from service.jobs.spec.exports import ExportTargets
+from service.jobs.spec.notify import ExportTargets
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from service.jobs.runtime import ENDING, Completion, RunContext
-from service.jobs.spec.files import FileTokens
+from service.jobs.spec.data import FileTokens
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
 from service.training.loop import Loop

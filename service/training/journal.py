@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from service.jobs.checkpoints import FILES, Checkpoint
-from service.jobs.spec.files import FileArrays, FileTokens
+from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import Samples
 from service.training.setup import Training
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.memory import is_out_of_memory, make_room
+from service.bounds.memory import is_out_of_memory, keep_freed_memory, keep_workspaces_small, make_room
 from service.bounds.methods import IBP, Bounder, BoundOptions, ProgressMeter
 from service.bounds.methods.repeated import Repeating
 from service.bounds.progress import OutOfTimeError
-from service.bounds.workspace import keep_freed_memory, keep_workspaces_small
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.verify import VerifySpec

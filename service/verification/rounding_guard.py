@@ -25,8 +25,8 @@ from service.jobs.bounds_row import BoundsRow
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.engine import NetworkEngine
-from service.verification.engine.arithmetic import PLAIN_DOUBLE
-from service.verification.load.points import within
+from service.verification.engine.base import PLAIN_DOUBLE
+from service.verification.load.onnx import within
 from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 

@@ -8,7 +8,7 @@ import sys
 ROUNDS, BLOCKS, BYTES = 20, 4, 2**22
 PROGRAM = f"""
 import ctypes, resource, sys
-from service.bounds.workspace import keep_freed_memory
+from service.bounds.memory import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()

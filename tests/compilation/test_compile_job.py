@@ -25,7 +25,7 @@ from service import models
 from service.compilation import detectors, job
 from service.compilation.host_fault import HostFaultError
 from service.compilation.job import run
-from service.compilation.program.inputs import batches
+from service.compilation.program.target import batches
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import Proof, self_test
 from service.compilation.selftest import run as selftest_run

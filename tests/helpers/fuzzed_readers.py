@@ -60,7 +60,7 @@ def npz(path: Path) -> None:
 
 
 def tokens(path: Path) -> None:
-    from service.jobs.spec.files import FileTokens
+    from service.jobs.spec.data import FileTokens
     from service.models.data import packed
 
     spec = FileTokens.model_validate(

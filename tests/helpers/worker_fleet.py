@@ -29,7 +29,7 @@ from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.keyspace import LEASES
 from service.jobs.supervisor_registry import SupervisorRegistry
 from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.orders import SupervisorOrder
+from workers.supervisor.settings import SupervisorOrder
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")

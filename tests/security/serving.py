@@ -16,7 +16,7 @@ from waiting import eventually
 
 from api.checker import Checker, CheckerSettings
 from api.main import create_app
-from service.jobs.checks.files import files_of
+from service.jobs.checks.dependencies import files_of
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected

@@ -21,7 +21,6 @@ from training_runs import JOB, MLP, TRANSFORMER, train, upload
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, ModelRef
 from service.models import WeightsError, build, huggingface, load_into
-from service.models.huggingface import writing
 from service.models.reference import resolve
 
 SCALED = {
@@ -120,7 +119,7 @@ def test_an_imported_model_computes_what_theirs_does(
 def test_a_round_trip_is_exact(
     tmp_path: Path, tied: bool, shard_bytes: int, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", shard_bytes)
     config = {**base, "tie_word_embeddings": tied}
     tensors = checkpoint_tensors(config)
     own, weights = huggingface.load(upload_checkpoint(tmp_path, config, tensors), DataLayout(tmp_path))

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from service.jobs.launchers import LOCAL
-from service.jobs.monitoring.shown import ShownAlert
+from service.jobs.monitoring.alerts import ShownAlert
 from service.jobs.projects import ROLES, SCOPES, Scope
 from service.jobs.records import ApiKey, Host
 from service.jobs.settings import Settings, describe

@@ -1,4 +1,4 @@
-"""Commands for this machine: its problems, and a first spec to change."""
+"""Commands for this machine: its backups, its problems, and a first spec to change."""
 
 from __future__ import annotations
 
@@ -9,16 +9,79 @@ from typing import Annotated
 import typer
 
 from service.jobs.settings import Settings
+from service.jobs.settings_file import ENV_PREFIX
 from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
 from trivet.cli.first_spec import KINDS, first_spec
+
+
+def backup(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="a new file, which holds secrets: it is its owner's only")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Back up jobs, events, keys, uploads and artifacts of the service of the data folder, while it runs."""
+    from service.jobs.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
+    from service.jobs.store import Store, StoreUnavailable  # noqa: PLC0415
+
+    settings = Settings()
+    if settings.redis_url is not None:
+        refuse(
+            f"{ENV_PREFIX}REDIS_URL names a broker of its own: back it up by its own means first, and then copy jobs, "
+            f"files and audit of {settings.layout.root}"
+        )
+    store = Store.connect(settings.broker_url, settings.layout)
+    try:
+        made = make(settings.layout, store, file)
+    except StoreUnavailable as error:
+        refuse(f"{error}: is 'trivet up' running on {settings.layout.root}?")
+    except (BackupError, OSError) as error:
+        refuse(str(error))
+    finally:
+        store.close()
+    if as_json:
+        print_json(
+            {"files": made.files, "bytes": made.bytes, "vanished": list(made.vanished), "unusable": list(made.unusable)}
+        )
+        return
+    out.print(f"{file}: {made.files} files, {made.bytes} bytes")
+    if made.vanished:
+        out.print(f"{len(made.vanished)} files were deleted by the service meanwhile, and are not in it")
+    if made.unusable:
+        out.print(f"{len(made.unusable)} files of jobs are not in it, or not as they were: {made.unusable[0][:200]}, …")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="what 'trivet backup' wrote")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Restore a backup into the data folder, which must be empty or absent. Jobs that ran are queued again: end the
+    service that the backup is of first, or they run there as well.
+    """
+    from service.jobs.backup import BackupError, restore  # noqa: PLC0415
+    from service.jobs.embedded import BrokerError  # noqa: PLC0415
+    from service.jobs.private import NotPrivateError  # noqa: PLC0415
+
+    settings = Settings()
+    try:
+        found = restore(file, settings.layout, settings.broker_fsync)
+    except (BackupError, BrokerError, NotPrivateError, OSError) as error:
+        refuse(str(error))
+    if as_json:
+        print_json({"files": found.files, "bytes": found.bytes, "queued": list(found.queued)})
+        return
+    out.print(f"{settings.layout.root}: {found.files} files, {found.bytes} bytes; start it with: trivet up")
+    if found.queued:
+        out.print(f"queued again, since they ran when the backup was made: {' '.join(found.queued)}")
+
 
 _WRONG = 1
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(doctor))
-    app.command()(fails_well(init))
+    for command in (backup, restore, doctor, init):
+        app.command()(fails_well(command))
 
 
 def doctor(as_json: JsonFlag = False) -> None:

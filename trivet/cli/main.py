@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 from trivet.cli import (
     accounts,
     audit,
-    backup,
     broker,
     fleet,
     jobs,
@@ -75,7 +74,6 @@ for part in (
     kinds,
     accounts,
     audit,
-    backup,
     machine,
     uploads,
     webhooks,

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from service.jobs import documents
-from service.jobs.positions import Position, nearest, positions
+from service.jobs.documents import Position, nearest, positions
 from trivet.errors import Refused, TrivetError
 
 

@@ -39,7 +39,7 @@ from workers.launcher.confinement import available
 from workers.supervisor.compiled_code import compiled_caches
 from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.orders import SupervisorOrder
+from workers.supervisor.settings import SupervisorOrder
 
 _REPEAT_S = 60.0
 

@@ -28,7 +28,7 @@ from workers.inventory import versions
 from workers.launcher.confinement import available
 from workers.launchers import AllocatedHost, launcher_class
 from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.orders import SupervisorOrder
+from workers.supervisor.settings import SupervisorOrder
 
 _LOOK_S = 0.05
 _BEATS_PER_LIFE = 5

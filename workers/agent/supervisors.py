@@ -22,8 +22,8 @@ from workers.linux import ROOM
 from workers.supervisor.command import allowed
 from workers.supervisor.fork_server import READY
 from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.program import FORK_SERVER, HOST_NAMESPACES
+from workers.supervisor.settings import SupervisorOrder
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _ANSWER_S = 30.0

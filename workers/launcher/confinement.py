@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.records import ISOLATION_PARTS
-from workers.launcher import grants, landlock, namespaces, system_calls
-from workers.launcher.grants import Grant
+from workers.launcher import landlock, namespaces, system_calls
+from workers.launcher.landlock import Grant
 from workers.linux import forbid_new_privileges
 
 Mode = Literal["auto", "required", "none"]
@@ -92,7 +92,7 @@ class Confinement:
         """Confine the calling thread and all that it starts; which of :data:`ISOLATION_PARTS` hold from now on.
 
         Raises :class:`ConfinementError` when the mode requires a part that the host does not allow,
-        :class:`workers.launcher.grants.UnsafeGrantError` where a link stands in the place of what is granted, and
+        :class:`workers.launcher.landlock.UnsafeGrantError` where a link stands in the place of what is granted, and
         :class:`OSError` when one that it does allow fails.
         """
         held = {"limits"}
@@ -105,9 +105,9 @@ class Confinement:
         readable = [*map(Path, self.read), *(_OF_DRIVERS if self.cuda else ())]
         private = [Path(path) if in_user_namespace else Path(path).parent for path in self.private]
         with (
-            grants.held(readable, covered) as read,
-            grants.held(map(Path, self.write), covered) as write,
-            grants.held(private, covered) as parts,
+            landlock.held(readable, covered) as read,
+            landlock.held(map(Path, self.write), covered) as write,
+            landlock.held(private, covered) as parts,
         ):
             placed = [replace(each, path=each.path.parent) if in_user_namespace else each for each in parts]
             held |= self._enforce(covered, read, [*write, *placed], in_user_namespace=in_user_namespace)

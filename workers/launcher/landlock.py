@@ -11,9 +11,11 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from workers.launcher.grants import Grant
+from service.jobs.safe_files import Folder, UnsafePathError
 from workers.linux import forbid_new_privileges
 
 MINIMUM_ABI = 2
@@ -117,3 +119,46 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"Landlock: {os.strerror(number)}")
     return result
+
+
+class UnsafeGrantError(Exception):
+    """Something else stands in the place of a path that a spec names."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """An open file or folder (``O_PATH``), and the path to it, without links."""
+
+    path: Path
+    descriptor: int
+
+
+@contextmanager
+def held(paths: Iterable[Path], covered: Iterable[Path]) -> Iterator[list[Grant]]:
+    """Hold the existing ones of ``paths`` while the block runs.
+
+    Raises :class:`UnsafeGrantError` for a path below a covered folder that leads over a link; others are the
+    operator's, and may be links.
+    """
+    roots = list(covered)
+    with ExitStack() as stack:
+        grants = []
+        for path in paths:
+            try:
+                grant = _open(path, next((root for root in roots if path.is_relative_to(root) and path != root), None))
+            except UnsafePathError as error:
+                raise UnsafeGrantError(f"{path}, which a job was to use, leads over a link: {error}") from error
+            except OSError:  # it does not exist, or is not ours to open: there is nothing to grant
+                continue
+            stack.callback(os.close, grant.descriptor)
+            grants.append(grant)
+        yield grants
+
+
+def _open(path: Path, root: Path | None) -> Grant:
+    if root is None:
+        resolved = path.resolve()
+        return Grant(resolved, os.open(resolved, os.O_PATH | os.O_CLOEXEC))
+    with Folder.open(root.resolve()) as folder:
+        name = path.relative_to(root)
+        return Grant(folder.path / name, folder.handle(name.as_posix()))

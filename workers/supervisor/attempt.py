@@ -28,22 +28,19 @@ from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
 from workers.rank.stacks import stacks_file
 from workers.supervisor import command, gang_rendezvous
-from workers.supervisor.admission import Admission
 from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
 from workers.supervisor.claim import claim_part, retry_until
 from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.compiled_code import compile_cache, gate_artifacts
-from workers.supervisor.ending import DiskThread, Ending, PartEnding
+from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
 from workers.supervisor.logs import GrowingFile, RotatedLog
-from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
-from workers.supervisor.relay import Relay
-from workers.supervisor.settings import SupervisorSettings
-from workers.supervisor.stall import StallWatch
+from workers.supervisor.relay import Admission, Relay
+from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 from workers.supervisor.uploader import Thresholds, Uploader
 
 logger = logging.getLogger(__name__)

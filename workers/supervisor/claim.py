@@ -16,8 +16,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import Claim, JobError, PartOutcome, Superseded, UnknownSpec
 from service.jobs.store import Store, StoreUnavailable
 from workers.linux import uptime
-from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.settings import SupervisorSettings
+from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Runs the supervisor: a process of its own per attempt and host, which outlives the worker that started it.
 
-``python -m workers.supervisor`` reads one :class:`workers.supervisor.orders.SupervisorOrder` from standard input. It
+``python -m workers.supervisor`` reads one :class:`workers.supervisor.settings.SupervisorOrder` from standard input. It
 starts its group's keeper and launcher before that, which import what ranks need meanwhile. With ``--fork-server`` it
 imports everything itself and forks such supervisors on request: :mod:`workers.supervisor.fork_server`.
 """
@@ -49,8 +49,7 @@ def run(group: Group, program: Sequence[str]) -> int:
         from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
         from workers.supervisor.claim import give_back  # noqa: PLC0415
-        from workers.supervisor.orders import SupervisorOrder  # noqa: PLC0415
-        from workers.supervisor.settings import SupervisorSettings  # noqa: PLC0415
+        from workers.supervisor.settings import SupervisorOrder, SupervisorSettings  # noqa: PLC0415
 
         line = sys.stdin.readline()
         if not line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import os
 import signal
 import socket
@@ -17,11 +18,53 @@ from typing import Literal, cast
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from service.jobs.settings import MAX_LOG_BYTES
 from workers import event_protocol
-from workers.event_protocol import STOP, LineSplitter, TextLine, lease_until
+from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, lease_until
 from workers.rank.stacks import REQUEST
-from workers.supervisor.admission import Admission
 from workers.supervisor.logs import LONGEST_LINE, RankLog, RotatedLog, printable
 from workers.supervisor.settings import SupervisorSettings
+
+
+@dataclass
+class Admission:
+    """Admits the processes of one group on this host, each for one rank."""
+
+    secret: str
+    """The ranks find it in their environment."""
+    ranks: range
+    """The ranks that run on this host."""
+    root: int
+    """The pid of the supervisor, below which all processes of its group are."""
+    _speakers: dict[int, int] = field(default_factory=dict)
+
+    def check(self, greeting: Greeting, pid: int) -> None:
+        """Raise :class:`MalformedEvent` unless process ``pid``, which the kernel names, may speak for the rank.
+
+        A process that has already ended cannot be looked at any more: its secret must do.
+        """
+        who = f"process {pid}, which calls itself rank {greeting.rank},"
+        if not hmac.compare_digest(greeting.secret.encode(), self.secret.encode()):
+            raise MalformedEvent(f"{who} does not know the secret of this group; it is ignored")
+        if greeting.rank not in self.ranks:
+            here = f"{self.ranks.start} to {self.ranks.stop - 1}"
+            raise MalformedEvent(f"{who} is ignored: the ranks of this host are {here}")
+        if not is_descendant(pid, self.root):
+            raise MalformedEvent(f"{who} was not started by this group's supervisor; it is ignored")
+        if self._speakers.setdefault(greeting.rank, pid) != pid:
+            raise MalformedEvent(f"{who} is ignored: that rank is process {self._speakers[greeting.rank]}")
+
+
+def is_descendant(pid: int, root: int) -> bool:
+    """Return whether ``root`` is an ancestor of ``pid``; true if that process has ended meanwhile."""
+    while pid > 1:
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        pid = int(status.rpartition(")")[2].split()[1])
+        if pid == root:
+            return True
+    return False
+
 
 _CHUNK = 1 << 16
 

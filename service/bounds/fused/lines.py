@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.fused.building import block, flat, kernels_for, strides
-from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.structured import GatheredRows
 
 Optional = Tensor | None
 Saved = tuple[Optional, ...]

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.leaps import Leap
-from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.propagation import Propagated, traverse_backward
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import Pending, RowSharding, dense
-from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxed
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
+from service.bounds.linear.propagation import traverse_backward
 from service.bounds.linear.rows.patches import Pair, image_of
-from service.bounds.linear.traversal import traverse_backward
 from service.bounds.memory import in_parts, is_out_of_memory
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions

@@ -14,9 +14,9 @@ from torch.nn import functional
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Pair, Patches
+from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.linear import constant_only

@@ -13,8 +13,8 @@ from service.bounds.fused import product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
 from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.broadcasting import unbroadcast

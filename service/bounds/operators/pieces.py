@@ -14,8 +14,8 @@ from service.bounds import fused
 from service.bounds.fused import FreeSlopes
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.patches import Patches
+from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.curve import Curve, exact, relative
 from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, Single
 

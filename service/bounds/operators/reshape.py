@@ -11,9 +11,9 @@ from torch import Tensor
 from service.bounds.graph import BatchSize, Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches, image_of
+from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter

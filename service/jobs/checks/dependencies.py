@@ -1,17 +1,19 @@
-"""Finds the jobs that a spec names, and the model behind them."""
+"""Finds the jobs and uploads that a spec names, and checks that they exist and fit."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
+import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
-from service.jobs.spec.base import Dependency
+from service.jobs.spec.base import FILE_ID, FILE_ID_PREFIX, Dependency
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
@@ -151,3 +153,28 @@ def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
 
 def _ended(state: str) -> str:
     return "failed" if state == "failed" else "been cancelled"
+
+
+def files_of(spec: CommonSpec) -> Iterator[tuple[str, str]]:
+    """Yield each uploaded file that the spec names, as the path of its field and its id."""
+    text = spec.model_dump_json(by_alias=True, exclude={"name", "labels"})
+    if FILE_ID_PREFIX in text:  # most specs name none
+        yield from _files(orjson.loads(text), ())
+
+
+def check_files(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
+    """Yield which of the files that the spec names were never uploaded."""
+    for path, file in files_of(spec):
+        if not context.has_file(file):
+            yield Problem(path, f"there is no {file}", file, "the id that an upload to /v1/files gave")
+
+
+def _files(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _files(each, (*path, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _files(each, (*path, str(index)))
+    elif isinstance(value, str) and FILE_ID.fullmatch(value):
+        yield ".".join(path), value

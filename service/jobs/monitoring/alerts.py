@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from service.jobs.monitoring.conditions import (
@@ -23,6 +24,7 @@ from service.jobs.monitoring.conditions import (
     ServiceUnreachable,
     Total,
 )
+from service.jobs.records import FrozenModel
 
 Severity = Literal["critical", "warning"]
 AlertState = Literal["ok", "pending", "firing"]
@@ -338,3 +340,37 @@ def _since(condition: Condition, history: History, labels: Labels) -> float:
     while first > 1 and labels in condition.holds(history[: first - 1]):
         first -= 1
     return history[first - 1].at
+
+
+class ShownAlert(FrozenModel):
+    """One alert, for one set of labels."""
+
+    name: str
+    severity: Severity
+    state: AlertState
+    """``pending`` while the condition holds, and not yet for as long as it must to be told of."""
+    labels: dict[str, str]
+    """What it is about, such as ``host``; empty where it is the whole service."""
+    value: float | None = None
+    since: datetime | None = None
+    meaning: str
+    action: str
+    """What to do about it."""
+    expression: str
+    """Return a condition as a query for Prometheus."""
+
+    @classmethod
+    def of(cls, status: AlertStatus) -> ShownAlert:
+        """Return how an alert stands, with what it says."""
+        alert = status.alert
+        return cls(
+            name=alert.name,
+            severity=alert.severity,
+            state=status.state,
+            labels=dict(status.labels),
+            value=status.value,
+            since=None if status.since is None else datetime.fromtimestamp(status.since, UTC),
+            meaning=alert.meaning,
+            action=alert.action,
+            expression=alert.condition.promql,
+        )

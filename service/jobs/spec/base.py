@@ -19,8 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.jobs.launchers import LAUNCHER_NAME
-from service.jobs.spec.exports import ExportTargets
-from service.jobs.spec.notify import NotifySpec
+from service.jobs.spec.notify import ExportTargets, NotifySpec
 from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
 

@@ -1,14 +1,72 @@
-"""Data sources that a training or verification job can name: the built-in ones, and those of installed packages."""
+"""Data sources of training and verification jobs: built-in, uploaded, or from an installed package."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from service.jobs.plugins import DataConfig, DataSource, Features, Samples, Tokens
+from service.jobs.plugins import DataConfig, DataSource, Features, FileId, Samples, Tokens, disagreement
 from service.jobs.plugins.catalogue import catalogue
-from service.jobs.spec.files import FileArrays, FileTokens
+
+_TestFraction = Annotated[
+    float, Field(gt=0, lt=1, description="of the samples, from the end, unless there is a test_file")
+]
+
+
+class FileTokens(DataConfig):
+    """Token ids in one long row, cut into sequences; a target is the token after its input.
+
+    The file is a flat array (``uint8`` reads any file as bytes), an array in NumPy's format, or UTF-8 text for
+    ``tokenizer``, a ``tokenizer.json``. It is read where it lies.
+    """
+
+    source: Literal["file"] = Field("file", description="an uploaded file")
+    format: Literal["tokens"] = Field("tokens", description="tokens: one sequence that is cut into samples")
+    file: FileId = Field(description="the id of the upload")
+    encoding: Literal["uint8", "uint16", "uint32", "npy", "text"] = Field(
+        "uint16", description="how the file holds token ids; text: not yet as ids, with its tokenizer"
+    )
+    tokenizer: FileId | None = Field(None, description="for the encoding text")
+    sequence: int = Field(ge=1, le=2**20, description="tokens per sample")
+    vocabulary: int = Field(ge=2, le=2**24, description="every id is below it")
+    test_file: FileId | None = Field(None, description="of the same encoding")
+    test_fraction: _TestFraction = 0.1
+
+    @property
+    def gives(self) -> Samples:
+        return Tokens(self.vocabulary, self.sequence)
+
+    @model_validator(mode="after")
+    def _text_has_a_tokenizer(self) -> FileTokens:
+        if (self.encoding == "text") != (self.tokenizer is not None):
+            message = f"encoding={self.encoding} has {'none' if self.tokenizer else 'one'}"
+            expected = "the id of a tokenizer.json with encoding=text, and null with another encoding"
+            raise disagreement("tokenizer", message, self.tokenizer, expected)
+        return self
+
+
+class FileArrays(DataConfig):
+    """Arrays ``inputs`` (n, …) and ``targets`` (n,) in a safetensors or npz file; targets are class labels.
+
+    ``test_inputs`` and ``test_targets`` are the test split where the file has them. Samples reach a model flat, as
+    float32; uint8 pixels are divided by 255. A safetensors file is read where it lies, an npz as a whole.
+    """
+
+    source: Literal["file"] = Field("file", description="an uploaded file")
+    format: Literal["arrays"] = Field("arrays", description="arrays: inputs and class labels")
+    file: FileId = Field(description="the id of the upload")
+    shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
+        min_length=1, max_length=4, description="of one sample"
+    )
+    classes: int = Field(ge=2, le=2**20, description="every label is below it")
+    test_file: FileId | None = Field(None, description="with arrays inputs and targets")
+    test_fraction: _TestFraction = 0.2
+
+    @property
+    def gives(self) -> Samples:
+        return Features(prod(self.shape), self.classes)
 
 
 class DigitsData(DataConfig):

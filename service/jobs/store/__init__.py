@@ -16,29 +16,26 @@ import redis
 
 from service.jobs.launchers import PendingLaunch
 from service.jobs.layout import DataLayout
-from service.jobs.store.accounts import ServiceAccounts
 from service.jobs.store.artifacts import ArtifactStore
-from service.jobs.store.attempts import Attempts, parse_ref
+from service.jobs.store.attempts import Attempts, KnownJob, Launching, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
 from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
-from service.jobs.store.events import EventPage, Events, StoredEvent
 from service.jobs.store.exports import Exports
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
-from service.jobs.store.gauges import Counts, Gauges
+from service.jobs.store.gauges import Counts, Gauges, SampleStore
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.launching import KnownJob, Launching
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.loop_calls import in_loop
 from service.jobs.store.preemption import Preemptions
-from service.jobs.store.projects import Projects
+from service.jobs.store.projects import Projects, ServiceAccounts
 from service.jobs.store.queue import Queue, Shares, WaitingJob
-from service.jobs.store.samples import SampleStore
 from service.jobs.store.sessions import Sessions, SignInFlow, SignInFlows, SignIns
 from service.jobs.store.submission import Submission
 from service.jobs.store.sweeps import Sweeps
+from service.jobs.store.tail import EventPage, Events, StoredEvent
 from service.jobs.store.webhooks import Webhooks
 from service.jobs.store_limits import StoreLimits
 

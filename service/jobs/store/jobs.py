@@ -20,9 +20,8 @@ from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPLOADS
-from service.jobs.store.late_refusals import LATE_REFUSALS
+from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
-from service.jobs.store.over_quota import refuse_over_quota
 from service.jobs.store.submission import Submission, hashed, idempotency_digest, json_of, text_of, uploads_of
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest

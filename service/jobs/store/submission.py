@@ -9,7 +9,7 @@ from functools import cached_property
 
 import orjson
 
-from service.jobs.checks.files import files_of
+from service.jobs.checks.dependencies import files_of
 from service.jobs.launchers import LOCAL
 from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.spec.base import CommonSpec

@@ -12,8 +12,7 @@ from service.jobs.spec.base import CommonSpec
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
-from service.jobs.store.late_refusals import LATE_REFUSALS
-from service.jobs.store.over_quota import refuse_over_quota
+from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.submission import Submission
 from service.jobs.store_limits import StoreLimits
 from service.jobs.sweeps import Parameters

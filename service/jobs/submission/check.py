@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.dependencies import check_dependencies
-from service.jobs.checks.files import check_files
+from service.jobs.checks.dependencies import check_dependencies, check_files
 from service.jobs.checks.parallel import check_fleet
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins import CheckContext, CommonSpec

@@ -17,13 +17,12 @@ from pydantic import Field, TypeAdapter
 from service.formats.llama import uploaded_config
 from service.jobs import documents
 from service.jobs.checkpoints import steps_of_checkpoints, steps_of_weights
-from service.jobs.checks.dependencies import Lookup, related
-from service.jobs.checks.files import files_of
+from service.jobs.checks.dependencies import Lookup, files_of, related
+from service.jobs.documents import Position, positions
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
 from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
-from service.jobs.positions import Position, positions
 from service.jobs.records import FleetCapacity, FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check

@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from service.jobs.spec.files import FileArrays
+from service.jobs.spec.data import FileArrays
 from service.models.data.samples import Split
 
 BROKEN = (

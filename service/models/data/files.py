@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from service.jobs.layout import DataLayout
-from service.jobs.spec.files import FileArrays, FileTokens
+from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.build_once import build_once
 from service.models.data import arrays, packed
 from service.models.data.packed import TokenFile

@@ -13,7 +13,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.jobs.spec.files import FileTokens
+from service.jobs.spec.data import FileTokens
 from service.models.data.arrays import BROKEN, check_claim
 from service.models.data.samples import Split
 

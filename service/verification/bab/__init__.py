@@ -5,6 +5,6 @@ and what confirms a counterexample, :mod:`.attack` looks for one by gradients, :
 :mod:`.time_plan` divides the time, :mod:`.settings` has every other number, :mod:`.search_group` lets ranks search
 together, :mod:`.decision` is what a search reports.
 
-:mod:`.inputs` splits boxes, and has :mod:`.clipping` for itself. :mod:`.activations` splits at hidden values; its
-tighter bounds where the property fails are :mod:`.invprop`, its linear programs :mod:`.lp`.
+:mod:`.inputs` splits boxes, and clips them. :mod:`.activations` splits at hidden values; its tighter bounds
+where the property fails are :mod:`.invprop`, its linear programs :mod:`.lp`.
 """

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.ramps import RampedGraph
 from service.verification.bab.attack import attack, gradient_batch_size, steepest_crossing
-from service.verification.bab.model import ModelUnderVerification, gradient_at
+from service.verification.bab.model import ModelUnderVerification, RampedGraph, gradient_at
 from service.verification.bab.specification import Counterexample, Specification
 
 

@@ -13,8 +13,7 @@ from service.bounds.methods import Analysis, Bounder, BoundOptions, Method, repe
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.stages import Staged, StagedAnalysis
-from service.verification.engine.arithmetic import PLAIN, Arithmetic
-from service.verification.engine.base import BoundingEngine
+from service.verification.engine.base import PLAIN, Arithmetic, BoundingEngine
 
 
 @dataclass(frozen=True, eq=False)

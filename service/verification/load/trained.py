@@ -1,6 +1,8 @@
-"""Models of Trivet's own: what a job trained, or a configuration with random weights."""
+"""Loads models of Trivet's own, trained or with random weights, and their property on tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +10,18 @@ from torch import Tensor, nn
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.memory import MemoryShortageError
 from service.jobs.layout import DataLayout
-from service.jobs.plugins import Features
+from service.jobs.plugins import Features, Tokens
+from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty
 from service.models import build, load_into
+from service.models.data import Split, load
 from service.models.embedded import AfterEmbedding, embedded
 from service.models.reference import resolve
 from service.models.transformer import Transformer
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property, read
+from service.verification.properties.base import PropertyError
 from service.verification.properties.robustness import RobustSamples
-from service.verification.properties.tokens import robust_tokens
 from service.verification.task import RefusedModel, Task
 
 
@@ -65,3 +69,36 @@ def _of_tokens(module: nn.Module, data: DataLayout, loader: TaskLoader) -> tuple
 
     asked = robust_tokens(property_spec, model.config, embed, data)
     return asked, AfterEmbedding(model, asked.samples.inputs.shape[1] // model.config.dim)
+
+
+def robust_tokens(
+    spec: RobustnessProperty,
+    config: TransformerConfig,
+    embed: Callable[[Tensor], Tensor],
+    layout: DataLayout | None = None,
+) -> RobustSamples:
+    """Return the first ``count`` test sequences, embedded and flattened; the class is the token that follows.
+
+    ``embed`` maps ids ``(batch, sequence)`` to ``(batch, sequence, dim)``; all ranks that share it call this.
+    Raises :class:`PropertyError` where the data does not fit.
+    """
+    asked = spec.robustness
+    gives = asked.data.gives
+    if not isinstance(gives, Tokens):
+        raise PropertyError(
+            f"property.robustness.data.source {asked.data.source} has no tokens, which a {config.family} reads"
+        )
+    if gives.vocabulary > config.vocab_size or gives.sequence > config.max_sequence:
+        raise PropertyError(
+            f"property.robustness.data has sequences of {gives.sequence} out of {gives.vocabulary} tokens, "
+            f"the model takes {config.max_sequence} out of {config.vocab_size}"
+        )
+    test = load(asked.data, layout).test
+    if asked.count > len(test):
+        raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
+    samples = test.take(torch.arange(asked.count))
+    inputs = [embed(ids).flatten(1).cpu() for ids in torch.split(samples.inputs, AT_ONCE)]
+    return RobustSamples(Split(torch.cat(inputs), samples.targets[:, -1]), config.vocab_size, asked.eps, asked.norm)
+
+
+AT_ONCE = 1024

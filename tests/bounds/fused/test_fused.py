@@ -18,8 +18,8 @@ from service.bounds import fused, planes
 from service.bounds.capture import local_state
 from service.bounds.fused import adam, boxes, building, images, lines, products, tables
 from service.bounds.interval import Interval
-from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.patches import Patches
+from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare_stage
 from service.bounds.optimise import Ascent

@@ -56,7 +56,7 @@ def test_a_page_without_matches_still_moves_on(store: Store, ref: AttemptRef) ->
 
 
 def test_long_streams_are_read_in_chunks(store: Store, ref: AttemptRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.jobs.store.events._CHUNK", 3)
+    monkeypatch.setattr("service.jobs.store.tail._CHUNK", 3)
     written = logs(20)
     store.attempts.emit(ref, written)
     assert list(walk(store, ref.job_id, {"log"}, limit=100)) == written

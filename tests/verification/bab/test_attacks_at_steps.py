@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.methods import CROWN
 from service.bounds.onnx.reading import Runtime, parse
-from service.bounds.ramps import RampedGraph, has_steps
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.attack import attack
 from service.verification.bab.driver import decide
-from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.model import ModelUnderVerification, RampedGraph, has_steps
 from service.verification.bab.settings import SearchSettings, StepSettings
 from service.verification.bab.specification import Counterexample, specifications
 from service.verification.bab.steps import attack_at_steps, step_sides

@@ -22,9 +22,9 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, BoundOptions
 from service.bounds.planes import BoxPlanes, minimum
 from service.formats.vnnlib import Disjunct, Halfspace, Query
-from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
+from service.verification.bab.inputs.boxes import LinearCut, clipped
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings, SearchSettings

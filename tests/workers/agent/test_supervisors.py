@@ -21,7 +21,7 @@ from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
 from workers.agent import supervisors as agents
 from workers.agent.supervisors import Supervisors
-from workers.supervisor.orders import SupervisorOrder
+from workers.supervisor.settings import SupervisorOrder
 
 pytestmark = pytest.mark.distributed
 

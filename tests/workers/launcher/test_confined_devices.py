@@ -17,7 +17,7 @@ from service.jobs.records import ISOLATION_PARTS, AttemptRef, Claim, HostShare
 from workers.launcher import confinement, namespaces
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
 from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.orders import SupervisorOrder
+from workers.supervisor.settings import SupervisorOrder
 
 SEGMENTS = """
 import ctypes, os

@@ -258,13 +258,13 @@ def test_what_is_granted_is_what_was_held_whatever_its_path_leads_to(tmp_path: P
     code = f"""
 import os
 from pathlib import Path
-from workers.launcher import grants, landlock, namespaces
+from workers.launcher import landlock, namespaces
 root = Path({str(tmp_path)!r})
 (root / "named").mkdir()
 (root / "named" / "file").write_text("theirs")
 (root / "secret").mkdir()
 (root / "secret" / "file").write_text("hush")
-with grants.held([root / "named"], [root]) as held:
+with landlock.held([root / "named"], [root]) as held:
     (root / "named").rename(root / "moved")
     (root / "named").symlink_to(root / "secret")
     landlock.restrict([Path("/usr"), *held], [])

@@ -13,8 +13,7 @@ from service.jobs.records import AttemptRef, Claim, HostShare
 from service.jobs.store import StoreLimits, StoreUnavailable
 from workers.linux import uptime
 from workers.supervisor.claim import claim_part
-from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.settings import SupervisorSettings
+from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 
 REF = AttemptRef("job_1", 1, "b")
 SHARES = tuple(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.reporting import connect
-from workers.supervisor.admission import Admission
-from workers.supervisor.relay import Relay
+from workers.supervisor.relay import Admission, Relay
 from workers.supervisor.settings import SupervisorSettings
 
 

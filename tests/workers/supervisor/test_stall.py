@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from workers.supervisor.ending import StallWatch
 from workers.supervisor.settings import SupervisorSettings
-from workers.supervisor.stall import StallWatch
 
 SETTINGS = SupervisorSettings(first_rank_within_s=10.0, stall_interval_s=0.0, stacks_within_s=0.0)
 

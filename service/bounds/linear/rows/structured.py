@@ -1,9 +1,11 @@
-"""The interface of rows that hold fewer numbers than a dense tensor ``(batch or 1, rows, *shape)``."""
+"""Represents rows by fewer numbers than a dense tensor ``(batch or 1, rows, *shape)``."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -29,3 +31,24 @@ class StructuredRows(ABC):
     def plus(self, other: StructuredRows) -> StructuredRows | None:
         """Return the sum with rows of the same representation; ``None`` where it must be made of dense rows."""
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredRows(StructuredRows):
+    """Rows of a constant ``matrix`` ``(m, n)``: those that ``index`` ``(batch or 1, rows)`` names.
+
+    With ``mirrored`` their negatives follow.
+    """
+
+    matrix: Tensor
+    index: Tensor
+    mirrored: bool
+
+    @property
+    def count(self) -> int:
+        return self.index.shape[1] * (2 if self.mirrored else 1)
+
+    def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        rows = self.matrix[self.index]
+        rows = torch.cat([rows, -rows], dim=1) if self.mirrored else rows
+        return rows.reshape(*rows.shape[:2], *shape)

@@ -19,10 +19,9 @@ from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
-from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
 from service.verification.bab.heuristics import InputView
-from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
+from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer, LinearCut, clipped
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, factories_of
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
