@@ -29,24 +29,29 @@ from service.bounds.replay import Plain, Recorded
 
 @dataclass(frozen=True)
 class Ascent:
-    """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration.
+    """Adam's step, in units of the parameters' range, and the share of it that is left after all iterations.
 
-    Bounds are settled once :data:`STRIDE` iterations narrowed them by no more than ``least_gain`` of their width, those
-    of an entry from both sides; a part whose rows are all settled ends. After ``deadline`` (``time.monotonic``) a part
-    has one iteration, where nothing is recorded; two ascents that differ in it alone are equal.
+    Bounds are settled once :data:`STRIDE` iterations brought no more than ``least_share`` of what all have brought, or
+    all no more than ``least_gain`` of the width, that of an entry from both sides; a part whose rows are all settled
+    ends. After ``deadline`` (``time.monotonic``) a part has one iteration, where nothing is recorded; two ascents that
+    differ in it alone are equal.
     """
 
     iterations: int = 20
     learning_rate: float = 0.5
-    decay: float = 0.98
-    least_gain: float = 3e-3
+    last_step: float = 0.12
+    least_share: float = 0.03
+    least_gain: float = 2e-3
     deadline: float = field(default=inf, compare=False)
 
+    @property
+    def decay(self) -> float:
+        """Return what the step is multiplied by after each iteration."""
+        return float(self.last_step ** (1 / max(1, self.iterations)))
 
-STRIDE = 2
-"""Iterations after which it is asked what they have brought. The first step alone may well overshoot; nearly all that
-there is to gain comes with the first three.
-"""
+
+STRIDE = 3
+"""Iterations after which it is asked what they have brought: the first steps often overshoot."""
 
 
 @dataclass(eq=False)
@@ -288,12 +293,18 @@ class RowOptimiser(SlopeOptimiser):
             count = min(STRIDE, most - done)
             self.repeat.run(self._ascend, count)
             done, now = done + count, self._widths()
-            share = ((before - now) / before.clamp(min=torch.finfo(now.dtype).tiny)).nan_to_num(nan=1.0)
-            self._settle(share <= self.ascent.least_gain)
-            if done < most and self._are_all_settled():
-                break
+            if done < most:
+                self._settle(self._is_little(first, before, now))
+                if self._are_all_settled():
+                    break
             before = now
         self.brought.add(first, self._widths(), done, most)
+
+    def _is_little(self, first: Tensor, before: Tensor, now: Tensor) -> Tensor:
+        """Return where the last iterations, or all of them, brought too little; never of a width that was infinite."""
+        latest, total = before - now, first - now
+        is_little = (latest <= self.ascent.least_share * total) | (total <= self.ascent.least_gain * first)
+        return is_little & first.isfinite()
 
     @torch.no_grad()
     def _settle(self, found: Tensor) -> None:

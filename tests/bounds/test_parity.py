@@ -82,3 +82,16 @@ def test_margins(parity: Path, networks: dict[torch.dtype, Network], method: str
     rows = margin_rows(expected["y"].argmax(dim=1), 10, torch.float32)
     found = METHODS[method](networks[torch.float32], Interval(x - eps, x + eps), PLAIN).lower_bounds(rows)
     assert_equal_to_rounding(found, expected["lb"])
+
+
+@pytest.mark.parametrize(("stored", "method"), [("alpha-CROWN", "alpha-crown"), ("alpha-CROWN-last", "alpha-crown-fixed")])
+def test_optimised_bounds_are_no_looser(
+    parity: Path, networks: dict[torch.dtype, Network], stored: str, method: str
+) -> None:
+    """By no more than 1e-3, from the same number of iterations: both end before the best slopes."""
+    x, eps = inputs_a(parity, 1, torch.float32)
+    found = output_bounds(networks[torch.float32], Interval(x - eps, x + eps), method, BoundOptions())
+    peers = np.load(parity / "bounds" / f"a_{stored}_b1_id.npz")
+    lower, upper = (torch.tensor(peers[name]).double() for name in ("lb", "ub"))
+    assert bool((found.lower >= lower - 1e-3 * lower.abs().max()).all())
+    assert bool((found.upper <= upper + 1e-3 * upper.abs().max()).all())

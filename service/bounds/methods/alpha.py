@@ -102,10 +102,11 @@ def both_optimised(
 ) -> Interval:
     """Bound both sides of the entries ``index`` of a value, each optimised for itself.
 
-    Of many, some are optimised first: where these gain next to nothing, the plain bounds of all are kept.
+    Where that takes long, some are optimised first: if these gain next to nothing, the plain bounds of all are kept.
     """
     families = families or Families(backward)
-    if index.shape[1] * backward.network.shares(name) <= MANY:
+    entries = index.shape[1] * backward.network.shares(name)
+    if entries <= MANY or 2 * entries * elements_of_row(backward, name) <= WORTH_A_TRIAL[backward.device.type]:
         return _optimised(families, name, index, options)
     plain = one_pass(backward, name, index, options)
     some = _widest(backward, name, plain)
@@ -122,8 +123,12 @@ def both_optimised(
     return Interval(lower, upper)
 
 
-MANY, SOME, LEAST_GAIN = 128, 32, 5e-3
+MANY, SOME, LEAST_GAIN = 128, 32, 2e-3
 """Entries of which some are optimised first, how many, and the share of their width that is worth the rest."""
+WORTH_A_TRIAL = {"cpu": 2**22, "cuda": 2**28}
+"""Elements of all rows that are optimised at once in less time than a trial takes. On a CUDA device that is mostly the
+time to record it.
+"""
 
 
 def _widest(backward: Pass, name: str, plain: Interval) -> Tensor:

@@ -181,10 +181,11 @@ class _RungRun:
         """Leave out what differs for other random numbers alone, of the same distribution. All ranks look, or none.
 
         Without decompositions it draws what eager draws, unless the generator is left in another state: a program may
-        take another way where it is compiled, as to another kernel of attention.
+        take another way where it is compiled, as to another kernel of attention. A known limit of the rung is none.
         """
         wrong = [each for each in self.comparisons if not each.passed]
-        otherwise = self.case.rung.decomposes or _drew_otherwise(run, self.reference.eager)
+        own = own_limit(self.case.rung, self.reference, self.comparisons)
+        otherwise = self.case.rung.decomposes or (not own and _drew_otherwise(run, self.reference.eager))
         may = otherwise and self.reference.eager.random and not any(each.stale_by for each in wrong)
         if self.plan.agree(float(may and bool(wrong))):
             differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)

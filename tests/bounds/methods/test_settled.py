@@ -37,7 +37,7 @@ def iterations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def intermediate(activation: type[nn.Module], eps: float, least_gain: float) -> Interval:
     network = prepared(net(activation), 4)
-    ascent = Ascent(iterations=MOST, least_gain=least_gain)
+    ascent = Ascent(iterations=MOST, least_share=min(0.0, least_gain), least_gain=least_gain)
     box = Interval(torch.full((1, 4), 0.3 - eps), torch.full((1, 4), 0.3 + eps))
     return ALPHA_CROWN(network, box, BoundOptions(ascent=ascent)).inputs[network.nonlinear[1].name][0]
 
@@ -61,7 +61,7 @@ def test_one_iteration_is_run_where_nothing_can_be_chosen(iterations: Counter[st
     torch.manual_seed(0)
     network = prepared(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh()), 4)
     box = Interval(torch.full((1, 4), 0.3), torch.full((1, 4), 0.3001))
-    ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_gain=-1.0)))
+    ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_share=-1.0, least_gain=-1.0)))
     assert set(iterations.values()) == {1}
 
 
@@ -79,7 +79,7 @@ def test_bounds_are_never_wider_than_those_of_crown() -> None:
 
 def test_what_iterations_brought_is_told(caplog: pytest.LogCaptureFixture) -> None:
     network, box = prepared(net(nn.ReLU), 4), Interval(torch.full((1, 4), -0.2), torch.full((1, 4), 0.8))
-    options = BoundOptions(ascent=Ascent(iterations=MOST, least_gain=-1.0))
+    options = BoundOptions(ascent=Ascent(iterations=MOST, least_share=-1.0, least_gain=-1.0))
     analysis = ALPHA_CROWN(network, box, options)
     with caplog.at_level(logging.INFO, logger="service.bounds.methods.alpha"):
         best = analysis.lower_bounds(torch.eye(2)[None])
@@ -117,7 +117,7 @@ def test_rows_that_are_asked_for_take_the_iterations_that_narrow_them(
 ) -> None:
     network = prepared(net(nn.Tanh), 4)
     box = Interval(torch.full((1, 4), -0.2), torch.full((1, 4), 0.8))
-    analysis = ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_gain=least_gain)))
+    analysis = ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_share=min(0.0, least_gain), least_gain=least_gain)))
     iterations.clear()
     found: Tensor = analysis.lower_bounds(torch.eye(2)[None])
     assert iterations[network.graph.output.name] == expected
@@ -130,6 +130,7 @@ def test_of_many_entries_some_are_tried_first(
 ) -> None:
     """Where these gain too little, all keep the bounds that CROWN has; else all are optimised."""
     monkeypatch.setattr(alpha, "LEAST_GAIN", least_gain)
+    monkeypatch.setattr(alpha, "WORTH_A_TRIAL", {"cpu": 0})
     tried = list[int]()
     optimised = alpha._optimised
 
@@ -160,6 +161,7 @@ def test_each_instance_of_a_batch_decides_for_itself(monkeypatch: pytest.MonkeyP
     """A box in which the network is all but straight beside one where it is bent."""
     monkeypatch.setattr(alpha, "MANY", 7)
     monkeypatch.setattr(alpha, "SOME", 4)
+    monkeypatch.setattr(alpha, "WORTH_A_TRIAL", {"cpu": 0})
     network = prepared(net(nn.Tanh).double(), 4)
     radius = torch.tensor([1e-4, 0.5], dtype=torch.float64)[:, None].expand(2, 4)
     boxes, value = Interval(0.3 - radius, 0.3 + radius), network.nonlinear[1].name
