@@ -35,7 +35,8 @@ def test_other_draws_are_a_fault_where_nothing_is_decomposed(ascend: Ascend) -> 
     assert result.verdict == "fail_parity"
 
 
-@pytest.mark.parametrize("modules", [pytest.param(drawing.deeper, marks=pytest.mark.slow), drawing.remasking])
+@pytest.mark.slow
+@pytest.mark.parametrize("modules", [drawing.deeper, drawing.remasking])
 def test_another_distribution_is_a_fault(ascend: Ascend, modules: Callable[[], dict[str, nn.Module]]) -> None:
     """Also one in which each tensor has that of eager by itself, as gradients of another mask than the output's."""
     (result,) = ascend(sound.SoundProgram(modules), [DECOMPOSED])
