@@ -37,6 +37,7 @@ BEFOREHAND = (
     "pytest",
     "service.compilation.job",
     "service.training.job",
+    "service.verification.first_trace",
     "service.verification.job",
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -117,7 +117,8 @@ def test_rows_that_are_asked_for_take_the_iterations_that_narrow_them(
 ) -> None:
     network = prepared(net(nn.Tanh), 4)
     box = Interval(torch.full((1, 4), -0.2), torch.full((1, 4), 0.8))
-    analysis = ALPHA_CROWN(network, box, BoundOptions(ascent=Ascent(iterations=MOST, least_share=min(0.0, least_gain), least_gain=least_gain)))
+    ascent = Ascent(iterations=MOST, least_share=min(0.0, least_gain), least_gain=least_gain)
+    analysis = ALPHA_CROWN(network, box, BoundOptions(ascent=ascent))
     iterations.clear()
     found: Tensor = analysis.lower_bounds(torch.eye(2)[None])
     assert iterations[network.graph.output.name] == expected

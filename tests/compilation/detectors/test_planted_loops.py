@@ -35,7 +35,7 @@ def rehearsed(ascend: Ascend, planted: Planted) -> Result:
     return result
 
 
-@pytest.mark.parametrize("planted", first_fast(2, CLEAN), ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", first_fast(1, CLEAN), ids=lambda planted: planted.name)
 def test_loops_without_a_mistake_raise_no_alarm(ascend: Ascend, planted: Planted) -> None:
     result = rehearsed(ascend, planted)
     (finding,) = result.findings
@@ -58,13 +58,13 @@ def test_a_mistake_is_found_and_named(ascend: Ascend, planted: Planted) -> None:
     assert wrong == planted.wrong
 
 
-@pytest.mark.parametrize("name", first_fast(2, keeping.COPIES))
+@pytest.mark.parametrize("name", first_fast(1, keeping.COPIES))
 def test_results_that_are_copied_raise_no_alarm(ascend: Ascend, name: str) -> None:
     result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.COPIES[name]), "inference"))
     assert [finding.verdict for finding in result.findings] == ["not_applicable"], result.findings
 
 
-@pytest.mark.parametrize("name", first_fast(2, keeping.ALIASES))
+@pytest.mark.parametrize("name", first_fast(1, keeping.ALIASES))
 def test_results_that_only_look_copied_are_found(ascend: Ascend, name: str) -> None:
     result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.ALIASES[name]), "inference"))
     messages = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
@@ -105,7 +105,7 @@ def test_what_only_lives_until_the_next_result_is_not_blamed(ascend: Ascend, nam
 
 
 @pytest.mark.parametrize(
-    "planted", first_fast(2, storing.INNOCENT), ids=lambda planted: f"{planted.name} {planted.make.__name__}"
+    "planted", first_fast(1, storing.INNOCENT), ids=lambda planted: f"{planted.name} {planted.make.__name__}"
 )
 def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Ascend, planted: Planted) -> None:
     assert [finding.verdict for finding in rehearsed(ascend, planted).findings] == ["not_applicable"]

@@ -242,8 +242,12 @@ def closing_over(result: Tensor) -> Any:
     [
         (waiting, "mine, a variable of steps ("),
         (closing_over, "seen[0], a variable that closing_over.<locals>.<lambda> closes over"),
-        (lambda result: {"last": deque([result])}, "kept['last'][0], a variable of holders_by ("),
-        (lambda result: functools.partial(print, result), "partial"),
+        pytest.param(
+            lambda result: {"last": deque([result])},
+            "kept['last'][0], a variable of holders_by (",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda result: functools.partial(print, result), "partial", marks=pytest.mark.slow),
     ],
 )
 def test_a_holder_is_named_by_the_path_to_it(keep: Any, name: str) -> None:
