@@ -115,8 +115,14 @@ class Forks:
 
 
 def can_fork() -> bool:
-    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice."""
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
+    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice.
+    Where that is not to be seen, they may not.
+    """
+    try:
+        entries = os.listdir("/proc/self/fd")  # noqa: PTH208 - names alone, before one of them is gone
+    except OSError:
+        return False
+    for entry in entries:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{entry}") == _MEMORY_DEVICE:  # noqa: PTH115 - a name, not a path to follow
                 return False
