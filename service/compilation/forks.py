@@ -43,7 +43,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Fork:
+class ForkedProcess:
     """A process that has been forked, with the other ends of its pipes."""
 
     pid: int
@@ -70,7 +70,7 @@ class Forks:
 
     shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
     races: int = field(default_factory=lambda: os.memfd_create("trivet-races"))
-    idle: list[Fork] = field(default_factory=list)
+    idle: list[ForkedProcess] = field(default_factory=list)
 
     @staticmethod
     def ready(serve: Callable[[Seat], None], eager: int, spare: int) -> Forks:
@@ -80,7 +80,7 @@ class Forks:
             forks.idle.append(forks._fork(serve, eager=number < eager))
         return forks
 
-    def take(self, task: Any) -> Fork:
+    def take(self, task: Any) -> ForkedProcess:
         """Give a process that waits for one a task. Raises ``IndexError`` where none is left."""
         fork = self.idle.pop(0)
         fork.tasks.send(task)
@@ -92,7 +92,7 @@ class Forks:
             self.idle.pop().end()
         os.close(self.races)
 
-    def _fork(self, serve: Callable[[Seat], None], *, eager: bool) -> Fork:
+    def _fork(self, serve: Callable[[Seat], None], *, eager: bool) -> ForkedProcess:
         tasks, to_tasks = Pipe(duplex=False)
         from_told, told = Pipe(duplex=False)
         sys.stdout.flush()
@@ -101,7 +101,7 @@ class Forks:
         if pid:
             tasks.close()
             told.close()
-            return Fork(pid, to_tasks, from_told)
+            return ForkedProcess(pid, to_tasks, from_told)
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         try:
             serve(Seat(tasks, told, self.shared, self.races, eager))
@@ -115,8 +115,14 @@ class Forks:
 
 
 def can_fork() -> bool:
-    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice."""
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
+    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice.
+    Where that is not to be seen, they may not.
+    """
+    try:
+        entries = os.listdir("/proc/self/fd")  # noqa: PTH208 - names alone, before one of them is gone
+    except OSError:
+        return False
+    for entry in entries:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{entry}") == _MEMORY_DEVICE:  # noqa: PTH115 - a name, not a path to follow
                 return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from service.compilation.diagnosis import Diagnosis, diagnose
-from service.compilation.forks import RAISED, Fork, Forks, Seat
+from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.lane_process import Climbed, Lane, Prepared
@@ -130,7 +130,7 @@ def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ..
     return _Found(subject, toolchain_s, results, proved)
 
 
-def _proved_by(proving: Fork) -> SelfTest:
+def _proved_by(proving: ForkedProcess) -> SelfTest:
     try:
         word, content = proving.told.recv()
     except (EOFError, OSError) as error:

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from service.compilation import lane_process
-from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, Fork, Forks
+from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import Result
 from service.compilation.lane_process import Climbed, Lane
@@ -69,7 +69,7 @@ def climb_apart(
 class _Climber:
     """A process, what it has still to climb, and the rung that is under way. ``alone``: no other runs beside it."""
 
-    fork: Fork
+    fork: ForkedProcess
     left: list[RungCase]
     alone: bool
     running: RungCase | None = None
