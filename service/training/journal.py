@@ -12,7 +12,7 @@ from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import Samples
 from service.training.setup import Training
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Journal:
@@ -77,9 +77,9 @@ class Journal:
 
 
 def readable_bytes(size: int) -> str:
-    """Return a size with the largest binary unit of which it has at least one, such as ``1.4 MiB``."""
-    power = min(max(size.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
-    return f"{size:,} bytes" if power == 0 else f"{size / 1024**power:,.1f} {_UNITS[power]}"
+    """Return a size with the largest decimal unit of which it has at least one, such as ``1.4 MB``."""
+    power = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
+    return f"{size} {_UNITS[0]}" if power == 0 else f"{size / 1000**power:,.3g} {_UNITS[power]}"
 
 
 def _samples(samples: Samples) -> str:

@@ -33,7 +33,8 @@ def _network(task: Task) -> str:
 def searched(row: BoundsRow) -> str:
     """Return how the search for one instance ended."""
     how = f" by {row.decided_by}" if row.decided_by else f", {row.reason}" if row.reason else ""
-    return f"instance {row.instance}: {row.verdict}{how} ({row.domains:,} domains, {row.seconds:.1f} s)"
+    domains = f"{row.domains:,} domain{'s' * (row.domains != 1)}"
+    return f"instance {row.instance}: {row.verdict}{how} ({domains}, {row.seconds:.1f} s)"
 
 
 def ended(verdicts: Mapping[str, int], seconds: float) -> str:

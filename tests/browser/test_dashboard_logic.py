@@ -546,7 +546,14 @@ def test_jobs_of_one_name_are_told_apart(run: Any) -> None:
         job("job_00002", spec, name="same"),
         job("job_00003", spec, sweep="job_0", parameters={"optimizer.lr": 0.1}),
     ]
-    assert run("compare", "names", jobs) == ["same (00001)", "same (00002)", "optimizer.lr=0.1"]
+    assert run("compare", "names", jobs) == ["same (00001)", "same (00002)", "lr=0.1"]
+
+
+def test_swept_fields_are_named_by_what_tells_them_apart(run: Any) -> None:
+    parameters = {"model.hidden.0": 16, "optimizer.lr": 0.1, "a.eps": 1, "b.eps": 2}
+    one = job("job_00003", {"kind": "train"}, sweep="job_0", parameters=parameters)
+    assert run("compare", "swept", one) == "hidden.0=16, lr=0.1, a.eps=1, b.eps=2"
+    assert run("compare", "swept", one | {"sweep": None}) == ""
 
 
 def test_what_is_missing_is_last_in_either_order(run: Any) -> None:

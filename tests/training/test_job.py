@@ -96,8 +96,12 @@ def test_the_log_says_what_was_done(tmp_path: Path) -> None:
     assert f"eval_accuracy {result['eval_accuracy']:.4g}" in said["evaluation at step 4"]
     assert "evaluation at step 3" in said
     assert said["finished after step 4 of 4"].startswith(f"loss {result['loss']:.4g}, ")
-    assert readable_bytes(1023) == "1,023 bytes"
-    assert readable_bytes(3 << 19) == "1.5 MiB"
+    assert [readable_bytes(size) for size in (999, 1000, 1_534_000, 324_000)] == [
+        "999 bytes",
+        "1 kB",
+        "1.53 MB",
+        "324 kB",
+    ]
 
 
 def test_the_log_says_that_a_training_was_stopped_and_went_on(tmp_path: Path) -> None:

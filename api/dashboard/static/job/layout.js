@@ -53,5 +53,5 @@ const degrees = (job) => job.parallel ?? job.spec.parallel ?? {};
 
 /** @param {import("../lib/layout.js").Row} row */
 const line = ({ stage, words, cells }) => h("tr", {},
-  words.length > 0 && h("th", { scope: "row" }, swatchOf(stage), ...words.map((one) => h("span", {}, one))),
+  words.length > 0 && h("th", { scope: "row" }, words[0]?.startsWith("stage") && swatchOf(stage), words.join(" · ")),
   ...cells.map(({ rank, device }) => h("td", { "data-rank": rank }, h("strong", {}, `rank ${rank}`), h("span", { class: "muted" }, device))));

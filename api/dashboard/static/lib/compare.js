@@ -93,16 +93,30 @@ const isNothing = (value) => value === undefined || value === null;
 const isPlain = (value) => isNothing(value) || isNumber(value) || typeof value === "string" || typeof value === "boolean";
 
 /**
+ * What a sweep gave a job, each field by the end of its path, as far as that tells them apart.
+ * @param {Job} job
+ * @returns {string} empty where it is none of a sweep
+ */
+export function swept(job) {
+  const paths = Object.keys(job.sweep ? (job.parameters ?? {}) : {});
+  return paths.map((path) => `${ending(path, paths)}=${written(job.parameters?.[path])}`).join(", ");
+}
+
+/** The shortest end of a path that begins with a name and ends no other path. @param {string} path @param {string[]} all */
+function ending(path, all) {
+  const parts = path.split(".");
+  const ends = parts.map((_, index) => parts.slice(parts.length - 1 - index).join("."));
+  return ends.find((end) => !/^\d/.test(end) && all.filter((other) => `.${other}`.endsWith(`.${end}`)).length === 1) ?? path;
+}
+
+/**
  * What tells jobs apart in a few words: the values that a sweep gave them, else their names, with the end of the id
  * where several would be called the same.
  * @param {Job[]} jobs
  * @returns {string[]}
  */
 export function names(jobs) {
-  const words = jobs.map((job) => {
-    const swept = Object.entries(job.parameters ?? {}).map(([path, value]) => `${path}=${written(value)}`);
-    return job.sweep && swept.length ? swept.join(", ") : title(job);
-  });
+  const words = jobs.map((job) => swept(job) || title(job));
   const often = new Set(words.filter((word, index) => words.indexOf(word) !== index));
   return words.map((word, index) => (often.has(word) ? `${word} (${jobs[index]?.id.slice(-5)})` : word));
 }

@@ -2,7 +2,7 @@
 
 import { headline } from "../lib/headline.js";
 import { isMeasure } from "../lib/columns.js";
-import { flat } from "../lib/compare.js";
+import { flat, swept } from "../lib/compare.js";
 import { mesh, number, placement, unix } from "../lib/format.js";
 import { placed } from "../lib/queue.js";
 import { isTerminal, title } from "../lib/state.js";
@@ -103,8 +103,7 @@ export class JobRow {
     setAttribute(this.element, "data-job", job.id);
     setAttribute(this.element, "data-child", Boolean(job.sweep));
     setAttribute(this.box, "aria-label", `Select ${title(job)}`);
-    const varied = Object.entries(job.parameters ?? {}).map(([path, value]) => `${path}=${JSON.stringify(value)}`);
-    setText(this.name, job.sweep && varied.length ? varied.join(", ") : title(job));
+    setText(this.name, swept(job) || title(job));
     setAttribute(this.name, "href", `/jobs/${encodeURIComponent(job.id)}`);
     setAttribute(this.name, "title", `${title(job)}, ${job.id}`);
     if (!job.sweep) fill(this.labels, ...labelChips(job.labels));
