@@ -89,6 +89,16 @@ def lines_per_public_name(house: House) -> float:
     return round(sum(file.lines for file in house.files) / public_names(house), 1)
 
 
+def public_top_names(house: House) -> int:
+    """Count functions and classes of modules, without the methods of classes."""
+    named = (node for file in house.files for node in file.tree.body if isinstance(node, Function | ast.ClassDef))
+    return sum(not node.name.startswith("_") for node in named)
+
+
+def lines_per_public_top_name(house: House) -> float:
+    return round(sum(file.lines for file in house.files) / public_top_names(house), 1)
+
+
 def _statements(function: Function) -> list[ast.stmt]:
     has_docstring = ast.get_docstring(function, clean=False) is not None
     return function.body[1:] if has_docstring else function.body
@@ -129,6 +139,8 @@ MEASURES: dict[str, Callable[[House], object]] = {
     "lines of the median file": lambda house: statistics.median(file.lines for file in house.files),
     "public names": public_names,
     "lines for each public name": lines_per_public_name,
+    "public functions and classes of modules": public_top_names,
+    "lines for each of these": lines_per_public_top_name,
     "class names used twice": class_names_used_twice,
     "functions of one statement": one_statement_functions,
     "private helpers used once": helpers_used_once,
