@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,7 @@ class Ending:
             module._compiled_call_impl is not None for part in parts.modules.values() for module in part.modules()
         )
         if phase == self.phase and is_compiled == self.compiled:
+            faulthandler.disable()  # its stacks are no news here
             os.kill(os.getpid(), self.number)
 
 
