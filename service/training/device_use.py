@@ -59,7 +59,7 @@ class DeviceMeter:
 
 def metrics_of(devices: tuple[DeviceUse, ...]) -> dict[str, float]:
     """Return the use of all devices as metrics, each name with its rank; no power where none is measured."""
-    metrics = {}
+    metrics: dict[str, float] = {}
     for rank, use in enumerate(devices):
         metrics[f"device_busy.{rank}"], metrics[f"device_memory_gib.{rank}"] = use.busy, use.held_gib
         if use.power_w:

@@ -79,7 +79,8 @@ class Journal:
 def readable_bytes(size: int) -> str:
     """Return a size with the largest decimal unit of which it has at least one, such as ``1.4 MB``."""
     power = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
-    return f"{size} {_UNITS[0]}" if power == 0 else f"{size / 1000**power:,.3g} {_UNITS[power]}"
+    value = size / 1000**power
+    return f"{size} {_UNITS[0]}" if power == 0 else f"{value:.{int(value < 10)}f} {_UNITS[power]}"
 
 
 def _samples(samples: Samples) -> str:

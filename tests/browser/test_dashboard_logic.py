@@ -521,6 +521,18 @@ def test_what_all_results_have_alike_is_no_column(run: Any) -> None:
     assert [column["path"] for column in found["columns"]] == ["result.loss", "result.steps"]
 
 
+def test_what_a_result_repeats_of_the_spec_is_one_column(run: Any) -> None:
+    jobs = [
+        job(method, {"kind": "verify", "method": method}, {"method": method, "rows": rows, "stopped": False})
+        for method, rows in (("ibp", 1), ("crown", 2))
+    ]
+    found = run("compare", "compared", jobs)
+    assert [column["path"] for column in found["columns"]] == ["method", "result.rows"]
+    jobs[0]["result"]["method"] = "ibp, rigorous"
+    found = run("compare", "compared", jobs)
+    assert [column["path"] for column in found["columns"]] == ["method", "result.method", "result.rows"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [("c1" * 32, "c1c1c1…c1c1"), ("c1" * 8, "c1" * 8), (1234.5, "1,235"), (None, "–"), ([1], "[1]")],

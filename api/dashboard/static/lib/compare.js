@@ -66,8 +66,13 @@ export function compared(jobs) {
     path === "kind" ? kinds.size > 1 : !APART.has(path.split(".")[0] ?? "") && alike.some((some) => differ(some, path)));
   const told = united(results.map((result) => result.keys())).filter((path) =>
     path.split(".").length <= DEEPEST && results.every((result) => isPlain(result.get(path))) && !NO_RESULT.has(path));
-  const found = told.filter((path) => jobs.length === 1 || differ(results, path));
-  const same = new Map(told.filter((path) => !found.includes(path)).map((path) => [path, results[0]?.get(path)]));
+  const repeated = (/** @type {string} */ path) => {
+    const asked = path.replace(/^result\./, "");
+    return differing.includes(asked) && results.every((result, index) => written(result.get(path)) === written(specs[index]?.get(asked)));
+  };
+  const found = told.filter((path) => jobs.length === 1 || (differ(results, path) && !repeated(path)));
+  const shared = told.filter((path) => jobs.length > 1 && !differ(results, path) && results[0]?.get(path) !== false);
+  const same = new Map(shared.map((path) => [path, results[0]?.get(path)]));
   const cells = jobs.map((_, index) => new Map([...(specs[index] ?? []), ...(results[index] ?? [])]));
   const column = (/** @type {"spec" | "result"} */ of) => (/** @type {string} */ path) =>
     ({ path, of, numeric: cells.every((cell) => isNumber(cell.get(path)) || isNothing(cell.get(path))) });
