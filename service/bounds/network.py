@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import Trace, capture, local_state, trace
-from service.bounds.graph import Graph, Node, Repeated
+from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
+from service.bounds.needed import needed_entries
 from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR, NONLINEAR, OPERATORS, check
 from service.bounds.operators.base import (
     AccumulatingOperator,
@@ -127,9 +128,11 @@ class Network:
     def needed(self) -> Mapping[str, Tensor]:
         """Return the entries, bool ``(n,)``, of values of which the output depends on some alone, by name.
 
-        Nothing is known of a network that others have a part of.
+        Nothing is known of a network behind pipeline stages. Every tensor-parallel rank asks at the same time.
         """
-        return needed_entries(self.graph) if self.is_alone else {}
+        if self.before is not None:
+            return {}
+        return needed_entries(self.graph, self.tp_group, [name for name in self.placements if self.is_own(name)])
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""
@@ -223,44 +226,3 @@ def prepare_stage(module: nn.Module, input_shape: Sequence[int], axis: Axis = SI
     placements, tp_group = place_part(graph, entering(graph)), RankGroup(axis)
     check_constants(graph, placements, tp_group)
     return Stage(traced, placements, tp_group)
-
-
-DRAWS = 2
-"""Random rows that go backward: an entry that matters would have to cancel to 0 in all of them to be missed."""
-
-
-@torch.no_grad()
-def needed_entries(graph: Graph) -> Mapping[str, Tensor]:
-    """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only of values of which
-    there are others, too.
-
-    The graph is not divided over ranks.
-    """
-    like, generator = _like(graph), torch.Generator().manual_seed(0)
-    masks = {graph.output.name: torch.ones(graph.output.shape, dtype=torch.bool, device=like.device)}
-    for node in reversed(graph.nodes[1:]):
-        for name, reached in zip(node.inputs, _before(node, masks[node.name], like, generator), strict=True):
-            masks[name] = masks[name] | reached if name in masks else reached
-    return {name: mask.flatten() for name, mask in masks.items() if not bool(mask.all())}
-
-
-def _before(node: Node, mask: Tensor, like: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the entries of each input that some of these entries ``(*shape)`` depend on."""
-    if node.operator in NONLINEAR:
-        yield from NONLINEAR[node.operator].needed_of(node, mask)
-        return
-    drawn = 0.5 + torch.rand(1, DRAWS, *node.shape, generator=generator, dtype=like.dtype)
-    step = LINEAR[node.operator].backward(node, drawn.to(like.device) * mask, RankGroup())
-    for coefficients in step.coefficients:
-        assert isinstance(coefficients, Tensor)
-        yield (coefficients != 0).flatten(0, 1).any(dim=0)
-
-
-def _like(graph: Graph) -> Tensor:
-    """Return a constant of the graph, which has its type and its device."""
-    for node in graph.nodes:
-        for value in node.arguments.values():
-            held = value.value if isinstance(value, Repeated) else value
-            if isinstance(held, Tensor) and held.is_floating_point():
-                return held
-    return torch.empty(0)

@@ -30,11 +30,15 @@ from service.formats.onnx_halves import with_precision_told
 from service.formats.onnx_inputs import inputs_of, with_one_input, with_real_inputs
 from service.formats.onnx_operators import OPERATORS, advice
 from service.formats.onnx_outputs import bounded_before, can_all_be_bounded, scores_only, without_maps
+from service.formats.onnx_rounds import SEQUENCES, is_counted
 from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields
 
 OPSETS = range(8, 25)
-INNER = "a graph within it depends on the input; an If whose condition is a constant is supported"
+INNER = (
+    "a graph within it depends on the input; supported are an If whose condition is a constant, and a Loop or Scan "
+    "whose number of rounds is"
+)
 MOST_ENTRIES = 2**24
 """Entries of a model's input, and of an output, at a batch of one."""
 LARGEST, LARGEST_READ = 2**31, 2**28
@@ -240,8 +244,20 @@ def constant_conditions(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
 
 def _supported(model: onnx.ModelProto) -> set[int]:
     """Return the numbers of the nodes that can be bounded, or that a branch takes the place of."""
-    known = {index for index, node in enumerate(model.graph.node) if operator_of(node) in OPERATORS}
-    return known | constant_conditions(model).keys()
+    written = OPERATORS | SEQUENCES
+    known = {index for index, node in enumerate(model.graph.node) if operator_of(node) in written}
+    return known | constant_conditions(model).keys() | counted_loops(model).keys()
+
+
+def counted_loops(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
+    """Return every ``Loop`` and ``Scan``, by its number, whose number of rounds is a constant."""
+    found = depending(model)
+    return {index: node for index, node in enumerate(model.graph.node) if is_counted(node, found.values, found.varying)}
+
+
+def depending(model: onnx.ModelProto) -> Dependence:
+    """Return what depends on the input's values."""
+    return _dependence(model)
 
 
 def _dependence(model: onnx.ModelProto) -> Dependence:

@@ -12,20 +12,25 @@ from heapq import heappop, heappush
 
 import onnx
 
-SHAPE_ONLY = frozenset({"Shape", "Size"})
+from service.formats.onnx_rounds import SEQUENCES, is_counted, varying_inputs
+
+SHAPE_ONLY = frozenset({"SequenceLength", "Shape", "Size"})
 """Operators whose result depends on their input's shape only."""
 DRAWING = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 """Operators whose result is another one at each run."""
 _SHAPED_BY_VALUES = frozenset(
-    {"Expand", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze", "Upsample"}
-)
+    [
+        "Expand", "OneHot", "Pad", "Reshape", "Resize", "SequenceAt", "SequenceErase", "Slice", "Split",
+        "SplitToSequence", "Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample",
+    ]
+)  # fmt: skip
 """Operators whose inputs after the first decide about the shape of the result, beside reductions."""
 _COMPARISONS = frozenset(
     ["And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"]
 )
-_SHAPED_BY_SHAPES = _COMPARISONS | {"ArgMax", "ArgMin", "If", "ScatterElements", "ScatterND", "Sign"}
+_SHAPED_BY_SHAPES = _COMPARISONS | SEQUENCES | {"ArgMax", "ArgMin", "ScatterElements", "ScatterND", "Sign"}
 """More operators, beside those that can be bounded, whose result's shape depends on shapes only."""
 
 Numbered = tuple[int, onnx.NodeProto]
@@ -34,11 +39,12 @@ Numbered = tuple[int, onnx.NodeProto]
 @dataclass(frozen=True)
 class Dependence:
     """``nodes`` are those that depend on the input's values, with their numbers, in an order of execution. ``values``
-    are the names of what they give and of the input.
+    are the names of what they give and of the input, ``varying`` of those whose shape may depend on them, too.
     """
 
     nodes: Sequence[Numbered]
     values: frozenset[str]
+    varying: frozenset[str]
 
     def needed(self, outputs: Collection[str]) -> list[Numbered]:
         """Return the nodes that these outputs need."""
@@ -54,7 +60,14 @@ def dependence(graph: onnx.GraphProto, given: str, known: Collection[str]) -> De
     """Find what depends on the value ``given``. ``known`` are operators whose result has a shape that follows from
     shapes, and from the inputs after the first of those that reshape; of any other operator it may depend on values.
     """
-    values, varying, found = {given}, set[str](), list[Numbered]()
+    values, varying = {given}, set[str]()
+    nodes = _followed(graph, values, varying, known)
+    return Dependence(nodes, frozenset(values), frozenset(varying))
+
+
+def _followed(graph: onnx.GraphProto, values: set[str], varying: set[str], known: Collection[str]) -> list[Numbered]:
+    """Add to the values that depend on the input and to those whose shape may, and return the nodes that give them."""
+    found = list[Numbered]()
     for index, node in ordered(graph.node):
         read = read_by(node)
         if _varies(node, read, values, varying, known):
@@ -62,7 +75,7 @@ def dependence(graph: onnx.GraphProto, given: str, known: Collection[str]) -> De
         if read & (varying if node.op_type in SHAPE_ONLY else values | varying):
             values.update(filter(None, node.output))
             found.append((index, node))
-    return Dependence(found, frozenset(values))
+    return found
 
 
 def _varies(
@@ -74,11 +87,22 @@ def _varies(
         return False
     if varying.intersection(read):
         return True
+    if kind == "If" or is_counted(node, values, varying):
+        return (kind == "If" and node.input[0] in values) or _varies_within(node, values, known)
     name = kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
     if kind == "Compress" or name not in _SHAPED_BY_SHAPES.union(known):
         return bool(values.intersection(read))
     by_values = kind in _SHAPED_BY_VALUES or kind.startswith("Reduce")
     return by_values and bool(values.intersection(node.input[1:]))
+
+
+def _varies_within(node: onnx.NodeProto, values: set[str], known: Collection[str]) -> bool:
+    """Return whether a shape within the graphs of a node may depend on the input's values."""
+    within = values | {each.name for each in varying_inputs(node)}
+    found = set[str]()
+    for graph in graphs_in(node):
+        _followed(graph, set(within), found, known)
+    return bool(found)
 
 
 def ordered(nodes: Sequence[onnx.NodeProto]) -> list[Numbered]:

@@ -1,17 +1,28 @@
-"""Local functions of an ONNX file, which are written out where they are called."""
+"""Functions of an ONNX file, its own and some of ONNX's, which are written out where they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
-from onnx import inliner
+from onnx import helper, inliner
 
 from service.formats.onnx_dependence import graphs_in
 
 MOST_NODES = 2**17
 """Nodes of a model whose functions are written out: a function that calls another twice doubles it."""
 
+_OF_ONNX = frozenset(
+    [
+        "AffineGrid",
+        "CastLike",
+        "CenterCropPad",
+        "NegativeLogLikelihoodLoss",
+        "RotaryEmbedding",
+        "SoftmaxCrossEntropyLoss",
+    ]
+)
+"""Operators that ONNX itself defines by others, and that have no rule but those of the others."""
 Key = tuple[str, str, str]
 """A function's domain, name and overload."""
 
@@ -21,9 +32,10 @@ class FunctionError(ValueError):
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without functions of its own. Raises :class:`FunctionError`."""
+    """Return the model without functions of its own, and without such of ONNX. Raises :class:`FunctionError`."""
+    is_there = not _OF_ONNX.isdisjoint(node.op_type for node in _nodes_of(model) if node.domain in ("", "ai.onnx"))
     if not model.functions:
-        return model
+        return _written_out(model) if is_there else model
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
     sizes: dict[Key, int] = {}
     total = _size(model.graph.node, functions, sizes, ())
@@ -31,9 +43,33 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         many = total if total < 10**12 else "very many"
         raise FunctionError(f"its functions come to {many} nodes where they are called; at most {MOST_NODES} are read")
     try:
-        return inliner.inline_local_functions(model)
+        model = inliner.inline_local_functions(model)
     except Exception as error:  # the inliner raises types of C++
         raise FunctionError(f"its functions cannot be written out: {error}") from error
+    return _written_out(model) if is_there else model
+
+
+def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    names = [("", name) for name in sorted(_OF_ONNX)]
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    given = {each.name for each in (*model.graph.input, *model.graph.value_info)}
+    for each in model.graph.initializer:  # the inliner knows no others' types
+        if each.name not in given:
+            typed.graph.value_info.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    try:
+        return inliner.inline_selected_functions(typed, names, exclude=False, inline_schema_functions=True)
+    except Exception as error:
+        raise FunctionError(f"{', '.join(sorted(_OF_ONNX))} cannot be written out: {error}") from error
+
+
+def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield all nodes of the file, also those of functions and of graphs in nodes."""
+    left = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while left:
+        node = left.pop()
+        left += [inner for graph in graphs_in(node) for inner in graph.node]
+        yield node
 
 
 def _size(

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 _OPERATORS = """
 Abs Add And ArgMax ArgMin Atan Attention AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv
-ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf Exp Expand Flatten
-Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
-GridSample GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN LSTM LayerNormalization
-LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg Not Or PRelu Pad Pow
-QuantizeLinear RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
-ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence Round ScatterElements ScatterND
-Selu Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish
-Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor ai.onnx.ml.ArrayFeatureExtractor
-ai.onnx.ml.Binarizer ai.onnx.ml.LinearClassifier ai.onnx.ml.LinearRegressor ai.onnx.ml.Normalizer
-ai.onnx.ml.Scaler com.microsoft.Attention com.microsoft.BiasGelu com.microsoft.FastGelu com.microsoft.FusedMatMul
-com.microsoft.Gelu com.microsoft.MultiHeadAttention com.microsoft.QuickGelu com.microsoft.SkipLayerNormalization
-com.microsoft.SkipSimplifiedLayerNormalization
+ConvInteger ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Dropout DynamicQuantizeLinear Einsum
+Elu Equal Erf Exp Expand Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool
+GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity
+InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization
+MatMul MatMulInteger Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow QLinearConv QLinearMatMul
+QuantizeLinear RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence Round Scatter
+ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split
+Sqrt Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Binarizer ai.onnx.ml.LinearClassifier ai.onnx.ml.LinearRegressor
+ai.onnx.ml.Normalizer ai.onnx.ml.Scaler com.microsoft.Attention com.microsoft.BiasGelu com.microsoft.FastGelu
+com.microsoft.FusedMatMul com.microsoft.Gelu com.microsoft.MultiHeadAttention com.microsoft.QuickGelu
+com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
 """
 OPERATORS = frozenset(_OPERATORS.split())
 """Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
@@ -25,6 +26,7 @@ _ADVICE = {
     **dict.fromkeys(
         ("IsInf", "IsNaN"), "it asks whether '{}' is a finite number, which cannot be told of it beforehand"
     ),
+    **dict.fromkeys(("NonZero", "Unique"), "it gives as many entries as '{}' has of a kind, which inputs decide"),
     "ai.onnx.ml.TreeEnsembleClassifier": "trees jump from leaf to leaf, and none are bounded",
     "ai.onnx.ml.TreeEnsembleRegressor": "trees jump from leaf to leaf, and none are bounded",
 }

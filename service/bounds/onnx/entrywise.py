@@ -83,6 +83,15 @@ def thresholded_relu(call: Call, values: Values, shape: Shape) -> Tensor:
     return chosen(x - float(call.attributes.get("alpha", 1.0)), x, _zero(x))
 
 
+def remainder(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Return what is left of a division by a constant whose result is cut off behind the point."""
+    if values[1].array is None or not call.attributes.get("fmod", 0):
+        raise call.refuse("its divisor depends on the input, or fmod is 0")
+    x, divisor = aligned(values)
+    times = x / divisor
+    return x - divisor * (torch.floor(torch.relu(times)) - torch.floor(torch.relu(-times)))
+
+
 def _zero(like: Tensor) -> Tensor:
     return torch.full((), 0.0, dtype=like.dtype, device=like.device)
 
@@ -98,6 +107,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Identity": same,
     "Mean": mean_of,
     "Min": of_two(torch.minimum),
+    "Mod": remainder,
     "PRelu": prelu,
     "Round": entrywise(torch.round),
     "Selu": selu,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
+from string import ascii_letters
 
 import torch
 from torch import Tensor
@@ -58,19 +59,57 @@ def _transposed(value: Value) -> Value:
 
 
 def einsum(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Compute an einsum of one or two values as a sum and a product of matrices, so that instances stay apart."""
-    equation = str(call.attributes["equation"]).replace(" ", "")
-    given, _, result = equation.partition("->")
-    terms = given.split(",")
-    if "->" not in equation or "." in equation or len(terms) > 2 or any(len(set(each)) < len(each) for each in terms):
-        raise call.refuse(f"equation {equation!r}: expected one or two terms, different letters in each, and an output")
+    """Compute an einsum as sums and products of matrices, one after the other, so that instances stay apart."""
+    terms, result = _letters(call, [len(value.shape) for value in values])
+    lengths = [
+        (letter, size)
+        for term, value in zip(terms, values, strict=True)
+        for letter, size in zip(term, value.shape, strict=True)
+    ]
+    sizes = dict(lengths)
+    if any(sizes[letter] != size for letter, size in lengths):
+        raise call.refuse("a letter of its equation stands for different lengths")
     # Matrices of constants come last, as in any linear layer.
-    pairs = sorted(zip(terms, values, strict=True), key=lambda pair: pair[1].constant)
-    sizes = {letter: size for term, value in pairs for letter, size in zip(term, value.shape, strict=True)}
+    pairs = sorted(map(_diagonal, terms, values), key=lambda pair: pair[1].constant)
     everywhere = result + "".join(term for term, _ in pairs)
-    summed = [_summed(term, value, {each for each in term if everywhere.count(each) > 1}) for term, value in pairs]
-    term, value = summed[0] if len(summed) == 1 else _contracted(summed[0], summed[1], result, sizes)
+    pairs = [_summed(term, value, {each for each in term if everywhere.count(each) > 1}) for term, value in pairs]
+    found = pairs.pop(0)
+    while pairs:
+        second = pairs.pop(0)
+        found = _contracted(found, second, result + "".join(term for term, _ in pairs), sizes)
+    term, value = found
     return value.float.permute(0, *(term.index(letter) + 1 for letter in result)).reshape(-1, *shape)
+
+
+def _letters(call: Call, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Return the letters of each term and of the result; an ellipsis is letters that the equation does not have."""
+    equation = str(call.attributes["equation"]).replace(" ", "")
+    given, arrow, result = equation.partition("->")
+    terms = given.split(",")
+    unused = [each for each in ascii_letters if each not in equation]
+    hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True) if "..." in term]
+    if len(set(hidden)) > 1 or len(unused) < max(hidden, default=0):
+        raise call.refuse(f"equation {equation!r}: an ellipsis stands for as many dimensions in each term")
+    dots = "".join(unused[: max(hidden, default=0)])
+    if not arrow:
+        result = "..." * bool(hidden) + "".join(
+            sorted(each for each in set(given) - set(".,") if given.count(each) == 1)
+        )
+    return [term.replace("...", dots) for term in terms], result.replace("...", dots)
+
+
+def _diagonal(term: str, value: Value) -> tuple[str, Value]:
+    """Take the diagonal of dimensions that have the same letter."""
+    first = 0 if value.constant else 1
+    while repeated := next((each for each in term if term.count(each) > 1), None):
+        one, other = term.index(repeated), term.rindex(repeated)
+        length = value.shape[one]
+        x = value.float.movedim((one + first, other + first), (-2, -1)).flatten(-2)
+        x = x.index_select(-1, torch.arange(length, device=x.device) * (length + 1))
+        kept = [place for place in range(len(term)) if place not in (one, other)]
+        term = "".join(term[place] for place in kept) + repeated
+        value = Value((*(value.shape[place] for place in kept), length), x, value.array)
+    return term, value
 
 
 def _summed(term: str, value: Value, kept: set[str]) -> tuple[str, Value]:

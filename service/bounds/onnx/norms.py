@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Values
+from service.bounds.operators.onnx import Call, Converter, Shape, Values, axis
 
 
 def batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -61,6 +61,12 @@ def group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.group_norm(x, groups, scale, bias, eps).reshape(-1, *shape)
 
 
+def unit_length(call: Call, values: Values, shape: Shape) -> Tensor:
+    """``LpNormalization``."""
+    p, dim = int(call.attributes.get("p", 2)), axis(int(call.attributes.get("axis", -1)), len(shape))
+    return functional.normalize(values[0].float, p, dim)
+
+
 def local_response(call: Call, values: Values, shape: Shape) -> Tensor:
     """``LRN``: squares of the channels nearby, summed by a banded matrix."""
     size, x = int(call.attributes["size"]), values[0].float.reshape(-1, *shape)
@@ -78,5 +84,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "InstanceNormalization": instance_norm,
     "LRN": local_response,
     "LayerNormalization": layer_norm,
+    "LpNormalization": unit_length,
     "RMSNormalization": rms_norm,
 }

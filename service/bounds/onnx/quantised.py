@@ -1,5 +1,7 @@
-"""Converters of quantisation: whole numbers between two ends, and back. What is rounded is a floor, with both sides of
-its ties.
+"""Converters of quantisation: whole numbers between two ends, and back, and products of such numbers.
+
+What is rounded is a floor, with both sides of its ties. A scale that the entries decide, as that of
+``DynamicQuantizeLinear``, is a value like any other.
 """
 
 from __future__ import annotations
@@ -11,45 +13,138 @@ import torch
 from onnx import helper
 from torch import Tensor
 
+from service.bounds.onnx.matrices import matrix_product
+from service.bounds.onnx.windows import convolution
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
+
+LEVELS = 255.0
+"""The largest number of ``DynamicQuantizeLinear``; the least is 0."""
 
 
 def quantize(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = values[0].float
-    scale, zero = _parameters(call, values, shape)
-    kind = _kind(call, values)
-    return (torch.round(x / scale) + zero).clamp(float(kind.min), float(kind.max))
+    x, along = values[0].float, _axis(call, shape)
+    if not all(value.constant for value in values[1:] if value.present):
+        raise call.refuse("its scale or its zero point depends on the input")
+    return _rounded(call, x / _parameter(call, values[1], x, len(shape), along), optional(values, 2), along)
 
 
 def dequantize(call: Call, values: Values, shape: Shape) -> Tensor:
-    scale, zero = _parameters(call, values, shape)
-    return (values[0].float - zero) * scale
+    like, along = _like(values), _axis(call, shape)
+    x = _centred(call, values[0], optional(values, 2), like, along)
+    return x.float * _parameter(call, values[1], like, len(shape), along)
 
 
-def _parameters(call: Call, values: Values, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points, as they broadcast."""
-    scale, zero = values[1], optional(values, 2)
-    if scale.array is None or (zero is not None and zero.array is None):
-        raise call.refuse("its scale or its zero point depends on the input")
+def dynamic(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+    """Return the entries as whole numbers from 0 to 255, their scale and their zero point, which are one each."""
+    x = values[0].float.flatten(1)
+    least, largest = x.amin(dim=1, keepdim=True).clamp(max=0.0), x.amax(dim=1, keepdim=True).clamp(min=0.0)
+    scale = (largest - least) / LEVELS
+    zero = torch.round((-least / scale).clamp(0.0, LEVELS))
+    numbers = (torch.round(x / scale) + zero).clamp(0.0, LEVELS)
+    return [numbers.reshape(-1, *shape), scale.reshape(-1), zero.reshape(-1)]
+
+
+def integer_product(call: Call, values: Values, shape: Shape) -> Tensor:
+    left = _centred(call, values[0], optional(values, 2), _like(values), (-1, 1))
+    right = _centred(call, values[1], optional(values, 3), _like(values), (-1,))
+    return matrix_product(call, [left, right], shape)
+
+
+def integer_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = _centred(call, values[0], optional(values, 2), _like(values), ())
+    kernel = _centred(call, values[1], optional(values, 3), _like(values), _channels(values[1]))
+    return convolution(call, [x, kernel], shape)
+
+
+def quantised_product(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Multiply matrices of whole numbers with their scales, and round again."""
+    left, scale, zero, right, other_scale, other_zero, to_scale, to_zero = values
+    like = _like(values)
+    x = _scaled(call, _centred(call, left, zero, like, (-1, 1)), scale, (-1, 1))
+    y = _scaled(call, _centred(call, right, other_zero, like, (-1,)), other_scale, (-1,))
+    found = matrix_product(call, [x, y], shape)
+    return _rounded(call, found / _parameter(call, to_scale, like, len(shape), (-1, 1)), to_zero, (-1, 1))
+
+
+def quantised_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Convolve whole numbers with their scales, and round again; a bias is in units of both scales."""
+    left, scale, zero, kernel, other_scale, other_zero, to_scale, to_zero = values[:8]
+    like, channels, bias = _like(values), _channels(kernel), optional(values, 8)
+    given = [
+        _scaled(call, _centred(call, left, zero, like, ()), scale, ()),
+        _scaled(call, _centred(call, kernel, other_zero, like, channels), other_scale, channels),
+    ]
+    if bias is not None:
+        units = _parameter(call, scale, like, 0, ()) * _parameter(call, other_scale, like, 0, (-1,))
+        given.append(Value(bias.shape, _numbers(bias, like) * units, bias.array))
+    found = convolution(call, given, shape)
+    return _rounded(call, found / _parameter(call, to_scale, like, len(shape), ()), to_zero, ())
+
+
+def _like(values: Values) -> Tensor:
+    """Return a value that depends on the input, of the type and on the device of all."""
+    return next(value.float for value in values if value.present and not value.constant)
+
+
+def _axis(call: Call, shape: Shape) -> tuple[int, ...]:
+    """Return how scales of ``axis`` broadcast."""
     if call.attributes.get("block_size", 0):
         raise call.refuse("blocks of scales are not supported")
-    like = scale.float
-    array = np.zeros((), np.float64) if zero is None or zero.array is None else zero.array.astype(np.float64)
-    zeros = torch.from_numpy(np.asarray(array)).to(like)
-    return _along(call, scale.float, shape), _along(call, zeros, shape)
+    place = int(call.attributes.get("axis", 1)) % max(len(shape), 1)
+    return tuple(-1 if index == place else 1 for index in range(len(shape)))
 
 
-def _along(call: Call, parameter: Tensor, shape: Shape) -> Tensor:
-    if parameter.numel() == 1:
-        return parameter.reshape(())
-    place = int(call.attributes.get("axis", 1)) % len(shape)
-    return parameter.reshape([-1 if index == place else 1 for index in range(len(shape))])
+def _channels(kernel: Value) -> tuple[int, ...]:
+    return (-1, *(1 for _ in kernel.shape[1:]))
 
 
-def _kind(call: Call, values: Values) -> np.iinfo:
-    zero: Value | None = optional(values, 2)
+def _numbers(value: Value, like: Tensor) -> Tensor:
+    """Return a value as floating-point numbers, of whatever type it is."""
+    if value.tensor is not None:
+        return value.tensor
+    assert value.array is not None
+    return torch.from_numpy(np.asarray(value.array.astype(np.float64))).to(like)
+
+
+def _parameter(call: Call, value: Value, like: Tensor, rank: int, along: tuple[int, ...]) -> Tensor:
+    """Return a scale or a zero point as it broadcasts with values of so many dimensions; several have shape
+    ``along``.
+    """
+    found = _numbers(value, like)
+    if not value.constant:
+        if any(length != 1 for length in value.shape):
+            raise call.refuse("its scales depend on the input, and they are several")
+        return found.reshape(-1, *(1,) * rank)
+    return found.reshape(()) if found.numel() == 1 else found.reshape(along)
+
+
+def _centred(call: Call, value: Value, zero: Value | None, like: Tensor, along: tuple[int, ...]) -> Value:
+    """Return whole numbers less their zero point."""
+    found = _numbers(value, like)
+    if zero is not None:
+        found = found - _parameter(call, zero, like, len(value.shape), along)
+    return Value(value.shape, found, value.array)
+
+
+def _scaled(call: Call, value: Value, scale: Value, along: tuple[int, ...]) -> Value:
+    found = value.float * _parameter(call, scale, value.float, len(value.shape), along)
+    return Value(value.shape, found, value.array)
+
+
+def _rounded(call: Call, x: Tensor, zero: Value | None, along: tuple[int, ...]) -> Tensor:
+    """Return the whole numbers nearest to a value in units of its scale, between the ends of their type."""
+    ends = _kind(call, zero)
+    moved = torch.round(x)
+    if zero is not None:
+        moved = moved + _parameter(call, zero, x, 0, along)
+    return moved.clamp(float(ends.min), float(ends.max))
+
+
+def _kind(call: Call, zero: Value | None) -> np.iinfo:
     if zero is not None and zero.array is not None:
         kind = zero.array.dtype
+    elif zero is not None:
+        raise call.refuse("its zero point depends on the input")
     else:
         given = int(call.attributes.get("output_dtype", 0))
         kind = np.dtype(np.uint8) if not given else helper.tensor_dtype_to_np_dtype(given)
@@ -58,4 +153,12 @@ def _kind(call: Call, values: Values) -> np.iinfo:
     return np.iinfo(kind)
 
 
-CONVERTERS: Mapping[str, Converter] = {"DequantizeLinear": dequantize, "QuantizeLinear": quantize}
+CONVERTERS: Mapping[str, Converter] = {
+    "ConvInteger": integer_convolution,
+    "DequantizeLinear": dequantize,
+    "DynamicQuantizeLinear": dynamic,
+    "MatMulInteger": integer_product,
+    "QLinearConv": quantised_convolution,
+    "QLinearMatMul": quantised_product,
+    "QuantizeLinear": quantize,
+}

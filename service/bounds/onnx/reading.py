@@ -16,12 +16,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.onnx.unrolled import renamed, with_loops_unrolled, without_sequences
 from service.bounds.onnx.whole_numbers import checked
 from service.bounds.operators.onnx import Array, Call
 from service.formats import onnx as files
 from service.formats.onnx import (
     batch_of_one,
     constant_conditions,
+    counted_loops,
     first_line,
     graph_input,
     operator_of,
@@ -29,7 +31,7 @@ from service.formats.onnx import (
     working_nodes,
 )
 from service.formats.onnx_checks import FLOATS, name_of
-from service.formats.onnx_dependence import graphs_in, names_in
+from service.formats.onnx_dependence import names_in
 from service.formats.onnx_halves import precision_of
 from service.formats.onnx_outputs import texts_in
 
@@ -114,8 +116,13 @@ def parse(data: bytes) -> onnx.ModelProto:
 
 
 def taken(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the branch in the place of each ``If`` whose condition is a constant."""
-    return with_branches_taken(model, _values)
+    """Return the model with the branch in the place of each ``If`` whose condition is a constant, with loops written
+    out and without sequences.
+    """
+    written = with_loops_unrolled(with_branches_taken(model, _values), _values)
+    while constant_conditions(written) or counted_loops(written):
+        written = with_loops_unrolled(with_branches_taken(written, _values), _values)
+    return without_sequences(written, _values)
 
 
 def describe(model: onnx.ModelProto) -> Description:
@@ -187,7 +194,10 @@ def _attribute(call: Call, entry: onnx.AttributeProto) -> Any:
 def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
     """Every named value, for an input of zeros: the constants' own, the others for their shapes."""
     known = {tensor.name: _array(tensor) for tensor in model.graph.initializer if tensor.name in names}
-    inner = sorted(names - known.keys() - {graph_input(model).name})
+    given = graph_input(model)
+    if given.name in names:
+        known[given.name] = np.zeros(batch_of_one(given), FLOATS[given.type.tensor_type.elem_type])
+    inner = sorted(names - known.keys())
     if not inner:
         return known
     exposed = onnx.ModelProto()
@@ -242,20 +252,7 @@ def _put(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, condition: bo
         graph.sparse_initializer[-1].values.name = names[sparse.values.name]
     for inner in branch.node:
         graph.node.add().CopyFrom(inner)
-        _rename(graph.node[-1], names)
+        renamed(graph.node[-1], names)
     for given, output in zip(branch.output, node.output, strict=True):
         if output:
             graph.node.append(helper.make_node("Identity", [names.get(given.name, given.name)], [output]))
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    for field in (node.input, node.output):
-        for position, name in enumerate(field):
-            field[position] = names.get(name, name)
-    for graph in graphs_in(node):
-        own = names_in(graph)
-        outer = {name: new for name, new in names.items() if name not in own}
-        for inner in graph.node:
-            _rename(inner, outer)
-        for output in graph.output:
-            output.name = outer.get(output.name, output.name)

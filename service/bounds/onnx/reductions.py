@@ -45,10 +45,13 @@ def log_softmax(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def running_sum(call: Call, values: Values, shape: Shape) -> Tensor:
-    if call.attributes.get("exclusive", 0) or call.attributes.get("reverse", 0):
-        raise call.refuse("exclusive and reverse are not supported")
-    given = integers(call, values, 1, "axis") or [0]
-    return values[0].float.cumsum(axis(given[0], len(shape)))
+    dim = axis((integers(call, values, 1, "axis") or [0])[0], len(shape))
+    x, exclusive = values[0].float, int(call.attributes.get("exclusive", 0))
+    if not exclusive and not call.attributes.get("reverse", 0):
+        return x.cumsum(dim)
+    summed = torch.ones(shape[dim - 1], shape[dim - 1], dtype=x.dtype, device=x.device).triu(exclusive)
+    matrix = summed.mT if call.attributes.get("reverse", 0) else summed
+    return torch.matmul(x.movedim(dim, -1), matrix).movedim(-1, dim)
 
 
 def product(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:

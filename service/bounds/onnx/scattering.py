@@ -1,8 +1,10 @@
-"""Converters of updates at constant places, which are linear in what is updated and in what it becomes."""
+"""Converters of updates at constant places: linear in what is updated and in what it becomes, but for extremes and
+products.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -37,14 +39,26 @@ def _scattered(call: Call, values: Values, shape: Shape, targets: Array) -> Tens
     """Return the data, with updates at flat ``targets``, one for each update: what is kept, and a sum of updates."""
     data, updates = (values[index].float.reshape(-1, int(np.prod(values[index].shape))) for index in (0, 2))
     reduction = str(call.attributes.get("reduction", "none"))
-    if reduction not in ("none", "add"):
-        raise call.refuse(f"reduction {reduction!r}; none and add are supported")
+    if reduction in _REDUCTIONS:
+        return _reduced(_REDUCTIONS[reduction], data, updates, _all(data.shape[1], targets)).reshape(-1, *shape)
     sources = _last(data.shape[1], targets) if reduction == "none" else _all(data.shape[1], targets)
     given = torch.from_numpy(sources >= 0).to(updates.device, updates.dtype)
     places = torch.from_numpy(np.maximum(sources, 0).reshape(-1)).to(updates.device)
     added = (updates.index_select(1, places).reshape(-1, *sources.shape) * given).sum(dim=2)
     kept = data if reduction == "add" else data * (1 - given[:, 0])
     return (kept + added).reshape(-1, *shape)
+
+
+def _reduced(function: Callable[[Tensor, Tensor], Tensor], data: Tensor, updates: Tensor, sources: Array) -> Tensor:
+    """Return the data, with one update of each entry after the other; ``sources`` are those of :func:`_all`."""
+    for column in sources.T:
+        given = torch.from_numpy(column >= 0).to(updates.device)
+        update = updates.index_select(1, torch.from_numpy(np.maximum(column, 0)).to(updates.device))
+        data = torch.where(given, function(data, update), data)
+    return data
+
+
+_REDUCTIONS = {"max": torch.maximum, "min": torch.minimum, "mul": torch.mul}
 
 
 def _last(entries: int, targets: Array) -> Array:
@@ -64,4 +78,8 @@ def _all(entries: int, targets: Array) -> Array:
     return found
 
 
-CONVERTERS: Mapping[str, Converter] = {"ScatterElements": scatter_elements, "ScatterND": scatter_nd}
+CONVERTERS: Mapping[str, Converter] = {
+    "Scatter": scatter_elements,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+}

@@ -82,8 +82,8 @@ def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
     grid, given = values[1].array, values[0].shape
     if grid is None:
         raise call.refuse("its places depend on the input")
-    if call.attributes.get("mode", "linear") in ("nearest",) or given[0] != 1 or len(given) != 4:
-        raise call.refuse("linear samples of one image are supported")
+    if given[0] != 1:
+        raise call.refuse(f"{given[0]} images in one instance; samples of one are supported")
     entries, samples = int(np.prod(given[2:])), int(np.prod(shape[2:]))
     if entries * samples > MOST_ENTRIES:
         raise call.refuse(f"{samples} samples of {entries} entries; their product may be {MOST_ENTRIES}")
@@ -91,6 +91,20 @@ def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
     matrix = torch.from_numpy(run_alone(call, [identity, grid]).reshape(entries, samples).copy())
     x = values[0].float
     return torch.matmul(x.reshape(-1, *given[:2], entries), matrix.to(x)).reshape(-1, *shape)
+
+
+def one_hot(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Return the second of two constants where the index, a whole number, is that of the place, and else the first."""
+    indices, depth, pair = values
+    if depth.array is None or pair.array is None:
+        raise call.refuse("its depth or its values depend on the input")
+    dim, x = axis(int(call.attributes.get("axis", -1)), len(shape)), indices.float
+    places = torch.arange(depth.integers[0], dtype=x.dtype, device=x.device)
+    distance = x.unsqueeze(-1) - places
+    off, on = (float(each) for each in pair.array.reshape(-1))
+    first, second = (positive(each + 0.5) - positive(each - 0.5) for each in (distance, distance + len(places)))
+    near = first + second
+    return (off + (on - off) * near).movedim(-1, dim).reshape(-1, *shape)
 
 
 def looked_up(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -137,6 +151,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "ArgMax": place_of(largest=True),
     "ArgMin": place_of(largest=False),
     "GridSample": sampled,
+    "OneHot": one_hot,
     "TopK": top,
     "ai.onnx.ml.ArrayFeatureExtractor": extracted,
 }

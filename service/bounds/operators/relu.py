@@ -13,7 +13,7 @@ from torch.nn import functional
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.onnx import Converter, entrywise
+from service.bounds.operators.onnx import Call, Converter, Shape, Values, entrywise
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxation
@@ -58,15 +58,16 @@ class Relu(PiecewiseActivation):
         return self._pieces
 
 
+def _leaky(call: Call, values: Values, shape: Shape) -> Tensor:
+    slope, x = float(call.attributes.get("alpha", 0.01)), values[0].float
+    return functional.leaky_relu(x, slope) if 0 <= slope <= 1 else slope * x + (1 - slope) * torch.relu(x)
+
+
 class LeakyRelu(PiecewiseActivation):
     """``max(z, 0) + negative_slope·min(z, 0)`` with a slope between 0 and 1."""
 
     overloads = ("aten.leaky_relu.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {
-        "LeakyRelu": lambda call, values, shape: functional.leaky_relu(
-            values[0].float, float(call.attributes.get("alpha", 0.01))
-        )
-    }
+    onnx: ClassVar[Mapping[str, Converter]] = {"LeakyRelu": _leaky}
 
     def refusal(self, node: Node) -> str | None:
         slope = float(node.arguments["negative_slope"])

@@ -173,15 +173,15 @@ class Jobs:
         Raises :class:`Conflict` where the key was used with another spec, and :class:`Rejected` where a job that it
         needs has ended badly since it was checked.
         """
-        (accepted,) = self._accepted([submission])
-        return _recorded(accepted[1], accepted[3]), accepted[0] == "created"
+        ((outcome, job_id, _, *records),) = self._accepted([submission])
+        return _recorded(job_id, records[0]), outcome == "created"
 
     def accept_all(self, submissions: Sequence[Submission]) -> tuple[Accepted, ...]:
         """Accept jobs that were checked, all or none of them, as :meth:`accept` does one. None is a sweep."""
         outcomes = self._accepted(submissions)
         return tuple(Accepted(id=job_id, created=outcome == "created") for outcome, job_id, *_ in outcomes)
 
-    def _accepted(self, submissions: Sequence[Submission]) -> list[tuple[str, str, str, *tuple[stubs.Flat, ...]]]:
+    def _accepted(self, submissions: Sequence[Submission]) -> list[stubs.Outcome]:
         """Return what the script of submission says of jobs that it has accepted."""
         assert all(submission.spec.sweep is None for submission in submissions)
         entries = [submission.entry() for submission in submissions]

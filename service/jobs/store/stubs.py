@@ -9,10 +9,12 @@ from service.jobs.store.scripts import script
 
 Flat = list[str]
 """A hash as Redis gives it from a script: field, value, field, value, …"""
+Outcome = tuple[str, str, str, *tuple[Flat, ...]]
+"""What became of a submission, see ``lua/submit.lua``; the record of a single job follows."""
 
 
 @script("submit")
-def submit(*, limits: str, entries: str) -> list[tuple[str, str, str, *tuple[Flat, ...]]]: ...
+def submit(*, limits: str, entries: str) -> list[Outcome]: ...
 
 
 @script("submit_sweep")

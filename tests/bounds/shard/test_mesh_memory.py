@@ -14,7 +14,6 @@ from nets import box_around
 from peak_storage import largest_bytes, peak_bytes
 from torch import nn
 
-from service.bounds import network as network_module
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, BoundOptions
 from service.bounds.network import Network, prepare
@@ -68,9 +67,7 @@ def taken() -> dict[str, dict[str, list[float]]]:
     single, mesh = plan(ParallelSpec()), build_mesh(ParallelSpec(tp=2), "cpu")
     found: dict[str, dict[str, list[float]]] = {}
     for make, radius in ((mlp, 1.0), (transformer, 1e-3)):
-        # One process alone is spared rows of entries that the output does not depend on; a mesh is not yet.
-        with patch.object(network_module, "needed_entries", lambda graph: {}):
-            ways = [bounding(each, *make(each), radius) for each in (mesh, single)]
+        ways = [bounding(each, *make(each), radius) for each in (mesh, single)]
         found[make.__name__] = {
             "most": [peak_bytes(partial(bound, BoundOptions())) for bound in ways],
             "largest": [largest_bytes(partial(bound, BoundOptions(elements=LIMIT))) for bound in ways],

@@ -149,6 +149,22 @@ def test_a_fork_that_dies_leaves_nothing_and_the_server_forks_on(fleet: Fleet, f
     assert server(forks).pid == parent.pid
 
 
+def test_a_job_that_was_cancelled_before_its_fork_starts_nothing(fleet: Fleet, forks: Supervisors) -> None:
+    """Its message may be under way when that happens."""
+    parent = server(forks)
+    ref = fleet.submit("endless")
+    order = fleet.order(ref)
+    fleet.store.jobs.cancel(ref.job_id)
+    forks.start(order)
+    supervisor = forks._parts[ref]
+    assert supervisor in forks._forked
+    eventually(lambda: supervisor.pid not in forks.at_work())
+    assert fleet.job(ref).state == "cancelled"
+    assert processes_of(ref) == []
+    assert not fleet.data.job(ref.job_id).attempt(1).exists()
+    assert server(forks).pid == parent.pid
+
+
 @pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for(
     fleet: Fleet, forks: Supervisors, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,68 @@
+"""Loops of an ONNX graph whose number of rounds is a constant, and sequences of tensors: which can be written out.
+
+Exporters write a ``Loop`` for a loop of a scripted module, a ``Scan`` for a recurrent layer, and sequences for lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx
+from onnx import helper, numpy_helper
+
+SEQUENCES = frozenset(
+    [
+        "ConcatFromSequence",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SplitToSequence",
+    ]
+)
+"""Operators of sequences, which have no rules: what they hold is known beforehand."""
+
+
+def is_counted(node: onnx.NodeProto, values: Collection[str], varying: Collection[str]) -> bool:
+    """Return whether a ``Loop`` or ``Scan`` has as many rounds for all inputs; ``values`` depend on the input, as do
+    the shapes of those that are ``varying``.
+    """
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type == "Scan":
+        return not set(node.input) & set(varying)
+    if node.op_type != "Loop" or not node.input or not node.input[0]:
+        return False
+    return not set(node.input[:2]) & set(values) and goes_on(body_of(node)) is not None
+
+
+def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
+    found: onnx.GraphProto = next(each.g for each in node.attribute if each.name == "body")
+    return found
+
+
+def goes_on(body: onnx.GraphProto) -> bool | None:
+    """Return whether a loop's body asks for another round, which it may also take from its own condition; ``None``
+    where that is no constant of the body.
+    """
+    given_by = {name: node for node in body.node for name in node.output}
+    name = body.output[0].name
+    while name in given_by and given_by[name].op_type in ("Cast", "Identity"):
+        name = given_by[name].input[0]
+    if len(body.input) > 1 and name == body.input[1].name:
+        return True
+    constants = {tensor.name: tensor for tensor in body.initializer}
+    if name in given_by and given_by[name].op_type == "Constant":
+        constants |= {name: helper.get_node_attr_value(given_by[name], "value")}
+    return bool(numpy_helper.to_array(constants[name]).all()) if name in constants else None
+
+
+def varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:
+    """Return the inputs of a body that may depend on the input, which the round and the condition do not. A branch has
+    none.
+    """
+    if node.op_type == "If":
+        return ()
+    return list(body_of(node).input)[2 if node.op_type == "Loop" else 0 :]
