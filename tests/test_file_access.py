@@ -77,9 +77,9 @@ ALLOWED = {
     "workers/supervisor/keeper.py": {"open", "os.listdir"},
     # Folders that no rank may write to, and in which others are made for ranks.
     "workers/supervisor/attempt.py": {"scratch.mkdir"},
-    "workers/supervisor/compiled_code.py": {"paths.root.mkdir"},
+    "workers/supervisor/attempt_folder.py": {"paths.root.mkdir"},
     "workers/supervisor/attempt_trace.py": {"paths.root.mkdir"},
-    "workers/supervisor/attempt_folder.py": {"path.lstat", "path.mkdir"},
+    "workers/supervisor/compiled_code.py": {"path.lstat", "path.mkdir"},
     "workers/supervisor/gang_rendezvous.py": {"folder.exists"},
     "workers/supervisor/group.py": {"Path(where).glob", "folder.lstat", "folder.rmdir", "self.logs.mkdir"},
     "workers/supervisor/job_policy.py": {"layout.cache.mkdir"},

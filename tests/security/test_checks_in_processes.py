@@ -260,11 +260,11 @@ def test_kept_processes_are_few_and_end_when_they_are_old(data: DataLayout) -> N
         checker = Checker(Settings(check_memory_gib=8.0, max_checks=2), replace(PATIENT, keep_s=3600.0))
         for owner in ("ada", "bob", "eve"):
             await checker.problems(plain(data, 1), owner)
-        eventually(lambda: len(checks()) == 2)
+        await asyncio.to_thread(eventually, lambda: len(checks()) == 2)
         await checker.stop()
         checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=0.0))
         await checker.problems(plain(data, 1), "ada")
-        eventually(lambda: not checks())
+        await asyncio.to_thread(eventually, lambda: not checks())
         await checker.stop()
 
     asyncio.run(asked())
