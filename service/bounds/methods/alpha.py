@@ -123,9 +123,9 @@ def both_optimised(
     return Interval(lower, upper)
 
 
-MANY, SOME, LEAST_GAIN = 128, 32, 2e-3
+MANY, SOME, LEAST_GAIN = 128, 32, 5e-3
 """Entries of which some are optimised first, how many, and the share of their width that is worth the rest."""
-WORTH_A_TRIAL = {"cpu": 2**22, "cuda": 2**28}
+WORTH_A_TRIAL = {"cpu": 2**19, "cuda": 2**28}
 """Elements of all rows that are optimised at once in less time than a trial takes. On a CUDA device that is mostly the
 time to record it.
 """

@@ -75,6 +75,18 @@ class Run:
         sets = [record.missing for record in self.records]
         return frozenset.intersection(*sets) if sets else frozenset()
 
+    def unreached_beside(self, eager: Run) -> frozenset[str]:
+        """Return the parameters that no iteration reached, and those that one did not where eager's did, as a graph of
+        one shape may.
+        """
+        lost = (mine.missing - theirs.missing for mine, theirs in zip(self.records, eager.records, strict=True))
+        return self.missing.union(*lost)
+
+    def drew_otherwise_than(self, eager: Run) -> bool:
+        """Return whether any iteration left the generator of random numbers in another state than eager's did."""
+        pairs = zip(self.records, eager.records, strict=False)
+        return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
+
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the trainable parameters."""
@@ -117,6 +129,14 @@ class Reference:
         """Return how far two eager runs are apart at most, as a part of a tensor's size."""
         every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
         return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
+
+    @property
+    def backwards_due(self) -> tuple[bool, ...]:
+        """Return in which iterations a compiled backward is to run: where eager steps with gradients, or in all if it
+        never does; in none where gradients flow back through nothing that is compiled, as through a frozen backbone.
+        """
+        steps = [len(record.missing) < len(self.eager.parameters) for record in self.eager.records]
+        return tuple(self.differentiable and (step or not any(steps)) for step in steps)
 
     @property
     def rounding_only(self) -> frozenset[str]:

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
@@ -185,7 +183,7 @@ class _RungRun:
         """
         wrong = [each for each in self.comparisons if not each.passed]
         own = own_limit(self.case.rung, self.reference, self.comparisons)
-        otherwise = self.case.rung.decomposes or (not own and _drew_otherwise(run, self.reference.eager))
+        otherwise = self.case.rung.decomposes or (not own and run.drew_otherwise_than(self.reference.eager))
         may = otherwise and self.reference.eager.random and not any(each.stale_by for each in wrong)
         if self.plan.agree(float(may and bool(wrong))):
             differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
@@ -331,12 +329,6 @@ class _RungRun:
         return run, cold_seconds(seconds, compiled)
 
 
-def _drew_otherwise(run: Run, eager: Run) -> bool:
-    """Return whether any iteration left the generator of random numbers in another state than eager's did."""
-    pairs = zip(run.records, eager.records, strict=False)
-    return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
-
-
 def _excused(comparison: Comparison, why: str) -> Comparison:
     return replace(comparison, excess=0.0, is_noisy=False, note=why)
 
@@ -365,32 +357,15 @@ def _training(run: Run, reference: Reference) -> TrainingOutcome:
     eager = reference.eager
     return TrainingOutcome(
         trainable=len(run.parameters),
-        unreached=_unreached(run, eager),
+        unreached=run.unreached_beside(eager),
         unreached_eager=eager.missing,
         moved=run.moved,
         moved_eager=eager.moved - reference.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
-        backwards_due=_backwards_due(reference),
+        backwards_due=reference.backwards_due,
         unsharded=run.unsharded,
         unused=reference.unused,
     )
-
-
-def _backwards_due(reference: Reference) -> tuple[bool, ...]:
-    """Return in which iterations a compiled backward is to run: where eager steps with gradients, or in all if it never
-    does; in none where gradients do not flow back through anything that is compiled, as through a frozen backbone.
-    """
-    eager = reference.eager
-    steps = [len(record.missing) < len(eager.parameters) for record in eager.records]
-    return tuple(reference.differentiable and (step or not any(steps)) for step in steps)
-
-
-def _unreached(run: Run, eager: Run) -> frozenset[str]:
-    """Return those that no iteration reached, and those that one did not where eager's did, as a graph of one shape
-    may.
-    """
-    lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
-    return run.missing.union(*lost)
 
 
 def _notes(reference: Reference, usage: Usage) -> Iterator[str]:
