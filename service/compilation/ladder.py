@@ -13,7 +13,7 @@ from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt, local_trial
 from service.compilation.ranks.group import any_rank, gather
-from service.compilation.run.draws import draws_like_eager
+from service.compilation.run.draws import draws_like_eager, precision
 from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.parity import Comparison
@@ -147,7 +147,8 @@ def _unused(program: Program, reference: Reference) -> frozenset[str]:
 
     def looked_for() -> tuple[frozenset[str], str]:
         try:
-            return without_influence(program, reference, missing, any_rank), ""
+            with precision(reference):
+                return without_influence(program, reference, missing, any_rank), ""
         except Exception as error:
             raise_host_fault(error)
             return frozenset(), describe(error)

@@ -21,7 +21,7 @@ from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import Separable, collective_attempt
 from service.compilation.ranks.group import any_rank, gather, is_first
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.draws import random_numbers
+from service.compilation.run.draws import as_judged
 from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build, build_only
 from service.compilation.run.reference import Reference, run, run_reference
@@ -188,7 +188,7 @@ class _ModuleSearch:
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        with empty_caches(), random_numbers(self.case.rung, self.reference):
+        with empty_caches(), as_judged(self.case.rung, self.reference):
             try:
                 program_run = build_only(self.program, self.case.phase, self.case.rung, unit)
                 seen = run(program_run, self.plan.iterations, self.reference.eager.starts)

@@ -25,7 +25,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.unit_calls import UnitCalls
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, Usage
-from service.compilation.torch_internals.capture import graphs_captured
 from service.compilation.torch_internals.cudagraphs import graph_results
 from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall, unobserved
 from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
@@ -103,7 +102,6 @@ class BoundaryMonitor:
         self._transfers = transfers
         self._results = results
         self._calls = UnitCalls()
-        self._graphs = graphs_captured()
         self._backward = Origin("", CallSite("", 0, ""), 0)
         self._device: torch.device | None = None
         self._marks: list[Mark] = []
@@ -146,7 +144,6 @@ class BoundaryMonitor:
         return results
 
     def _run(self, origin: Origin, unit: nn.Module, run: Callable[[], Any]) -> Any:
-        captured = graphs_captured()
         try:
             with self.functions.suspended():
                 return run()
@@ -155,14 +152,6 @@ class BoundaryMonitor:
                 for part in unit.modules():
                     self._read(self._results.overwritten_in(vars(part)), origin.site)
             raise
-        finally:
-            if self._calls.depth == 1:
-                self._graphs += graphs_captured() - captured
-
-    @property
-    def others_compile(self) -> bool:
-        """Return whether graphs were captured of other functions than the units."""
-        return graphs_captured() > self._graphs
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
         """Note that a rehearsed graph runs, with inputs that it reads first at these places."""

@@ -27,11 +27,11 @@ _LONG_S = 0.1
 def pace(
     program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings, *, beside_eager: bool = True
 ) -> Timed:
-    """Time the compiled ``program_run`` beside the uncompiled program, both from their first step on; a profile of the
-    latter is made where it is to be compared, ``beside_eager``.
+    """Time the compiled ``program_run`` from where it is, before any input shape, beside the uncompiled program from
+    its first step on; a profile of the latter is made where it is to be compared, ``beside_eager``.
     """
     program = program_run.program
-    eager, compiled = build(program, program_run.phase).restarted(), program_run.restarted()
+    eager, compiled = build(program, program_run.phase), program_run
     raced = race(_runner(eager), _runner(compiled), program.device, agree, settings)
     steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
     return Timed(raced, _profile(compiled, steps), _profile(eager, steps) if beside_eager else None)

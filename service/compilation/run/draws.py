@@ -1,13 +1,27 @@
-"""Says how random numbers are drawn while a rung is compared with eager."""
+"""Says how random numbers are drawn, and in which precision, while a rung is compared with eager."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from service.compilation.run.reference import Reference
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.switches import eager_random_numbers
+from service.compilation.torch_internals.tf32 import full_float32
+
+
+@contextmanager
+def as_judged(rung: Rung, reference: Reference) -> Iterator[None]:
+    """Run within as the reference has been, and draw what it has drawn."""
+    with precision(reference), random_numbers(rung, reference):
+        yield
+
+
+def precision(reference: Reference) -> AbstractContextManager[None]:
+    """Let nothing be computed in TF32 where that would hide errors."""
+    return full_float32() if reference.hidden_by_tf32 else nullcontext()
 
 
 def random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:

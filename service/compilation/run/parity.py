@@ -34,7 +34,8 @@ class ParitySettings:
     most. ``drift``: a tensor of an iteration that goes on
     from others may be off by so many times as far as eager has drifted from float64 by then, besides ``running_on``
     times the tolerance; where eager has drifted further than ``drift_limit``, nothing is said. ``tf32``: so many times
-    as much as TF32 moves eager's results, those of a compiled program may be off, since both round differently.
+    as much as TF32 moves eager's results, those of a compiled program may be off, since both round differently; where
+    it moves any by more than ``tf32_limit`` of its scale, errors would hide in that.
     """
 
     small_tensors: tuple[tuple[int, float], ...] = ((10, 5.0), (500, 4.0), (1000, 1.5))
@@ -48,6 +49,7 @@ class ParitySettings:
     running_on: float = 10.0
     drift_limit: float = 0.003
     tf32: float = 2.0
+    tf32_limit: float = 0.01
 
     def judged_scale(self, own: float, largest: float, terms: float = 0.0) -> float:
         """Return the scale that a tensor is judged at: its own, at least a part of its siblings', or that of its
@@ -102,7 +104,7 @@ class Noise:
 class Oracle:
     """Holds what one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has
     it; ``drift``, of one that goes on from others, how far eager has come from float64, as a part of its size;
-    ``allowed``, how far it is from what eager may be given in TF32.
+    ``allowed``, how far TF32 moves it.
     """
 
     eager: Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,19 +15,18 @@ from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, coun
 from service.compilation.program import Program
 from service.compilation.run.parity import SETTINGS, Oracle, comparable, is_rounding, noise_of, scale_of, terms_scale
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, generator_state, record_step, units_of
+from service.compilation.run.same_draws import draw_alike
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
 from service.compilation.torch_internals.checkpoints import counted_checkpoints
 from service.compilation.torch_internals.memory import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
-from service.compilation.torch_internals.tf32 import InTf32, factors_that_may_lose_bits
+from service.compilation.torch_internals.tf32 import InTf32, factors_that_may_lose_bits, full_float32
 from service.jobs.spec.compile import Phase
 
 NOTHING = torch.empty(0)
 _OTHER = 2**31 - 1
 """A seed that no iteration has."""
-ROUNDING = 1e-5
-"""The distance, as a part of their size, at which results are the same but for rounding."""
 FREE = " (running on)"
 """Follows the kind of a tensor of an iteration that goes on from the one before."""
 _HOST_SHARE = 0.25
@@ -118,8 +117,12 @@ class Reference:
     recomputes: bool = False
     differentiable: bool = True
     """Whether gradients flow back through any of those modules."""
-    tf32: Run | None = None
-    """What eager may be given in TF32, where that is allowed and changes anything."""
+    tf32: tuple[Run, Run] | None = None
+    """Eager in full float32 and in TF32, where that is allowed and changes anything."""
+    hidden_by_tf32: float = 0.0
+    """How far TF32 moves eager's results, as a part of their size, where that is so far that errors would hide in it:
+    all the rest is in full float32 then.
+    """
     unused: frozenset[str] = frozenset()
     """Parameters without a gradient of which no loss depends, where that has been looked into."""
     _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -156,6 +159,16 @@ class Reference:
             self._oracles[iteration] = self._judging(iteration)
         return self._oracles[iteration]
 
+    @property
+    def moved_by_tf32(self) -> float:
+        """Return how far TF32 moves what eager gives, as a part of a tensor's size at most; whole numbers it must leave
+        alone.
+        """
+        every = [each for index in range(len(self.eager.records)) for each in self.oracles(index).values()]
+        parts = (each.allowed.rms / each.scale for each in every if each.allowed.rms and each.eager.is_floating_point())
+        whole = any(each.allowed.rms and not each.eager.is_floating_point() for each in every)
+        return math.inf if whole else max(parts, default=0.0)
+
     def drift(self, iteration: int) -> float | None:
         """Return how far eager has come from float64 by this free iteration, as a part of a tensor's size at most;
         ``None`` where nobody knows, or where it is too far to tell an error from it.
@@ -179,7 +192,7 @@ class Reference:
     def _judging(self, iteration: int) -> dict[Key, Oracle]:
         eager, again = self.eager.tensors(iteration), self.again.tensors(iteration)
         truth = self.truth.tensors(iteration) if self.truth else {}
-        allowed = self.tf32.tensors(iteration) if self.tf32 else eager
+        full, rounded = (each.tensors(iteration) for each in self.tf32) if self.tf32 else (eager, eager)
         scales = {key: scale_of(value) for key, value in eager.items()}
         largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
         return {
@@ -188,7 +201,7 @@ class Reference:
                 truth.get(key),
                 SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
                 noise_of(value, again.get(key, NOTHING)),
-                allowed=noise_of(value, allowed.get(key, NOTHING)),
+                allowed=noise_of(full.get(key, NOTHING), rounded.get(key, NOTHING)),
             )
             for key, value in eager.items()
         }
@@ -198,8 +211,18 @@ def run_reference(
     program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool] = lambda flag: flag
 ) -> Reference:
     """Run ``program`` uncompiled, three times over, and once more where it draws random numbers; raises what the
-    program raises. ``on_any`` makes of what is so here what is so on any rank, where ranks run together.
+    program raises. ``on_any`` makes of what is so here what is so on any rank, where ranks run together. Where TF32
+    would hide errors, all of it once more without: rungs are to run so, too.
     """
+    found = _reference(program, phase, iterations, on_any)
+    moved = found.moved_by_tf32
+    if not on_any(moved > SETTINGS.tf32_limit):
+        return found
+    with full_float32():
+        return replace(_reference(program, phase, iterations, on_any), hidden_by_tf32=moved)
+
+
+def _reference(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> Reference:
     reset_peak(program.device)
     with counted_checkpoints() as checkpoints:
         eager, calls = _first(program, phase, iterations, on_any)
@@ -207,7 +230,7 @@ def run_reference(
     again = run(build(program, phase), iterations, eager.starts)
     redrawn = _redrawn(program, phase) if on_any(eager.random) else None
     truth, note = _truth(program, phase, iterations, eager)
-    if truth is not None and redrawn is not None and not _draw_alike(eager, truth, redrawn):
+    if truth is not None and redrawn is not None and not draw_alike(eager.records[0], truth.records[0], redrawn):
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
     tf32 = _in_tf32(program, phase, iterations, eager)
@@ -225,14 +248,19 @@ def run_reference(
     )
 
 
-def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> Run | None:
-    """Return eager once more, with factors rounded to TF32; ``None`` where that is not allowed, or there are none."""
+def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run, Run] | None:
+    """Return eager in full float32, and with factors rounded to TF32; ``None`` where that is not allowed, or there are
+    none. What the device itself took for a convolution, either of both, depends on its shape and layout.
+    """
     factors = factors_that_may_lose_bits(program.device)
     if not factors:
         return None
     with InTf32(factors) as mode:
         found = run(build(program, phase), iterations, eager.starts)
-    return found if mode.rounded else None
+    if not mode.rounded:
+        return None
+    with full_float32():
+        return run(build(program, phase), iterations, eager.starts), found
 
 
 def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, CallCounts]:
@@ -356,22 +384,3 @@ def _redrawn(program: Program, phase: Phase) -> StepRecord:
     program_run = build(program, phase)
     seed(_OTHER)
     return record_step(program_run)
-
-
-def _draw_alike(eager: Run, truth: Run, redrawn: StepRecord) -> bool:
-    """Return whether float64 is much nearer to eager than eager is to itself with other draws, unless these do not
-    matter.
-    """
-    first = eager.records[0].tensors
-    by_draws, by_type = (_apart(first, each) for each in (redrawn.tensors, truth.records[0].tensors))
-    return not by_draws or by_type <= max(by_draws / 4, ROUNDING)
-
-
-def _apart(one: Mapping[Key, Tensor], other: Mapping[Key, Tensor]) -> float:
-    """Return how far results of an iteration are apart at most, as a part of the largest of their kind."""
-    shared = [key for key in one.keys() & other.keys() if one[key].shape == other[key].shape]
-    largest: dict[str, float] = defaultdict(float)
-    for kind, name in shared:
-        largest[kind] = max(largest[kind], scale_of(one[kind, name]))
-    parts = (scale_of(one[key].double() - other[key].double()) / largest[key[0]] for key in shared if largest[key[0]])
-    return max(parts, default=0.0)

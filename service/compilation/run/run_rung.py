@@ -19,7 +19,7 @@ from service.compilation.run.audit import Audit, audit, names_of, unseen_in
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.distribution import differs_in_distribution
-from service.compilation.run.draws import draws_like_eager, random_numbers
+from service.compilation.run.draws import draws_like_eager, precision, random_numbers
 from service.compilation.run.kinks import are_kinks, doubtful, jumps
 from service.compilation.run.limits import own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
@@ -97,6 +97,7 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
     kept = own_cache() if case.rung.generates_code else None
     with (
         empty_caches() as folder,
+        precision(reference),
         own_random_numbers() if refused else random_numbers(case.rung, reference),
         recorder(case.rung, program.device) as records,
     ):
@@ -119,7 +120,7 @@ def run_rung_untimed(
     program: Program, case: RungCase, reference: Reference, plan: RunPlan, replays: Replays | None = None
 ) -> Observation:
     """Run the rung as :func:`run_rung` does, without timing it."""
-    with empty_caches(), recorder(case.rung, program.device) as records:
+    with empty_caches(), precision(reference), recorder(case.rung, program.device) as records:
         look = _RungRun(program, case, reference, plan, records, replays)
         try:
             return look.judged()
@@ -151,10 +152,10 @@ class _RungRun:
         run, cold_s = self._judged_run(program_run)
         memory = peak(self.program.device)
         self._look_closer(program_run, run)
-        self._settle(program_run)
+        settled = self._settled(program_run)
         generates = self.case.rung.generates_code
         with self.plan.alone():
-            timed = pace(program_run, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
+            timed = pace(settled, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if generates else None
@@ -249,13 +250,15 @@ class _RungRun:
                 self.replays.follow(monitor)
             yield monitor
 
-    def _settle(self, program_run: ProgramRun) -> None:
-        """Let the program's own compiled functions be compiled anew now that nobody watches them any more."""
-        others = self.case.rung.overwrites and self.monitor is not None and self.monitor.others_compile
-        if self.plan.agree(float(others)):
-            for _ in range(self.plan.warm_up):
-                program_run.step()
-            self.records.excuse()
+    def _settled(self, program_run: ProgramRun) -> ProgramRun:
+        """Return the program begun again, some steps on. For what it makes when it begins, as a cache of keys, code or
+        a CUDA graph may be made anew, as for functions of its own that nobody watches any more: no job does either.
+        """
+        again, period = program_run.restarted(), self.program.period
+        for _ in range(-(-self.plan.warm_up // period) * period):
+            again.step()
+        self.records.excuse()
+        return again
 
     def judged(self) -> Observation:
         """Return the observation without what the rung costs."""
@@ -376,6 +379,11 @@ def _notes(reference: Reference, usage: Usage) -> Iterator[str]:
     if reference.noise:
         apart = f"{reference.noise:.2%} of a tensor's size"
         yield f"two eager runs differ, by up to {apart}; the tolerance is wider by that"
+    if moved := reference.hidden_by_tf32:
+        yield (
+            f"TF32 (allow_tf32) moves eager's own results by up to {moved:.1%} of their size, and would hide errors: "
+            "judged, and timed, in full float32"
+        )
     if reference.tf32:
         yield "float32 factors may be rounded to TF32 (allow_tf32); the tolerance is wider by twice what that moves"
     if reference.unused:

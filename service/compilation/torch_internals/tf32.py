@@ -7,8 +7,8 @@ are right. So the reference is run once more with factors that have lost those b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -32,6 +32,18 @@ def factors_that_may_lose_bits(device: torch.device) -> Mapping[str, tuple[int, 
         found |= _CONVOLUTIONS if torch.backends.cudnn.allow_tf32 else {}
         found |= _PRODUCTS if torch.backends.cuda.matmul.allow_tf32 else {}
     return found
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Let nothing be computed in TF32, within; to be entered where its settings do not contradict each other."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    try:
+        cudnn.allow_tf32 = matmul.allow_tf32 = False
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 class InTf32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types

@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import count
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from ladder_runs import Ascend
 from lanes import first_fast
 from programs import keeping, loops, storing
 from programs.registry import CLEAN, DEFECTS, Planted
+from torch import Tensor
 
 from service.compilation.ladder import Result
 from service.compilation.monitor.usage import Lifetimes
+from service.compilation.program import Step
 from service.compilation.run.observation import RungCase
 from service.compilation.run.reference import run_reference
 from service.compilation.run.run_rung import plan_run, run_rung
@@ -120,6 +123,31 @@ def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_be
     assert seen.error == ""
     assert seen.evidence.graphs >= 2
     assert seen.evidence.late == ()
+
+
+class Weighing(loops.Scorer):
+    def forward(self, x: Tensor, kind: type) -> Tensor:
+        scores: Tensor = kind.factor * super().forward(x)  # type: ignore[attr-defined]  # made by the loop
+        return scores
+
+
+class Beginning(loops.LoopProgram):
+    """Makes, when it begins, what its code is compiled for, as a cache of keys is made for which CUDA graphs are."""
+
+    def _steps(self, state: loops.State) -> Iterator[Step]:
+        kind = type("Kind", (), {"factor": 2.0})
+        for state.step in count():
+            state.boundary.step_boundary()
+            state.optimizer.zero_grad()
+            loss = state.boundary.boundary_call(state.scorer, state.batch(), kind).square().mean()
+            loss.backward()
+            state.optimizer.step()
+            yield Step({"loss": loss.detach().clone()})
+
+
+def test_what_a_program_makes_when_it_is_begun_again_to_be_timed_is_compiled_for_once_more(ascend: Ascend) -> None:
+    (result,) = ascend(Beginning(loops.once, make=Weighing), [RUNGS["eager"]])
+    assert (result.verdict, result.findings) == ("pass", ())
 
 
 @pytest.mark.slow

@@ -21,10 +21,18 @@ from service.jobs.spec.compile import Tolerance
 DECOMPOSED = Rung("decomposed", "aot_eager", decomposes=True)
 
 
-@pytest.mark.parametrize("rung", [pytest.param(DECOMPOSED, marks=pytest.mark.slow), RUNGS["aot_eager"]])
-def test_other_draws_of_the_same_distribution_pass(ascend: Ascend, rung: Rung) -> None:
-    """Where operators are decomposed, and where the program itself goes another way when it is compiled."""
-    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [rung])
+@pytest.mark.parametrize(("modules", "rung"), [
+    (drawing.attending, RUNGS["aot_eager"]),
+    pytest.param(drawing.stochastic, RUNGS["aot_eager"], marks=pytest.mark.slow),
+    pytest.param(drawing.stochastic, DECOMPOSED, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_other_draws_of_the_same_distribution_pass(
+    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], rung: Rung
+) -> None:
+    """Where operators are decomposed, and where the program itself goes another way when it is compiled; whatever
+    becomes of rounding.
+    """
+    (result,) = ascend(sound.SoundProgram(modules), [rung])
     assert (result.verdict, result.findings) == ("pass", ())
     assert result.observation is not None
     assert "draws other random numbers than eager, of the same distribution over seeds" in result.observation.notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -69,6 +70,37 @@ def test_convolutions_may_lose_what_tf32_loses_where_it_is_allowed_and_no_more(
     assert result.verdict == verdict, result.findings
     assert result.observation is not None
     assert any("TF32" in note for note in result.observation.notes) == allowed
+
+
+class Cancelling(Convolving):
+    """Leaves little of large factors, of which TF32 loses a good part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = self.first(x.unsqueeze(1) + 512)
+        return self.head(self.second((large - large.mean((0, 2), keepdim=True)).tanh()).flatten(1))
+
+
+def as_allowed() -> Any:
+    """Convolve as a device does that takes TF32 wherever it may."""
+    return InTf32(tf32._CONVOLUTIONS) if torch.backends.cudnn.allow_tf32 else nullcontext()
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [
+    (as_allowed, "pass"), pytest.param(lambda: Coarse(tf32._CONVOLUTIONS), "fail_parity", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_where_tf32_would_hide_errors_both_sides_run_without(
+    ascend: Ascend, monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any], verdict: str
+) -> None:
+    def factors(_: torch.device) -> Any:
+        return tf32._CONVOLUTIONS if torch.backends.cudnn.allow_tf32 else {}
+
+    monkeypatch.setattr(reference, "factors_that_may_lose_bits", factors)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    (result,) = ascend(program(Cancelling), [compiles_to(mode)])
+    assert result.verdict == verdict, result.findings
+    assert torch.backends.cudnn.allow_tf32
+    assert result.observation is not None
+    assert any(note.endswith("judged, and timed, in full float32") for note in result.observation.notes)
 
 
 def test_nothing_is_run_again_where_no_factor_loses_bits() -> None:

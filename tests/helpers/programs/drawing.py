@@ -63,8 +63,26 @@ class Shifted(Stochastic):
         return scores
 
 
+class Attending(Stochastic):
+    """A bias of its keys moves nothing: only rounding is left of its gradient, which compiled code spreads further."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Linear(8, 8)
+
+    def masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        scores = x @ self.keys(x).T
+        if torch.compiler.is_compiling():
+            scores = scores + 64 - 64
+        return super().masked(scores.softmax(-1) @ x, mask)
+
+
 def stochastic() -> dict[str, nn.Module]:
     return {"net": Stochastic()}
+
+
+def attending() -> dict[str, nn.Module]:
+    return {"net": Attending()}
 
 
 def deeper() -> dict[str, nn.Module]:

@@ -48,6 +48,13 @@ class Appending(Storing):
         return self.head(hidden.square())
 
 
+class AppendingOnHost(Appending):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        self.history.append(hidden.detach().cpu())
+        return self.head(hidden.square())
+
+
 class Noting(nn.Linear):
     """Has a dictionary for tensors."""
 
@@ -207,6 +214,7 @@ INNOCENT: tuple[Planted, ...] = (
     Planted(reading_in_time, "inference", make=Storing),
     Planted(reading_a_copy, "inference", make=Storing),
     Planted(reading_late, "inference", make=StoringOnHost),
+    Planted(summing_history, "inference", make=AppendingOnHost),
     Planted(calling, "inference", make=Storing),
 )
 ALL = (*DEFECTS, *INNOCENT)
