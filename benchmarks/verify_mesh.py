@@ -1,6 +1,7 @@
 """Bounds of one wide network on 1, 2, 4 … devices: seconds, and the peak memory of a device.
 
     torchrun --nproc-per-node P benchmarks/verify_mesh.py [--device cuda] [--cases mlp transformer] [--small]
+        [--dim 3072] [--layers 1] [--tokens 4] [--batch 1]
 
 Weights are the same on any number of ranks, so the printed mean width must not change; all output bounds, both
 sides, by CROWN with its own bounds before every non-linear operator.
@@ -34,33 +35,34 @@ from service.parallel.tensor.placement import local
 Made = tuple[nn.Module, tuple[int, ...], float]
 
 
-def mlp(mesh: Mesh, device: torch.device, small: bool) -> Made:
+def mlp(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> Made:
     """Two blocks of a wide hidden layer between narrow ones."""
-    narrow, wide = (64, 512) if small else (2048, 65536)
+    narrow, wide = (64, 512) if given.small else (2048, 65536)
     config = MlpConfig(in_features=narrow, hidden=(wide, narrow, wide, narrow), out_features=16)
     return build(config, mesh, device=device), (narrow,), 1e-4
 
 
-def transformer(mesh: Mesh, device: torch.device, small: bool) -> Made:
-    """One block, on the embedded tokens of a short sequence."""
-    tokens, dim, heads = (4, 32, 4) if small else (4, 3072, 24)
+def transformer(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> Made:
+    """Blocks on the embedded tokens of a sequence."""
+    tokens, dim, layers = (4, 32, 1) if given.small else (given.tokens, given.dim, given.layers)
+    heads = max(4, dim // 128)
     config = TransformerConfig(
-        vocab_size=64, dim=dim, layers=1, heads=heads, kv_heads=heads, ffn_dim=4 * dim, max_sequence=tokens
+        vocab_size=64, dim=dim, layers=layers, heads=heads, kv_heads=heads, ffn_dim=4 * dim, max_sequence=tokens
     )
     module = build(config, mesh, device=device)
     assert isinstance(module, Transformer)
     return AfterEmbedding(module, tokens), (tokens, dim), 1e-4
 
 
-CASES: Mapping[str, Callable[[Mesh, torch.device, bool], Made]] = {"mlp": mlp, "transformer": transformer}
+CASES: Mapping[str, Callable[[Mesh, torch.device, argparse.Namespace], Made]] = {"mlp": mlp, "transformer": transformer}
 
 
 def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
-    module, shape, eps = CASES[name](mesh, device, given.small)
+    module, shape, eps = CASES[name](mesh, device, given)
     module.eval().requires_grad_(False)
     network = prepare(module, shape, mesh.tp)
     generator = torch.Generator().manual_seed(5)
-    centre = torch.randn(1, *shape, generator=generator).to(device)
+    centre = torch.randn(given.batch, *shape, generator=generator).to(device)
     box = Interval(centre - eps, centre + eps)
     identity = torch.eye(network.graph.output.size, device=device)
     rows = torch.cat([identity, -identity])[None]
@@ -97,6 +99,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--small", action="store_true")
+    for name, default in (("--dim", 3072), ("--layers", 1), ("--tokens", 4)):
+        parser.add_argument(name, type=int, default=default, help="of the transformer")
+    parser.add_argument("--batch", type=int, default=1, help="boxes together")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--elements", type=int, default=2**28, help="of one coefficient tensor, over all ranks")
     given = parser.parse_args()
