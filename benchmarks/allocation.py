@@ -64,8 +64,8 @@ def allocated_at(log: Path, number: str) -> float:
 
 
 def host_of(job_id: str) -> psutil.Process:
-    for process in psutil.process_iter():
-        words = process.cmdline() if process.is_running() else []
+    for process in psutil.process_iter(["cmdline"]):  # none of a process that has ended
+        words = process.info["cmdline"] or []
         if PROGRAM in words and job_id in words and "srun" not in words:
             return process
     raise RuntimeError(f"no host of {job_id}")

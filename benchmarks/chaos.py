@@ -54,6 +54,8 @@ class Options:
     plant: bool
     only: tuple[str, ...] = ()
     launcher: str = "local"
+    jobs: int = 0
+    """Faults fall until so many jobs are accepted, and no more are submitted; 0 for as many as there is time for."""
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Chaos:
         menu = faults(self.options.lease_s, self.options.launcher, self.options.only)
         until = time.monotonic() + self.options.seconds
         time.sleep(min(5.0, self.options.seconds / 4))
-        while time.monotonic() < until:
+        while time.monotonic() < until or self.load.has_more_to_submit:
             fault = draw.choices(menu, [fault.weight for fault in menu])[0]
             with contextlib.suppress(psutil.Error):
                 self._fall(fault, draw)
@@ -305,6 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gap-s", type=float, nargs=2, default=(3.0, 9.0), help="least and longest pause of faults")
     parser.add_argument("--quiet-s", type=float, default=300.0, help="what all jobs get to end after the last fault")
     parser.add_argument("--backlog", type=int, default=8, help="unfinished jobs that are kept up")
+    parser.add_argument("--jobs", type=int, default=0, help="go on until so many jobs are accepted, and submit no more")
     parser.add_argument("--only", default="", help="roles, or role:SIGNAL, separated by commas")
     parser.add_argument(
         "--launcher", choices=("local", "slurm", "ray"), default="local", help="what gives devices to jobs"
@@ -335,7 +338,7 @@ def _run(options: Options) -> dict[str, Any]:
         started.callback(service.stop)
         service.start()
         client = service.client()
-        chaos = Chaos(options, service, client, Load(client, options.seed, options.backlog), cluster)
+        chaos = Chaos(options, service, client, Load(client, options.seed, options.backlog, options.jobs), cluster)
         return report(chaos, chaos.run())
 
 

@@ -31,6 +31,8 @@ class Load:
     client: Client
     seed: int
     backlog: int
+    jobs: int = 0
+    """The most jobs that are submitted; 0 for no limit."""
     ended: threading.Event = field(default_factory=threading.Event)
     accepted: dict[str, Accepted] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
@@ -55,7 +57,13 @@ class Load:
         except TrivetError:
             room = 2
         for _ in range(min(room, 4)):
-            self._submit()
+            if self.has_more_to_submit or not self.jobs:
+                self._submit()
+
+    @property
+    def has_more_to_submit(self) -> bool:
+        """Return whether a limit on jobs is there and not reached."""
+        return len(self.accepted) < self.jobs
 
     def unfinished(self) -> list[str]:
         """Return the ids of this run's jobs that have not ended."""
