@@ -25,8 +25,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.families.mlp import MlpConfig
 from service.jobs.spec.families.transformer import TransformerConfig
 from service.models import build
-from service.models.embedded import AfterEmbedding
-from service.models.transformer import Transformer
+from service.models.transformer import AfterEmbedding, Transformer
 from service.parallel import distributed
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh

@@ -18,10 +18,10 @@ from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig
-from service.models.tied import global_parameters, global_rows
 from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
+from service.parallel.tensor.placement import global_parameters, global_rows
 
 _CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)

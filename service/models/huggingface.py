@@ -19,8 +19,8 @@ from service.formats.llama import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, re
 from service.jobs.atomic import atomic_draft
 from service.jobs.layout import DataLayout
 from service.jobs.spec.families import TransformerConfig
-from service.models.build_once import build_once
 from service.models.full_weights import WeightsError
+from service.parallel.distributed import build_once
 
 __all__ = ["load", "write"]
 

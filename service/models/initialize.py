@@ -16,9 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from service.models.tied import tie, tied_names
 from service.parallel.mesh import SINGLE, Axis, padded
-from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions, unpadded_rows
+from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions, tie, tied_names, unpadded_rows
 
 AT_ONCE = 2**22
 """The elements drawn together: they bound the temporaries, which take some 50 bytes each."""

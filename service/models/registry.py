@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig
+from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
-from service.models.dotted import dotted
 from service.models.initialize import Distribution, materialize
-from service.models.tied import tie
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
-from service.parallel.tensor.placement import distribute
+from service.parallel.tensor.placement import distribute, tie
 
 FamilyConfig = ModelConfig
 
@@ -25,7 +24,7 @@ class Model(Protocol):
 
     ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided), a
     :class:`~service.parallel.mesh.PaddedAxis` where its length need not be a multiple of the ranks. A family whose
-    model uses a parameter in two places also has ``tied``, see :mod:`service.models.tied`.
+    model uses a parameter in two places also has ``tied``, see :mod:`service.parallel.tensor.placement`.
     """
 
     config: FamilyConfig

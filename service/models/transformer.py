@@ -3,6 +3,8 @@
 RMSNorm: Zhang & Sennrich, 2019. Rotary positions: Su et al., 2021. Grouped queries: Ainslie et al., 2023.
 SwiGLU: Shazeer, 2020. Heads, feed-forward width and vocabulary are divided over tensor-parallel ranks, and the residual
 stream by tokens (sequence parallelism). A vocabulary that does not divide is padded.
+
+Of embedded tokens it is a function of real numbers, which :class:`AfterEmbedding` computes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from service.jobs.spec.families.transformer import RopeScaling
 from service.jobs.spec.model import TransformerConfig
 from service.models.initialize import Constant, Distribution, Normal
+from service.parallel.collectives import gather_from_group
 from service.parallel.mesh import SINGLE, Axis, padded
 from service.parallel.tensor import (
     ColumnParallelLinear,
@@ -264,3 +267,41 @@ class Transformer(nn.Module):
 
 def build(config: TransformerConfig, axis: Axis) -> Transformer:
     return Transformer(config, axis)
+
+
+class AfterEmbedding(nn.Module):
+    """``(batch, sequence, dim)`` embedded tokens → ``(batch, vocabulary)`` logits of the token after the last.
+
+    Both are replicated over ``tp``. Instances may also come flattened. The stream between layers is divided by tokens
+    where their number ``sequence`` divides by tp. Of a pipeline stage, its part of that: all but the first take the
+    stream, and all but the last give it.
+    """
+
+    def __init__(self, model: Transformer, sequence: int) -> None:
+        super().__init__()
+        self.is_first = model.embedding is not None
+        self.blocks, self.norm, self.head = model.blocks, model.norm, model.head
+        self.sequence, self.dim, self.vocabulary = sequence, model.config.dim, model.config.vocab_size
+        self.axis = model.output_axis
+        divides = self.axis.size > 1 and sequence % self.axis.size == 0
+        self.stream = model.sharded if divides else model.replicated
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            x = self.stream.divide(torch.unflatten(x, 1, (self.sequence, self.dim)) if x.dim() == 2 else x)
+        for block in self.blocks.values():
+            x = block(x, self.stream)
+        if self.norm is None or self.head is None:
+            return x
+        logits = self.head.with_padding(self.stream.enter(self.norm(x, self.stream)))[:, -1]
+        whole = gather_from_group(logits, -1, self.axis.group, self.axis.size)
+        return whole[:, : self.vocabulary] if self.axis.is_padded else whole
+
+
+@torch.no_grad()
+def embedded(model: Transformer, tokens: Tensor) -> Tensor:
+    """Return ``(batch, sequence)`` int64 → ``(batch, sequence, dim)``, replicated; all ranks of the group call it."""
+    if model.embedding is None:
+        raise ValueError("this pipeline stage has no embedding")
+    found: Tensor = model.replicated.leave(model.embedding(tokens))
+    return found

@@ -11,7 +11,11 @@ import hashlib
 import hmac
 import os
 import pickle
-from collections.abc import Mapping
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -23,6 +27,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from service.jobs import rendezvous_folder
+from service.jobs.atomic import flush
+from service.jobs.cache import used
 from service.jobs.rendezvous_folder import RendezvousError
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
@@ -180,3 +186,49 @@ class _CheckingUnpickler:
         if not hmac.compare_digest(signature, hmac.digest(self._secret, content, _DIGEST)):
             raise RendezvousError("an object came from a process that is not in this group, and was not unpickled")
         return pickle.Unpickler(BytesIO(content)).load()  # noqa: S301 - it is this group's own
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the most GiB that torch ever had allocated on a CUDA device; on a CPU the most that this process ever
+    had in memory, which includes what it has imported.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+_POLL_S = 0.1
+
+
+def build_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """Return ``path``, made by the first rank if it is missing; the others wait for it, however long that takes.
+
+    ``make`` writes a file or folder at the path that it is given. It appears as ``path`` only when it is complete and
+    on disk: nobody checks it later, so a file that a power loss cut short would pass for whole.
+    """
+    if dist.is_initialized() and dist.get_rank() > 0:
+        # No collective: it could time out. If the first rank fails, the launcher ends this one.
+        while not path.exists():
+            time.sleep(_POLL_S)
+    elif not path.exists():
+        _make(path, make)
+    else:
+        used(path)
+    return path
+
+
+def _make(path: Path, make: Callable[[Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    working = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
+    try:
+        made = working / path.name
+        make(made)
+        for file in (made, *made.rglob("*")):
+            flush(file)
+        made.rename(path)
+        flush(path.parent)
+    except OSError:
+        if not path.exists():  # another job has made it meanwhile
+            raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)

@@ -1,10 +1,10 @@
 """Writes, checks and prices pipeline schedules as plain data, without torch, so that a submission can do it too."""
 
 from service.schedules.forward_only import forward_only
-from service.schedules.generator import Generator
 from service.schedules.gpipe import GPIPE
 from service.schedules.interleaved import INTERLEAVED
 from service.schedules.one_f_one_b import ONE_F_ONE_B
+from service.schedules.schedule import Generator
 from service.schedules.zbv import ZBV
 from service.schedules.zero_bubble import ZERO_BUBBLE
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from service.schedules.generator import lower
-from service.schedules.schedule import Instruction, Op, Schedule, check_sizes
+from service.schedules.schedule import Instruction, Op, Schedule, check_sizes, lower
 
 
 def forward_only(owners: tuple[int, ...], micro_batches: int) -> Schedule:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from service.schedules.generator import Generator
-from service.schedules.schedule import Instruction, Op
+from service.schedules.schedule import Generator, Instruction, Op
 
 
 def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:

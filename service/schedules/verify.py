@@ -11,8 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from service.schedules.clock import ComputationSpan, ScheduleClock
-from service.schedules.schedule import BACKWARDS, COMPUTATIONS, Instruction, Op, Schedule, ScheduleError
+from service.schedules.schedule import (
+    BACKWARDS,
+    COMPUTATIONS,
+    ComputationSpan,
+    Instruction,
+    Op,
+    Schedule,
+    ScheduleClock,
+    ScheduleError,
+)
 
 SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
 RECEIVES = frozenset(SENDS.values())

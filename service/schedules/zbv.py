@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from service.schedules.generator import Generator
-from service.schedules.schedule import Instruction, Op, vee
+from service.schedules.schedule import Generator, Instruction, Op, vee
 
 
 def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from service.schedules.generator import Generator
-from service.schedules.schedule import Instruction, Op
+from service.schedules.schedule import Generator, Instruction, Op
 
 
 def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
-from service.parallel.agreement import agree
 from service.parallel.boundary import StepBoundary
+from service.parallel.collectives import agree
 from service.parallel.fsdp import before_backward, free_parameters, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work

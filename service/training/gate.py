@@ -19,8 +19,7 @@ from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import CompileChoice, TrainSpec
 from service.models import build
 from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks
-from service.models.fingerprint import Fingerprint, difference, fingerprint
-from service.models.parallelize import ModelRecipe
+from service.models.parallelize import Fingerprint, ModelRecipe, difference, fingerprint
 
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
 """The compile modes, from the one that compiles least to the one that compiles most."""

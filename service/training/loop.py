@@ -19,15 +19,13 @@ from service.models import WeightsError
 from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
-from service.parallel.peak_memory import peak_memory_gib
-from service.training.device_use import DeviceMeter, metrics_of
+from service.parallel.distributed import peak_memory_gib
 from service.training.gradients import check_evaluation, check_weights, clip_, explained_overflow, present, squared_norm
 from service.training.history import History
-from service.training.journal import Journal
-from service.training.metrics import Timing, step_metrics
+from service.training.journal import Journal, Timing, step_metrics
 from service.training.setup import Training
 from service.training.state import prime, training_rows, training_tensors
-from service.training.step_totals import RankShare, StepReduction, StepTotals
+from service.training.step_totals import DeviceMeter, RankShare, StepReduction, StepTotals, metrics_of
 from service.training.timeline import NO_LOAD
 
 SPANS_FIRST, SPANS_EVERY = 20, 50

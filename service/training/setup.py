@@ -20,12 +20,12 @@ from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.reference import resolve
-from service.models.tied import tied_names
 from service.parallel import collectives
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
 from service.parallel.mesh import Mesh, group_of_stages
 from service.parallel.pipeline.stage import Part
+from service.parallel.tensor.placement import tied_names
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine, plan_pipeline
 from service.training.gate import allowed_modes, gate_fingerprints, load_compile_caches, lowest

@@ -16,8 +16,8 @@ from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import ExportSpec
 from service.models import FamilyConfig, huggingface
-from service.models.tied import global_parameters, global_rows
 from service.parallel import checkpoint
+from service.parallel.tensor.placement import global_parameters, global_rows
 
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."

@@ -23,8 +23,8 @@ from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
 from service.parallel.collectives import max_over_group, reduce_from_group
+from service.parallel.distributed import peak_memory_gib
 from service.parallel.mesh import Mesh
-from service.parallel.peak_memory import peak_memory_gib
 from service.verification import journal, results
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker

@@ -38,8 +38,7 @@ from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
 from service.models import mlp
 from service.models.compiled import COMPILE_CACHE, cache_file
-from service.models.fingerprint import fingerprint
-from service.models.parallelize import ModelRecipe
+from service.models.parallelize import ModelRecipe, fingerprint
 from service.training.gate import GateError, allowed_modes
 
 pytestmark = pytest.mark.usefixtures("_imports_set_aside")

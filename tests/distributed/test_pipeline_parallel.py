@@ -12,7 +12,7 @@ from torch import Tensor
 from service.jobs.spec.base import ParallelSpec
 from service.models import WeightsError, build, load_into
 from service.parallel import distributed, mesh
-from service.parallel.agreement import DisagreementError
+from service.parallel.collectives import DisagreementError
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import vocabulary_parallel_cross_entropy

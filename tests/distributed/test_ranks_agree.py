@@ -26,9 +26,9 @@ def disagree(device_type: str) -> dict[str, str]:
     from service.jobs.spec.base import ParallelSpec
     from service.models import build
     from service.parallel import distributed, mesh
-    from service.parallel.agreement import agree
-    from service.parallel.pipeline.channels import connect
+    from service.parallel.collectives import agree
     from service.parallel.pipeline.runtime import PipelineRuntime, Work
+    from service.parallel.pipeline.transport import connect
     from service.parallel.tensor import vocabulary_parallel_cross_entropy
     from service.schedules import forward_only, generator
 

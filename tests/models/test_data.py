@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.jobs.spec.data import DataSpec, DigitsData, SyntheticData, TokensData
 from service.models import data
-from service.models.data import corpus
+from service.models.data import sources
 
 sizes = st.integers(1, 60)
 
@@ -53,7 +53,7 @@ def test_sequence_longer_than_the_corpus_is_refused_with_the_numbers() -> None:
 
 
 def test_a_python_without_its_documentation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus.python_reference.cache_clear()
+    sources.python_reference.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(RuntimeError, match="pydoc_data"):
         data.load(TokensData())

@@ -13,8 +13,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import ShardingSpec
-from service.models.fingerprint import difference, fingerprint
-from service.models.parallelize import ModelRecipe
+from service.models.parallelize import ModelRecipe, difference, fingerprint
 
 CPU = torch.device("cpu")
 MODEL = MlpConfig(in_features=64, hidden=(32, 32), out_features=10)

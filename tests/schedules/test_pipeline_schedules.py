@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from lanes import examples
 
 from service.schedules import GENERATORS, forward_only, generator
-from service.schedules.generator import lower
 from service.schedules.schedule import (
     BACKWARDS,
     COMPUTATIONS,
@@ -22,6 +21,7 @@ from service.schedules.schedule import (
     Schedule,
     ScheduleError,
     loop,
+    lower,
     vee,
 )
 from service.schedules.verify import RECEIVES, SENDS, Report, channel, peer, predict, verify

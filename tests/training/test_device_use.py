@@ -10,16 +10,15 @@ import pytest
 import torch
 from training_runs import MLP, Recording, train
 
-from service.training import device_use
-from service.training.device_use import DeviceMeter, DeviceUse, metrics_of
-from service.training.step_totals import RankShare, StepReduction
+from service.training import step_totals
+from service.training.step_totals import DeviceMeter, DeviceUse, RankShare, StepReduction, metrics_of
 
 
 def test_a_rank_on_a_cpu_is_measured_by_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = DeviceMeter(torch.device("cpu"))
     assert not meter.refresh(), "the time for it has not come"
     assert meter.latest == DeviceUse()
-    monkeypatch.setattr(device_use, "EVERY_S", 0.0)
+    monkeypatch.setattr(step_totals, "EVERY_S", 0.0)
     began, spent = time.monotonic(), time.process_time()
     while time.process_time() - spent < 0.02:
         pass
@@ -45,7 +44,7 @@ def test_power_that_nobody_measures_is_no_metric() -> None:
 
 
 def test_a_training_reports_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_use, "EVERY_S", 0.0)
+    monkeypatch.setattr(step_totals, "EVERY_S", 0.0)
     report = Recording()
     train(tmp_path, {**MLP, "steps": 3}, report=report)
     assert len(report.series("device_busy.0")) == 2, "the first step has nothing to tell yet"

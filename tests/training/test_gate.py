@@ -20,8 +20,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice, PipelineSpec, TrainSpec
-from service.models.fingerprint import difference, fingerprint
-from service.models.parallelize import ModelRecipe
+from service.models.parallelize import ModelRecipe, difference, fingerprint
 from service.training.gate import GateError, allowed_modes, gate_fingerprints, lowest, portable_caches
 
 GATE = "job_" + "g" * 20

@@ -23,8 +23,7 @@ from service.jobs.spec.model import MlpConfig
 from service.models import build, data, parallelize
 from service.models.compiled import apply_compile
 from service.models.data import BatchOrder, Dataset, Split
-from service.models.fingerprint import fingerprint
-from service.models.parallelize import ModelRecipe
+from service.models.parallelize import ModelRecipe, fingerprint
 from service.parallel import checkpoint
 from service.parallel.boundary import StepBoundary
 from service.training.gate import GateError

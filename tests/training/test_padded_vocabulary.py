@@ -22,12 +22,12 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build, load_into
-from service.models.tied import global_parameters
 from service.parallel import distributed
 from service.parallel import mesh as meshes
 from service.parallel.checkpoint import stored
 from service.parallel.mesh import Axis, padded
 from service.parallel.tensor import local, vocabulary_parallel_cross_entropy
+from service.parallel.tensor.placement import global_parameters
 
 VOCABULARY = 257
 SPEC: dict[str, Any] = {

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from service.bounds.network import Network, prepare
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
-from service.models.embedded import AfterEmbedding, embedded
-from service.models.transformer import Transformer
+from service.models.transformer import AfterEmbedding, Transformer, embedded
 
 CASES = {
     "grouped queries, tokens divided": (4, {"heads": 4, "kv_heads": 2}),

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from service.parallel.mesh import Mesh
-from service.parallel.pipeline.channels import connect
 from service.parallel.pipeline.tags import Direction, Message
-from service.parallel.pipeline.transport import Transport
+from service.parallel.pipeline.transport import Transport, connect
 
 
 class StageLink:

@@ -30,9 +30,8 @@ from service.compilation.torch_internals.functions import EagerFunctions, Functi
 from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
 from service.compilation.torch_internals.transfers import Transfers
 from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
-from service.parallel.boundary.calls import CallCounter
 from service.parallel.boundary.holders import FOREIGN
-from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, local
+from service.parallel.boundary.lifetimes import CallCounter, CallResult, LiveResults, address_of, local
 from service.parallel.containers import tensors_in
 
 _INVALID = -1

@@ -16,9 +16,9 @@ from service.jobs.spec.compile import Phase
 from service.parallel.boundary import StepBoundary
 from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh
-from service.parallel.pipeline.channels import Channels
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.pipeline.stage import Part
+from service.parallel.pipeline.transport import Channels
 from service.schedules import forward_only
 from service.schedules.schedule import Schedule
 

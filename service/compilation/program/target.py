@@ -16,20 +16,19 @@ from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features, ProgramConfig, Tokens
+from service.jobs.plugins.declarations import dotted
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import PROGRAMS, CompileSpec
 from service.jobs.spec.model import ModelConfig
 from service.models import data
 from service.models.data import Split
-from service.models.dotted import dotted
-from service.models.fingerprint import Fingerprint, environment, fingerprint, plain
-from service.models.parallelize import ModelRecipe, parallelize
+from service.models.parallelize import Fingerprint, ModelRecipe, environment, fingerprint, parallelize, plain
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import before_backward
 from service.parallel.mesh import Axis, Mesh
-from service.parallel.pipeline.channels import connect
 from service.parallel.pipeline.stage import Part
+from service.parallel.pipeline.transport import connect
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 from service.schedules import generator
 

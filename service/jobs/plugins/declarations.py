@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
@@ -173,3 +173,9 @@ class JobKind(Declaration):
 
 GROUPS = tuple(kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, ProgramKind, JobKind))
 """The groups of entry points by which packages extend the service."""
+
+
+def dotted(name: str) -> Any:
+    """Return what ``package.module:attribute`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)

@@ -117,9 +117,9 @@ class SyntheticData(DataConfig):
 SOURCES = catalogue(
     DataSource,
     (
-        DataSource(DigitsData, "service.models.data.digits:load"),
-        DataSource(TokensData, "service.models.data.corpus:load"),
-        DataSource(SyntheticData, "service.models.data.synthetic:load"),
+        DataSource(DigitsData, "service.models.data.sources:load_digits"),
+        DataSource(TokensData, "service.models.data.sources:load_tokens"),
+        DataSource(SyntheticData, "service.models.data.sources:load_synthetic"),
         DataSource(FileTokens, "service.models.data.files:load", variants=(FileArrays,)),
     ),
 )

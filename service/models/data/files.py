@@ -11,10 +11,10 @@ import numpy as np
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens
-from service.models.build_once import build_once
 from service.models.data import arrays, packed
 from service.models.data.packed import TokenFile
 from service.models.data.samples import Dataset, Samples
+from service.parallel.distributed import build_once
 
 
 def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:

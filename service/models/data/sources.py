@@ -1,14 +1,80 @@
-"""Loading the data that a spec names; the table of sources is ``service.jobs.spec.data.SOURCES``."""
+"""Loads the data that a spec names; the table of sources is ``service.jobs.spec.data.SOURCES``.
+
+Those that need no file are here: points labelled by a random teacher, scikit-learn's handwritten digits, and a text
+that comes with Python, as bytes.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from service.jobs.layout import DataLayout
-from service.jobs.spec.data import SOURCES, DataSpec
-from service.models.data.samples import Dataset
-from service.models.dotted import dotted
+from service.jobs.plugins.declarations import dotted
+from service.jobs.spec.data import SOURCES, DataSpec, DigitsData, SyntheticData, TokensData
+from service.models.data.samples import Dataset, Split, divide
+
+_SYNTHETIC_SEED = 20_260_921
+
+
+def load_synthetic(spec: SyntheticData, layout: DataLayout | None) -> Dataset:
+    """Return standard normal points labelled by a random two-layer teacher; the same for every job."""
+    generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
+    inputs = torch.randn(spec.samples, spec.features, generator=generator)
+    hidden = torch.randn(spec.features, 32, generator=generator) / spec.features**0.5
+    readout = torch.randn(32, spec.classes, generator=generator)
+    targets = ((inputs @ hidden).tanh() @ readout).argmax(dim=1)
+    return divide(Split(inputs, targets), held_out=5)
+
+
+def load_digits(spec: DigitsData, layout: DataLayout | None) -> Dataset:
+    """Return pixels in [0, 1] and their classes; the last fifth is the test split."""
+    rows = np.loadtxt(_installed_file(), delimiter=",")
+    inputs = torch.from_numpy(rows[:, :-1]).float() / 16
+    return divide(Split(inputs, torch.from_numpy(rows[:, -1]).long()), held_out=5)
+
+
+def _installed_file() -> Path:
+    """Return the file that ``sklearn.datasets.load_digits`` reads: importing that takes a second, in every rank."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("scikit-learn, which brings the digits, is not installed")
+    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+
+
+def load_tokens(spec: TokensData, layout: DataLayout | None) -> Dataset:
+    """Return the corpus cut into sequences; the last tenth is the test split. ``ValueError`` if they are too long for
+    ten.
+    """
+    text = torch.frombuffer(bytearray(python_reference()), dtype=torch.uint8).long()
+    samples = (len(text) - 1) // spec.sequence
+    if samples < 10:
+        raise ValueError(
+            f"data.sequence={spec.sequence} cuts the corpus of {len(text)} bytes into {samples} samples; "
+            f"at most {(len(text) - 1) // 10} leaves ten"
+        )
+    used = samples * spec.sequence
+    inputs, targets = text[:used], text[1 : used + 1]
+    return divide(Split(inputs.view(samples, -1), targets.reshape(samples, -1)), held_out=10)
+
+
+@lru_cache(maxsize=1)
+def python_reference() -> bytes:
+    """Return the text behind ``help()``: Python's language reference by topic, which varies by version."""
+    try:
+        from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte of text that only this source needs
+    except ImportError as error:
+        raise RuntimeError(
+            "data.source 'tokens' reads the standard library's 'pydoc_data', which this Python lacks"
+        ) from error
+    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+
 
 Loader = Callable[[Any, DataLayout | None], Dataset]
 """Maps the source's own spec and the folder with uploaded files (``None``: there are none) to its samples, on the CPU

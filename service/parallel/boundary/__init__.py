@@ -5,8 +5,7 @@ step and nowhere else, and calls compiled modules only through :class:`StepBound
 what outlives a step, and refuses to begin one while a backward is still to come.
 """
 
-from service.parallel.boundary.calls import CallSite, Invocation, Origin, Shapes, caller
-from service.parallel.boundary.lifetimes import HeldResult, LiveResults
+from service.parallel.boundary.lifetimes import CallSite, HeldResult, Invocation, LiveResults, Origin, Shapes, caller
 from service.parallel.boundary.step import PendingBackwardError, PendingBackwards, StepBoundary
 
 __all__ = [

@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary.calls import CallCounter, CallSite, Invocation, Origin, caller
-from service.parallel.boundary.lifetimes import HeldResult, LiveResults
+from service.parallel.boundary.lifetimes import (
+    CallCounter,
+    CallSite,
+    HeldResult,
+    Invocation,
+    LiveResults,
+    Origin,
+    caller,
+)
 from service.parallel.containers import map_tensors, tensors_in
 
 HERE = ("service/parallel/boundary/", "service\\parallel\\boundary\\")

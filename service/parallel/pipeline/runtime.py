@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from service.parallel.agreement import DisagreementError, agree
 from service.parallel.boundary import StepBoundary
+from service.parallel.collectives import DisagreementError, agree
 from service.parallel.fsdp import absorb_gradients, await_gradients, reduce_gradients, synchronize_gradients
 from service.parallel.mesh import Mesh
-from service.parallel.pipeline.channels import Channels, connect
 from service.parallel.pipeline.tags import Direction, Message, TensorKind
-from service.parallel.pipeline.transport import PendingReceive, Transport
-from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
+from service.parallel.pipeline.transport import Channels, PendingReceive, Transport, connect
+from service.parallel.tensor.linear import WeightGradients, splitting_backward
 from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule, ScheduleError
 from service.schedules.verify import verify
 

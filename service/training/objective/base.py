@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig, ObjectiveConfig, Samples
+from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.objective import OBJECTIVES
-from service.models.dotted import dotted
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.stage import Part
 

@@ -22,7 +22,7 @@ from service.bounds.shard import shard
 from service.bounds.stages import StageLink
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import FromOnnx
-from service.models.build_once import build_once
+from service.parallel.distributed import build_once
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property, PropertyError
 from service.verification.task import RefusedModel, Task

@@ -15,9 +15,8 @@ from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty
 from service.models import build, load_into
 from service.models.data import Split, load
-from service.models.embedded import AfterEmbedding, embedded
 from service.models.reference import resolve
-from service.models.transformer import Transformer
+from service.models.transformer import AfterEmbedding, Transformer, embedded
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property, read
 from service.verification.properties.base import PropertyError

@@ -31,7 +31,7 @@ from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
 from service.bounds.rigorous.method import OptimisedLowerBounds
-from service.models.embedded import AfterEmbedding, embedded
+from service.models.transformer import AfterEmbedding, embedded
 
 mpmath.mp.dps = 60
 

@@ -21,8 +21,7 @@ from service.bounds.stages import StageLink, prepare_stages
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import build
-from service.models.embedded import AfterEmbedding
-from service.models.transformer import Transformer
+from service.models.transformer import AfterEmbedding, Transformer
 from service.parallel import distributed
 from service.parallel.mesh import Mesh, plan
 from service.parallel.mesh import build as build_mesh

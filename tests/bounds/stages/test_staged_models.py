@@ -154,7 +154,7 @@ def _of_transformer(mesh: Any, line: Any, sequence: int) -> dict[str, float]:
 
     from service.bounds.network import prepare
     from service.bounds.stages import InStages, prepare_stages
-    from service.models.embedded import AfterEmbedding, embedded
+    from service.models.transformer import AfterEmbedding, embedded
 
     whole = transformer(heads=2, layers=mesh.pp.size)
     rest = AfterEmbedding(transformer(mesh, heads=2, layers=mesh.pp.size), sequence)

@@ -26,7 +26,7 @@ from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.base import ParallelSpec
 from service.parallel import mesh
-from service.parallel.pipeline.channels import connect
+from service.parallel.pipeline.transport import connect
 from service.schedules import generator
 
 INDUCTOR = RUNGS["inductor"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.parallel.boundary.liveness import is_read_again
+from service.parallel.boundary.holders import is_read_again
 
 Asked = list[bool]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, joint
+from service.parallel.tensor.linear import WeightGradients, splitting_backward
 from service.parallel.tensor.placement import is_exporting
-from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
 
 ROWS = (12, 4, 8)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
+from service.parallel.tensor.linear import WeightGradients, splitting_backward
 
 
 def model() -> nn.Sequential:
