@@ -23,6 +23,7 @@ from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
 from api.openapi import document, operation_id
 from api.plain_reads import PlainReads
+from api.plain_submissions import PlainSubmissions
 from api.routes import (
     accounts,
     alerts,
@@ -105,6 +106,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     _mount_dashboard(app, settings)
     app.webhooks.include_router(webhooks.callbacks)
     document(app)
+    app.add_middleware(PlainSubmissions, handlers=app.exception_handlers)
     app.add_middleware(PlainReads, store=connected)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(HostNames, names=known_names(settings))

@@ -45,7 +45,7 @@ class PlainReads:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._plain(scope)
-        if found is not None and (secret := _only_secret(scope)):
+        if found is not None and (secret := only_secret(scope)):
             route, read = found
             body = await in_loop(self._read, scope, secret, read)
             if body is not None:
@@ -85,7 +85,7 @@ class PlainReads:
         return _page_adapter.dump_json(page.model_copy(update={"items": items}), by_alias=True)
 
 
-def _only_secret(scope: Scope) -> str | None:
+def only_secret(scope: Scope) -> str | None:
     """Return what the request sends as its key; ``None`` where it sends none, or more than one."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:

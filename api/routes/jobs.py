@@ -51,7 +51,7 @@ async def submit_job(
     """
     chosen = target_project(key, project)
     submission = await in_loop(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
-    submit = _submit if body.sweep is None else _submit_sweep
+    submit = submit_one if body.sweep is None else _submit_sweep
     try:
         job, created = await submit(submission, store=store, checker=checker, request=request)
     except Conflict as conflict:
@@ -64,7 +64,7 @@ async def submit_job(
     return job
 
 
-async def _submit(submission: Submission, *, store: Store, checker: Checker, request: Request) -> tuple[Job, bool]:
+async def submit_one(submission: Submission, *, store: Store, checker: Checker, request: Request) -> tuple[Job, bool]:
     """Submit a spec; return the job, and whether it is new. No thread waits while the spec is checked, and a client
     that leaves ends the check.
     """

@@ -84,7 +84,8 @@ def local_device(device_type: str, launch: Launch) -> torch.device:
 def start(device_type: str) -> torch.device:
     """Join the launcher's group (gloo for CPU; NCCL, with gloo beside it, for CUDA) and return this rank's device.
 
-    Without a launcher no group is made. Calling it again changes nothing.
+    Without a launcher no group is made. Calling it again changes nothing. NCCL makes its communicator now, or, for a
+    rank alone, which seldom needs one, with the first collective: that takes half a second.
     """
     launch = read_launch(os.environ)
     device = _started_device(device_type, launch)
@@ -95,7 +96,7 @@ def start(device_type: str) -> torch.device:
             store=None if folder is None else join(Path(folder), launch.world_size),
             rank=-1 if folder is None else launch.rank,
             world_size=-1 if folder is None else launch.world_size,
-            device_id=device if device.type == "cuda" else None,
+            device_id=device if device.type == "cuda" and launch.world_size > 1 else None,
         )
     return device
 

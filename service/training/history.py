@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from service.jobs import plain_tables
 from service.jobs.atomic import atomic_write, set_aside
 
 Row = dict[str, float]
@@ -67,7 +68,7 @@ class History:
         """Replace the file atomically, so that neither a reader nor the next start after a crash sees half of it."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         kinds = [(name, pa.int64() if name == "step" else pa.float64()) for name in names]
-        table = pa.Table.from_pylist(self.rows, schema=pa.schema(kinds))
+        table = plain_tables.table(self.rows, pa.schema(kinds))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         written = pa.BufferOutputStream()
         pq.write_table(table, written)

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 from service.bounds.network import Network
+from service.jobs import plain_tables
 from service.jobs.atomic import atomic_draft
 from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
 from service.parallel.collectives import reduce_from_group
@@ -241,7 +242,7 @@ def write_rows(rows: Sequence[BoundsRow], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / _FILE
     with atomic_draft(target) as draft:
-        parquet.write_table(pyarrow.Table.from_pylist([_with_numbers(row) for row in rows], SCHEMA), draft)
+        parquet.write_table(plain_tables.table([_with_numbers(row) for row in rows], SCHEMA), draft)
     return target
 
 

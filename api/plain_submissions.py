@@ -1,0 +1,131 @@
+"""Answers the most frequent change, one job of an API key, ahead of the framework.
+
+What it takes to find a route among a hundred, and to resolve its dependencies, is more than all else that a submission
+takes of this process. What is no plain submission, whatever the reason, goes to the framework's route: a refused key or
+body, a sweep, a spec that names files or other jobs, a key for idempotency. What is one is checked and accepted by
+what that route calls, and an error becomes a problem as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.audit import audit_submissions, remember_caller
+from api.context import context_of
+from api.monitoring import V1
+from api.plain_reads import only_secret
+from api.routes import jobs
+from api.security import granted, near_end
+from api.strict_json import loads
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.records import ApiKey, Job
+from service.jobs.store import Credential, StoreUnavailable, Submission, in_loop
+
+_PATH = f"{V1}/jobs"
+_JSON = b"application/json"
+_CHANGES_THE_REQUEST = frozenset({b"idempotency-key", b"content-encoding", b"transfer-encoding"})
+_job_adapter: TypeAdapter[Job] = TypeAdapter(Job)
+
+
+class PlainSubmissions:
+    """Answers ``POST /v1/jobs`` with a JSON spec and a key alone; ``handlers`` says which problem an error becomes."""
+
+    def __init__(self, app: ASGIApp, handlers: dict[Any, Callable[..., Any]]) -> None:
+        self._app = app
+        (self._route,) = (route for route in jobs.router.routes if getattr(route, "name", "") == "submit_job")
+        assert isinstance(self._route, APIRoute)
+        expected = {error: handle for error, handle in handlers.items() if error not in (500, Exception)}
+        self._accepting = ExceptionMiddleware(_accept, handlers=expected)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        secret = only_secret(scope) if _may_be_plain(scope) else None
+        if secret is None:
+            await self._app(scope, receive, send)
+            return
+        told = _Body(receive)
+        submission = await _submission(scope, secret, await told.whole())
+        if submission is None:
+            await self._app(scope, told.again, send)
+            return
+        scope["route"] = self._route
+        scope["state"]["submission"] = submission
+        await self._accepting(scope, told.again, send)
+
+
+class _Body:
+    """A request's body, which can be received again."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._told: list[Message] = []
+
+    async def whole(self) -> bytes | None:
+        """Return the body; ``None`` where the client has left before its end."""
+        parts = []
+        while True:
+            message = await self._receive()
+            self._told.append(message)
+            if message["type"] != "http.request":
+                return None
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def again(self) -> Message:
+        """Tell what was told, then what comes after it."""
+        return self._told.pop(0) if self._told else await self._receive()
+
+
+def _may_be_plain(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != _PATH:
+        return False
+    names = {name for name, _ in scope["headers"]}
+    types = [value for name, value in scope["headers"] if name == b"content-type"]
+    is_usual = not scope["query_string"] and not scope["root_path"] and names.isdisjoint(_CHANGES_THE_REQUEST)
+    return is_usual and types == [_JSON]
+
+
+async def _submission(scope: Scope, secret: str, body: bytes | None) -> Submission | None:
+    """Return what is submitted, where it is plain and by a key that may."""
+    store = context_of(scope["app"]).store
+    try:
+        key = None if body is None else await in_loop(store.keys.verify, secret)
+        if body is None or key is None or "submit" not in granted(key):
+            return None
+        spec = spec_adapter.validate_python(loads(body))
+        if spec.sweep is not None or spec.dependencies():
+            return None
+        project = key.project or DEFAULT_PROJECT
+        submission = await in_loop(store.jobs.submission, spec, key.name, project=project)
+    except (ValueError, RecursionError, StoreUnavailable):
+        return None
+    if submission.uploads:
+        return None
+    _admit(scope, key)
+    return submission
+
+
+def _admit(scope: Scope, key: ApiKey) -> None:
+    remember_caller(Request(scope), key, Credential(key.id))
+    scope["state"]["key_expires"] = near_end(key)
+
+
+async def _accept(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the job that a submission has become."""
+    request, submission = Request(scope, receive), scope["state"]["submission"]
+    context = context_of(scope["app"])
+    await request.body()
+    job, _ = await jobs.submit_one(submission, store=context.store, checker=context.checker, request=request)
+    await audit_submissions(request, [job.id], project=job.project, name=job.name)
+    body = _job_adapter.dump_json(job, by_alias=True)
+    headers = {"location": f"{V1}/jobs/{job.id}", "content-type": "application/json"}
+    await Response(body, 201, headers)(scope, receive, send)
