@@ -48,6 +48,7 @@ from api.routes import (
     session,
     sign_in,
     timeline,
+    tree,
     webhooks,
 )
 from api.security import authenticated, session_cookie
@@ -127,6 +128,7 @@ def _v1(settings: Settings) -> APIRouter:
         metrics.router,
         logs.router,
         bounds.router,
+        tree.router,
         report.router,
         schedule.router,
         timeline.router,
