@@ -49,6 +49,7 @@ from api.routes import (
     session,
     sign_in,
     timeline,
+    tree,
     webhooks,
 )
 from api.security import authenticated, session_cookie
@@ -129,6 +130,7 @@ def _v1(settings: Settings) -> APIRouter:
         metrics.router,
         logs.router,
         bounds.router,
+        tree.router,
         report.router,
         schedule.router,
         timeline.router,

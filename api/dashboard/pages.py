@@ -57,7 +57,7 @@ PAGES = (
         "Job",
         "job.html",
         "job.js",
-        ("job.css", "charts.css", "timeline.css", "verify.css", "compile.css"),
+        ("job.css", "charts.css", "timeline.css", "verify.css", "tree.css", "compile.css"),
         parent="/",
     ),
     Page("/submit", "New job", "submit.html", "submit.js", ("timeline.css", "charts.css", "submit.css"), parent="/"),

@@ -18,6 +18,9 @@ from service.jobs.bounds_row import BoundsRow
 
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
+RECORDED_ONLY = frozenset({"tree"})
+"""Types of events that a rank puts on record and that no stream carries: what they say is large, and read when asked
+for."""
 STREAM_PING_S = 15.0
 """A stream of events is never silent for longer, in seconds: without events it sends a ping."""
 
@@ -53,6 +56,20 @@ class SearchEvent(Event):
     open: int
     bound: float | None
     seconds: float
+
+
+class TreeEvent(Event):
+    """What the searches for one instance's verdict have split so far: ``searches`` are those of
+    ``api/routes/tree.py``. It stays in the record: the API reads it there, and the stream does not carry it.
+
+    ``ranks`` searched together; of their domains those of the rank that reports are in the trees.
+    """
+
+    instance: int
+    domains: int
+    seconds: float
+    ranks: int
+    searches: list[dict[str, Any]]
 
 
 class SpanEvent(Event):
@@ -136,6 +153,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metric": {"step": int, "values": dict},
     "bound": {name: BOUND_FIELDS[name] for name in ("instance", "verdict")},
     "search": {"instance": int, "domains": int, "open": int, "seconds": (int, float)},
+    "tree": {"instance": int, "domains": int, "seconds": (int, float), "ranks": int, "searches": list},
     "span": {"name": str, "start": (int, float), "end": (int, float)},
     "log": {"stream": str, "line": str},
     "artifact": {"name": str, "media_type": str},

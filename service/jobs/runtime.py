@@ -50,6 +50,10 @@ class Reporter(ABC):
         """Report how far a branch-and-bound search is."""
         self.put({**moment, "type": "search"})
 
+    def tree(self, found: Mapping[str, Any]) -> None:
+        """Report what the searches for one instance's verdict have split."""
+        self.put({**found, "type": "tree"})
+
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
         """Report what took from ``start`` to ``end`` (Unix seconds)."""
         event: dict[str, Any] = {"type": "span", "name": name, "start": start, "end": end}
@@ -137,12 +141,13 @@ class NullReporter(Reporter):
 
 
 class RecordingReporter(NullReporter):
-    """Keeps metrics, bounds, searches and artifacts in memory: for tests and for running a kind by itself."""
+    """Keeps metrics, bounds, searches, trees and artifacts in memory: for tests and for running a kind by itself."""
 
     def __init__(self) -> None:
         self.metrics: list[tuple[int, dict[str, float]]] = []
         self.bounds: list[dict[str, Any]] = []
         self.searches: list[dict[str, Any]] = []
+        self.trees: list[dict[str, Any]] = []
         self.artifacts: list[Path] = []
 
     def metric(self, step: int, values: Mapping[str, float]) -> None:
@@ -153,6 +158,9 @@ class RecordingReporter(NullReporter):
 
     def search(self, moment: Mapping[str, Any]) -> None:
         self.searches.append(dict(moment))
+
+    def tree(self, found: Mapping[str, Any]) -> None:
+        self.trees.append(dict(found))
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
         self.artifacts.append(path)

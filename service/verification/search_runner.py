@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from math import inf, isfinite
@@ -21,16 +21,20 @@ from service.parallel.tensor import local_copy
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import CPU, ModelUnderVerification
+from service.verification.bab.split_tree import SplitRecord
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
 from service.verification.properties.queried import Queried
 from service.verification.task import Task, method_of
+from service.verification.tree_reports import TreeReports
 from service.verification.verdict import Verdict
 
 MOST_INPUTS = 64
 """Inputs of a model that rational arithmetic is tried on."""
 EVERY_S = 0.5
 """The time between two reports of one search."""
+FIRST_TREE_S = 2.0
+"""When the tree of a search is first reported; again whenever it has lasted twice as long, and at its end."""
 
 
 class StoppedError(Exception):
@@ -49,6 +53,10 @@ class SearchRunner:
     context: RunContext
     clock: PhaseTimes
     checker: CounterexampleChecker
+    trees: TreeReports = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trees", TreeReports(self.context.report, self.task.search_group.axis.size))
 
     def wants(self, row: BoundsRow) -> bool:
         """Return whether a row of bounds leaves something for a search."""
@@ -128,7 +136,9 @@ class SearchRunner:
     def _searched(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
         """Return the decision, how many domains stayed open, and what part of the budget ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
-        report = self._reporting(instance)
+        record = self.trees.room() if self.task.leads else SplitRecord()
+        report = self._reporting(instance, record)
+        model = replace(self._model, splits=record)
 
         def hear(progress: DecisionProgress) -> None:
             nonlocal last
@@ -136,10 +146,13 @@ class SearchRunner:
             report(progress)
 
         try:
-            decision = decide(self._model, query, method_of(self.task.spec), limit, hear, restarts=budget.restarts)
+            decision = decide(model, query, method_of(self.task.spec), limit, hear, restarts=budget.restarts)
         except _SpentError:
+            self.trees.tell(instance, last, record)
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
             return halted, last.open, f"budget.domains: {budget.domains} were bounded"
+        last = DecisionProgress(decision.domains, last.open, decision.bound, decision.seconds)
+        self.trees.tell(instance, last, record)
         return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
 
     def limit(self, instance: int) -> float:
@@ -166,16 +179,19 @@ class SearchRunner:
             task.options,
         )
 
-    def _reporting(self, instance: int) -> Callable[[DecisionProgress], None]:
-        last = time.monotonic()
+    def _reporting(self, instance: int, record: SplitRecord) -> Callable[[DecisionProgress], None]:
+        last, next_tree = time.monotonic(), FIRST_TREE_S
 
         def report(progress: DecisionProgress) -> None:
-            nonlocal last
+            nonlocal last, next_tree
             if self.task.anywhere(self.context.should_stop()):
                 raise StoppedError
             if time.monotonic() - last >= EVERY_S:
                 last = time.monotonic()
                 self._report(instance, progress)
+            if progress.seconds >= next_tree:
+                next_tree = 2 * progress.seconds
+                self.trees.tell(instance, progress, record)
             if progress.domains >= self.task.spec.budget.domains and progress.open:
                 raise _SpentError
 

@@ -30,6 +30,7 @@ PROMISED = {
     "/v1/jobs/{job_id}/metrics": {"get"},
     "/v1/jobs/{job_id}/logs": {"get"},
     "/v1/jobs/{job_id}/bounds": {"get"},
+    "/v1/jobs/{job_id}/tree": {"get"},
     "/v1/jobs/{job_id}/report": {"get"},
     "/v1/jobs/{job_id}/schedule": {"get"},
     "/v1/jobs/{job_id}/timeline": {"get"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -129,6 +130,13 @@ class Attempt:
     def search(self, instance: int, **fields: Any) -> None:
         found: SearchEvent = event("search", 0, instance=instance, **fields)  # type: ignore[assignment]
         self.emit(found)
+
+    def record(self, *events: Event) -> None:
+        """Events that are on record of this attempt and not in the stream."""
+        folder = self.data.job(self.job_id).attempt(self.refs[0].attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "events.rank-0.jsonl").open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(each) + "\n" for each in events))
 
     def artifact(self, name: str, content: bytes, media_type: str = "application/octet-stream") -> None:
         path = self.data.job(self.job_id).artifacts / name

@@ -16,7 +16,7 @@ from typing import Any, cast
 import orjson
 
 from service.jobs.event_files import host_file, rank_file
-from service.jobs.events import ArtifactEvent, Event
+from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS, RESULT
@@ -368,7 +368,7 @@ class _PartRun:
         self._trace.take(event)
         if event["type"] == "artifact":
             self._publisher.publish(cast(ArtifactEvent, event))
-        else:
+        elif event["type"] not in RECORDED_ONLY:
             self._uploader.relay(event)
 
     async def _recover(self, first: Event | None) -> None:

@@ -153,7 +153,8 @@ class _Decider:
     def search(self) -> Decision:
         """Search all specifications, one after the other; the first counterexample ends it."""
         verdicts: list[tuple[Verdict, Technique]] = []
-        for specification in self.specifications:
+        for number, specification in enumerate(self.specifications):
+            self.model.splits.specification = number
             result, technique = self._decide(specification)
             self.bounds.append(result.bound)
             if result.verdict is Verdict.FALSIFIED:

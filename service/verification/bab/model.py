@@ -26,6 +26,7 @@ from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.bab.settings import SearchSettings
 from service.verification.bab.specification import Counterexample, Specification
+from service.verification.bab.split_tree import SplitRecord
 from service.verification.engine import BoundingEngine, NetworkEngine
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class ModelUnderVerification:
     ``module`` and the engine's network are in ``dtype``; ``float64_module`` is the module in float64, ``runtime``
     onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do those that
     have the model together. ``options`` is for bounds that are optimised, and has the memory for everything;
-    ``heuristics`` choose what is split, ``settings`` tune the rest. ``traced`` keeps what :attr:`ramped` made.
+    ``heuristics`` choose what is split, ``settings`` tune the rest. ``traced`` keeps what :attr:`ramped` made, and
+    ``splits`` what searches split, where it has room for that.
     """
 
     module: nn.Module
@@ -101,6 +103,7 @@ class ModelUnderVerification:
     heuristics: Heuristics = field(default_factory=Heuristics)
     settings: SearchSettings = field(default_factory=SearchSettings)
     traced: dict[nn.Module, RampedGraph] = field(default_factory=dict)
+    splits: SplitRecord = field(default_factory=SplitRecord)
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> ModelUnderVerification:

@@ -57,7 +57,9 @@ def test_a_group_of_one_rank_waits_for_nobody() -> None:
 def test_boxes_are_handed_over_as_they_were() -> None:
     generator = torch.Generator().manual_seed(0)
     lower = torch.rand(5, 3, generator=generator)
-    boxes = Boxes(Interval(lower, lower + 1), torch.rand(5, generator=generator) - 1, lower[:, :2] > 0.5, {})
+    boxes = Boxes(
+        Interval(lower, lower + 1), torch.rand(5, generator=generator) - 1, lower[:, :2] > 0.5, {}, torch.full((5,), -1)
+    )
     sender, receiver = (BoxPool(CPU, InputSearchSettings().crowded_entries) for _ in range(2))
     sender.put(boxes)
     transfer = BoxTransfer(sender, 2, 3, torch.float32)
@@ -110,7 +112,9 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
 ) -> None:
     lower = torch.arange(12, dtype=torch.float32).reshape(4, 3)
     pools = [BoxPool(CPU, InputSearchSettings().crowded_entries) for _ in range(2)]
-    pools[0].put(Boxes(Interval(lower, lower + 1), -torch.ones(4), torch.ones(4, 2, dtype=torch.bool), {}))
+    pools[0].put(
+        Boxes(Interval(lower, lower + 1), -torch.ones(4), torch.ones(4, 2, dtype=torch.bool), {}, torch.full((4,), -1))
+    )
     kinds = [NoMemoryToGive if short_of_memory == "the sender" else BoxTransfer, BoxTransfer]
     transfers = [kind(pool, 2, 3, torch.float32) for kind, pool in zip(kinds, pools, strict=True)]
     state = GroupState(SearchStatus(open=4, width=transfers[0].width), None, plan_moves([4, 0], MOST))

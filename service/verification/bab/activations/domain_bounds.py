@@ -19,6 +19,7 @@ from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, DualParameters
 from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation
 from service.verification.bab.settings import DomainBoundsSettings, OptimiserSettings
+from service.verification.bab.split_tree import UNKNOWN
 
 T = TypeVar("T")
 
@@ -132,6 +133,7 @@ class DomainBounds:
             beta=nothing,
             weights=torch.nn.functional.one_hot(margins.argmax(dim=1), most).to(margins.dtype),
             slopes=self.objective.slope_parameters.start.to(margins).expand(count, -1),
+            node=torch.full((count,), UNKNOWN, device=margins.device),
         )
 
     def optimise(self, domains: Domains, settings: OptimiserSettings) -> Domains:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from service.bounds.memory import UNLIMITED, MemoryBudget, is_out_of_memory
 from service.verification.bab.settings import PoolSettings
+from service.verification.bab.split_tree import UNKNOWN
 
 T = TypeVar("T")
 
@@ -22,7 +23,8 @@ class Domains:
     ``margin`` ``(n,)`` is proved; ``disjunct`` ``(n,)`` numbers the disjunct in question. ``index``, ``sign``,
     ``at`` and ``beta`` ``(n, depth)`` are the splits and their multipliers, a sign of 0 none. ``weights``
     ``(n, rows)`` combine the disjunct's rows; ``slopes`` ``(n, parameters)`` choose the relaxations. The last three
-    are where an optimiser goes on.
+    are where an optimiser goes on. ``node`` ``(n,)`` is the domain's place in the search's record
+    (:mod:`~service.verification.bab.split_tree`).
     """
 
     margin: Tensor
@@ -33,6 +35,7 @@ class Domains:
     beta: Tensor
     weights: Tensor
     slopes: Tensor
+    node: Tensor
 
     def __len__(self) -> int:
         return len(self.margin)
@@ -55,6 +58,10 @@ class Domains:
     def rows(self, which: Tensor | slice) -> Domains:
         """Return the domains at an index, a mask or a slice."""
         return Domains(**{name: column[which] for name, column in self.columns.items()})
+
+    def each(self) -> Iterator[Domains]:
+        """Yield the domains one by one."""
+        return (self.rows(slice(index, index + 1)) for index in range(len(self)))
 
     def repeated(self, times: int) -> Domains:
         """Repeat each domain: the first ``times`` rows are of the first domain."""
@@ -258,6 +265,7 @@ class DomainTransfer:
         margin, disjunct, weights, slopes, *splits = torch.split(rows, sizes, dim=1)
         columns = {"margin": margin[:, 0], "disjunct": disjunct[:, 0], "weights": weights, "slopes": slopes}
         columns |= dict(zip(_HISTORY, splits, strict=True))
+        columns["node"] = torch.full_like(margin[:, 0], UNKNOWN)
         self.pool.put(
             Domains(**{name: column.to(self.like.columns[name].dtype) for name, column in columns.items()}).packed()
         )

@@ -27,6 +27,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bab import after_relaxations, refine_intermediate_bounds
 from service.verification.bab.activations.intermediate_bounds import optimise_intermediate_bounds, unstable_entries
+from service.verification.bab.activations.recorded_splits import RecordedSplits
 from service.verification.bab.activations.root_bounds import RootBounds, bound_root
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
@@ -94,7 +95,8 @@ class _ActivationSearch:
         self.linear_programs = LinearPrograms(model, specification)
         self.attack_batch_size = gradient_batch_size(model)
         self.margins = root.margins
-        self.roots = self.domain_bounds.roots(self.margins)
+        self.splits = RecordedSplits.of(model, specification, self.domain_bounds)
+        self.roots = self.splits.planted(self.domain_bounds.roots(self.margins))
         self.pool = DomainPool(self.roots, model.memory, settings.pool)
         self.domains, self.bound = 0, -inf
         self.shortage: MemoryShortageError | None = None
@@ -131,9 +133,11 @@ class _ActivationSearch:
             everyone = state.all
             self._report(everyone)
             if state.counterexample is not None:
+                self.splits.mark(state.counterexample)
                 return SearchResult(Verdict.FALSIFIED, state.counterexample, everyone.domains, self.bound)
             if not everyone.open or everyone.late:
-                decided = not everyone.open and not everyone.stuck
+                if decided := not everyone.open and not everyone.stuck:
+                    self.splits.tree.finish()
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
                 is_over = everyone.is_over or not everyone.open
                 return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage, is_over)
@@ -206,7 +210,8 @@ class _ActivationSearch:
             self.pool.put(parents)
             return counterexample
         branched = self.branching.split(parents, inspection)
-        self._bound_and_keep_open(self._certified(branched.halves), self.warm_start)
+        halves = self.splits.halved(branched.halves)
+        self._bound_and_keep_open(self._certified(halves), self.warm_start)
         self.seconds_per_domain = (time.monotonic() - started) / len(parents)
         return self._decide_unsplit(branched.unsplit)
 
@@ -265,11 +270,12 @@ class _ActivationSearch:
 
     def _bound_roots_again(self, disjuncts: Tensor) -> Domains:
         """Bound the whole box again; a disjunct that gains more that way than by all its splits starts over."""
-        roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf))
+        roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf)).with_(node=self.roots.node)
         roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.from_scratch)
         self.domains += len(roots)
         for index, disjunct in enumerate(disjuncts.tolist()):
             if float(roots.margin[index]) > self.pool.bound_of(disjunct):
+                self.splits.tree.restart(disjunct)
                 self.pool.replace(disjunct, self._drop_proved(roots.rows(slice(index, index + 1))))
         self.domain_bounds.calibrate(roots)
         return roots
@@ -296,6 +302,7 @@ class _ActivationSearch:
             left = self.invprop.tighten(int(disjunct), margin, preactivations, deadline)
             if left is None:
                 self.pool.drop(int(disjunct))
+                self.splits.tree.finish(int(disjunct))
                 return
             before, preactivations = margin, left
             margin = float(self._bound_roots_again(disjunct[None]).margin)
@@ -304,7 +311,9 @@ class _ActivationSearch:
         """Bound domains, and put those that stay open into the pool, all at the end."""
         count, domains = len(domains), self._drop_proved(domains) if len(domains) else domains
         if len(domains):
-            self.pool.put(self._drop_proved(self._certified(self._optimised(domains, settings))))
+            left = self._drop_proved(self._certified(self._optimised(domains, settings)))
+            self.splits.tree.tighten(left.node, left.margin)
+            self.pool.put(left)
         self.domains += count
 
     def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
@@ -318,6 +327,7 @@ class _ActivationSearch:
     def _drop_proved(self, domains: Domains) -> Domains:
         proved = domains.margin > 0
         self.least_proved = min(self.least_proved, float(torch.where(proved, domains.margin, torch.inf).amin()))
+        self.splits.tree.proved(domains.node[proved], domains.margin[proved])
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
@@ -327,8 +337,8 @@ class _ActivationSearch:
         """
         if self.linear_programs.applies and len(domains):
             return self._solve_programs(self._optimise_from_scratch(domains))
-        for margin in domains.margin.tolist():
-            self._give_up(margin)
+        for domain in domains.each():
+            self._give_up(domain, float(domain.margin))
         return None
 
     def _optimise_from_scratch(self, domains: Domains) -> Domains:
@@ -338,8 +348,7 @@ class _ActivationSearch:
     def _solve_programs(self, domains: Domains) -> Counterexample | None:
         """Solve domains one by one, as many as a moment allows."""
         until = self.time.programs_deadline(time.monotonic(), self.deadline)
-        for index in range(len(domains)):
-            domain = domains.rows(slice(index, index + 1))
+        for index, domain in enumerate(domains.each()):
             if self.model.engine.late(until if index else self.deadline):
                 self.pool.put(domains.rows(slice(index, None)))
                 return None
@@ -347,7 +356,7 @@ class _ActivationSearch:
             if solved.counterexample is not None:
                 self.pool.put(domains.rows(slice(index, None)))
                 return solved.counterexample
-            self._give_up(max(float(domain.margin), solved.margin if self.certificates is None else -inf))
+            self._give_up(domain, max(float(domain.margin), solved.margin if self.certificates is None else -inf))
         return None
 
     def _solve(self, domain: Domains) -> LpResult:
@@ -361,10 +370,13 @@ class _ActivationSearch:
         self.domain_bounds.make_room()
         return LpResult(-inf)
 
-    def _give_up(self, margin: float) -> None:
+    def _give_up(self, domain: Domains, margin: float) -> None:
+        """Let go of one domain, of which ``margin`` is proved."""
         if margin > 0:
             self.least_proved = min(self.least_proved, margin)
+            self.splits.tree.proved(domain.node, torch.tensor([margin]))
         else:
+            self.splits.tree.stick(domain.node)
             # NaN proves nothing, and must not be lost in a comparison.
             self.least_stuck = min(self.least_stuck, -inf if isnan(margin) else margin)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.planes import Known
 from service.verification.bab.specification import Specification
+from service.verification.bab.split_tree import UNKNOWN
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 T = TypeVar("T")
@@ -21,13 +22,15 @@ T = TypeVar("T")
 class Boxes:
     """``box`` ``(n, features)``; ``margins`` ``(n,)`` are proved; ``open`` ``(n, disjuncts)`` what is left to prove.
 
-    ``known`` are bounds of the network's values that hold in the box.
+    ``known`` are bounds of the network's values that hold in the box, ``node`` ``(n,)`` are places in the search's
+    record (:mod:`~service.verification.bab.split_tree`).
     """
 
     box: Interval
     margins: Tensor
     open: Tensor
     known: Known
+    node: Tensor
 
     def __len__(self) -> int:
         return len(self.margins)
@@ -38,15 +41,16 @@ class Boxes:
 
     def __getitem__(self, index: Tensor | slice) -> Boxes:
         known = {name: each.map(lambda end: end[index]) for name, each in self.known.items()}
-        return Boxes(self.box.map(lambda end: end[index]), self.margins[index], self.open[index], known)
+        box = self.box.map(lambda end: end[index])
+        return Boxes(box, self.margins[index], self.open[index], known, self.node[index])
 
     def without_known(self) -> Boxes:
-        return Boxes(self.box, self.margins, self.open, {})
+        return replace(self, known={})
 
     def to(self, device: torch.device) -> Boxes:
         known = {name: each.map(lambda end: end.to(device)) for name, each in self.known.items()}
         box = self.box.map(lambda end: end.to(device))
-        return Boxes(box, self.margins.to(device), self.open.to(device), known)
+        return Boxes(box, self.margins.to(device), self.open.to(device), known, self.node.to(device))
 
     @staticmethod
     def joined(parts: Sequence[Boxes]) -> Boxes:
@@ -55,8 +59,10 @@ class Boxes:
             return parts[0]
         names = set.intersection(*(set(part.known) for part in parts))
         known = {name: _joined([part.known[name] for part in parts]) for name in sorted(names)}
-        margins, left = (torch.cat([getattr(part, name) for part in parts]) for name in ("margins", "open"))
-        return Boxes(_joined([part.box for part in parts]), margins, left, known)
+        margins, left, node = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("margins", "open", "node")
+        )
+        return Boxes(_joined([part.box for part in parts]), margins, left, known, node)
 
 
 def _joined(parts: Sequence[Interval]) -> Interval:
@@ -161,7 +167,8 @@ class BoxTransfer:
         sizes = [1, self.disjunct_count, self.features, self.features]
         margins, left, lower, upper = torch.split(rows, sizes, dim=1)
         box = Interval(lower.to(self.dtype), upper.to(self.dtype))
-        self.pool.put(Boxes(box, margins[:, 0].to(self.dtype), left > 0, {}))
+        node = torch.full_like(margins[:, 0], UNKNOWN, dtype=torch.int64)
+        self.pool.put(Boxes(box, margins[:, 0].to(self.dtype), left > 0, {}, node))
 
 
 @dataclass(frozen=True, eq=False)

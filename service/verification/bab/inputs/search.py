@@ -19,13 +19,14 @@ from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
+from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer, LinearCut, clipped
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, factories_of
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Counterexample, Specification
+from service.verification.bab.split_tree import SearchTree
 from service.verification.bab.steps import StepSides, attack_at_steps, step_sides
 from service.verification.verdict import Verdict
 
@@ -80,6 +81,7 @@ class _InputSearch:
     shortage: MemoryShortageError | None = None
     is_over: bool = False
     pool: BoxPool = field(init=False)
+    tree: SearchTree = field(init=False)
     input_bounds: InputBounds = field(init=False)
     largest_batch: int = field(init=False)
     next_attack: int = field(init=False)
@@ -101,8 +103,9 @@ class _InputSearch:
         self.transfer = BoxTransfer(self.pool, self.specification.disjunct_count, self.width.shape[1], self.model.dtype)
         margins = torch.full_like(whole.lower[:, 0], -torch.inf)
         is_open = torch.ones(1, self.specification.disjunct_count, dtype=torch.bool, device=self.model.device)
+        self.tree = self.model.splits.begin(Technique.INPUTS.value, lambda number: f"input {number}")
         if self.model.search_group.is_first:
-            self.pool.put(Boxes(whole, margins, is_open, {}))
+            self.pool.put(Boxes(whole, margins, is_open, {}, self.tree.plant(margins)))
         self._make_input_bounds()
 
     def _make_input_bounds(self) -> None:
@@ -134,9 +137,12 @@ class _InputSearch:
         while True:
             state = self.model.search_group.synchronise(self._status(), counterexample, self.model.device)
             if state.counterexample is not None:
+                self.tree.mark(state.counterexample, range(1))
                 return self._end(state, Verdict.FALSIFIED)
             self._report(state.all)
             if not state.all.open:
+                if not state.all.stuck:
+                    self.tree.finish()
                 return self._end(state, Verdict.UNKNOWN if state.all.stuck else Verdict.VERIFIED)
             if state.all.late:
                 return self._end(state, Verdict.UNKNOWN)
@@ -222,10 +228,13 @@ class _InputSearch:
         )
         least = torch.maximum(boxes.margins, torch.where(boxes.open, margins, torch.inf).amin(dim=1))
         self.least_proved = min(self.least_proved, _least_proved(boxes, clipped_box, margins, is_open))
-        (keep,) = is_open.any(dim=1).nonzero(as_tuple=True)
+        is_kept = is_open.any(dim=1)
+        self.tree.proved(boxes.node[~is_kept], least[~is_kept])
+        (keep,) = is_kept.nonzero(as_tuple=True)
         if not len(keep):
             return None
-        rest = Boxes(clipped_box, least, is_open, planes.known)[keep]
+        rest = Boxes(clipped_box, least, is_open, planes.known, boxes.node)[keep]
+        self.tree.tighten(rest.node, rest.margins)
         view = InputView(self.specification, planes, cut.least(boxes.box), is_open)
         score = self.model.heuristics.inputs.scores(view)[keep] * rest.box.width
         counterexample = self._if_memory_allows(lambda: self._attack(rest.box))
@@ -261,6 +270,7 @@ class _InputSearch:
         small = ~self._splittable(rest.box).any(dim=1)
         if bool(small.any()):
             self.least_stuck = min(self.least_stuck, float(rest.margins[small].nan_to_num(nan=-torch.inf).min()))
+            self.tree.stick(rest.node[small])
             rest, score = rest[~small], score[~small]
         while len(rest):
             rest, score = self._halve(rest, score)
@@ -287,7 +297,8 @@ class _InputSearch:
         lower = torch.cat([rest.box.lower, rest.box.lower.scatter(1, along, middle)])
         upper = torch.cat([rest.box.upper.scatter(1, along, middle), rest.box.upper])
         halved = score.scatter(1, along, score.gather(1, along) / 2)
-        return Boxes(Interval(lower, upper), twice.margins, twice.open, twice.known), torch.cat([halved, halved])
+        node = self.tree.split(rest.node, along[:, 0], middle[:, 0], twice.margins.view(2, -1)).flip(0).flatten()
+        return Boxes(Interval(lower, upper), twice.margins, twice.open, twice.known, node), torch.cat([halved, halved])
 
 
 def _least_proved(boxes: Boxes, clipped_box: Interval, margins: Tensor, is_open: Tensor) -> float:

@@ -1,0 +1,87 @@
+"""The trees that the searches of a verification job split."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from api import history
+from api.access import ReadableJob
+from api.context import SettingsDep, StoreDep
+from api.params import refuse
+
+router = APIRouter(tags=["bounds"])
+
+
+class SplitTree(BaseModel):
+    """One search. Each list but ``names`` has an entry for each domain shown; a domain comes before its halves."""
+
+    technique: str = Field(description="`input splitting` or `activation splitting`")
+    specification: int = Field(description="which of the property's boxes was searched, from 0")
+    names: list[str] = Field(description="the inputs, or the neurons by their layers, that domains were split on")
+    parent: list[int | None] = Field(description="the domain that this one is a half of; null for a root")
+    on: list[int | None] = Field(description="what the parent was split on, an index of `names`; null for a root")
+    side: list[int] = Field(description="1 where that is at least `at`, -1 where it is at most `at`, 0 for a root")
+    at: list[float | None] = Field(description="where the parent was split")
+    margin: list[float | None] = Field(description="the least margin that is proved of the domain; above 0 proves it")
+    state: list[Literal["open", "split", "verified", "stuck"]] = Field(
+        description="`stuck`: it is not proved, and cannot be split further"
+    )
+    below: list[int] = Field(description="domains below this one that are counted and not shown")
+    open_below: list[int] = Field(description="those of them that still wait")
+    counterexample: int | None = Field(description="the domain shown in which the counterexample is")
+
+
+class InstanceTrees(BaseModel):
+    """What the searches for one instance's verdict have split."""
+
+    instance: int | None = Field(description="null where no search split anything")
+    instances: list[int] = Field(description="all instances of the job whose searches split something")
+    domains: int = Field(description="domains that were bounded, shown or not")
+    seconds: float = Field(description="how long the searches had lasted")
+    ranks: int = Field(description="ranks that searched together; the domains of the first of them are in the trees")
+    searches: list[SplitTree] = Field(
+        description="one for each search that split anything, in the order in which they began"
+    )
+
+
+_TREES = TypeAdapter(list[SplitTree])
+
+
+@router.get("/jobs/{job_id}/tree")
+def get_job_tree(
+    *,
+    job: ReadableJob,
+    store: StoreDep,
+    settings: SettingsDep,
+    instance: Annotated[
+        int | None, Query(ge=0, description="an instance; without it, the one that was split most")
+    ] = None,
+) -> InstanceTrees:
+    """Return the trees that the searches for an instance's verdict have split, as far as they are on record."""
+    if job.kind != "verify":
+        raise refuse("job_id", f"a {job.kind} job has no searches", job.id, "the id of a verify job")
+    found = {event["instance"]: event for event in history.events(store, settings.layout, job.id, frozenset({"tree"}))}
+    known = sorted(found)
+    chosen = max(known, key=lambda each: found[each]["domains"], default=None) if instance is None else instance
+    event = found.get(chosen)
+    if event is None:
+        return InstanceTrees(instance=instance, instances=known, domains=0, seconds=0.0, ranks=1, searches=[])
+    return InstanceTrees(
+        instance=chosen,
+        instances=known,
+        domains=event["domains"],
+        seconds=event["seconds"],
+        ranks=event["ranks"],
+        searches=_searches(event),
+    )
+
+
+def _searches(event: dict[str, Any]) -> list[SplitTree]:
+    """Return what a rank reported, none if that is not what a rank of Trivet's own would."""
+    with suppress(ValidationError):
+        return _TREES.validate_python(event["searches"])
+    return []
