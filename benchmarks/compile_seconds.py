@@ -35,6 +35,8 @@ def check(store: Store, device: str) -> dict[str, float]:
         time.sleep(0.02)
     if job.state != "succeeded":
         raise SystemExit(f"{job_id} {job.state}: {job.error}")
+    for sentence in (job.result or {}).get("summary", ()):  # a rung that is stopped is not timed
+        print(f"  {sentence}", flush=True)
     events: list[dict[str, Any]] = [item.event for item in store.events.page(job_id, after="0-0", limit=1000).items]
     spans = {each["name"]: each["end"] - each["start"] for each in events if each["type"] == "span"}
     phases = {each.name: each.seconds for each in job.phases}
