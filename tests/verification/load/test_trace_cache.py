@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from service.verification.load import task_loader, trace_cache
 from service.verification.load.trace_cache import FOLDER, TraceCache
 
 CPU = torch.device("cpu")
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 QUERY = f"{DECLARED}{BOX}(assert (>= Y_0 1000))"
 """What bounds alone decide."""
 
@@ -51,7 +52,10 @@ def traces(tmp_path: Path) -> Traces:
     return Traces(tmp_path)
 
 
-def test_the_next_job_reads_it_and_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+def test_the_next_job_reads_it_and_finds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Literal["cpu", "cuda"]
+) -> None:
     traced: list[Graph] = []
     data = DataLayout(tmp_path / "data")
 
@@ -61,7 +65,8 @@ def test_the_next_job_reads_it_and_finds_the_same(tmp_path: Path, monkeypatch: p
 
     def rows() -> list[dict[str, Any]]:
         ranked, report = context(data)
-        job.run(specification(data, QUERY, method="crown"), replace(ranked, host_cache=tmp_path))
+        ranked = replace(ranked, host_cache=tmp_path, device_type=device)
+        job.run(specification(data, QUERY, method="crown"), ranked)
         return [row | {"seconds": 0.0} for row in report.bounds]
 
     monkeypatch.setattr(task_loader, "capture", noted)
