@@ -29,6 +29,7 @@ from service.bounds.graph import (
     UnsupportedModelError,
     refs,
 )
+from service.bounds.scalars import as_vectors
 from service.bounds.whole_functions import written_whole
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
@@ -82,7 +83,7 @@ class GraphBuilder:
                 output = self._read_output(fx)
         if output is None:
             raise UnsupportedModelError("the traced program has no output")
-        return Graph(_reaching(written_whole(self.nodes, self.dtype), output.name))
+        return Graph(_reaching(as_vectors(written_whole(self.nodes, self.dtype)), output.name))
 
     def _read_placeholders(self) -> None:
         lifted = self.program.constants

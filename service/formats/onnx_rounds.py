@@ -35,7 +35,8 @@ def is_counted(node: onnx.NodeProto, values: Collection[str], varying: Collectio
         return not set(node.input) & set(varying)
     if node.op_type != "Loop" or not node.input or not node.input[0]:
         return False
-    return not set(node.input[:2]) & set(values) and goes_on(body_of(node)) is not None
+    asks = goes_on(body_of(node))
+    return asks is not None and not {*node.input[:2], asks} & set(values)
 
 
 def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
@@ -43,9 +44,9 @@ def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
     return found
 
 
-def goes_on(body: onnx.GraphProto) -> bool | None:
-    """Return whether a loop's body asks for another round, which it may also take from its own condition; ``None``
-    where that is no constant of the body.
+def goes_on(body: onnx.GraphProto) -> bool | str | None:
+    """Return whether a loop's body asks for another round, which it may also take from its own condition, or the name
+    of the value around it that says so, as a scripted module's; ``None`` where the body computes it.
     """
     given_by = {name: node for node in body.node for name in node.output}
     name = body.output[0].name
@@ -56,7 +57,9 @@ def goes_on(body: onnx.GraphProto) -> bool | None:
     constants = {tensor.name: tensor for tensor in body.initializer}
     if name in given_by and given_by[name].op_type == "Constant":
         constants |= {name: helper.get_node_attr_value(given_by[name], "value")}
-    return bool(numpy_helper.to_array(constants[name]).all()) if name in constants else None
+    if name in constants:
+        return bool(numpy_helper.to_array(constants[name]).all())
+    return None if name in given_by or name in {each.name for each in body.input} else name
 
 
 def varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:

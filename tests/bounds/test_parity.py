@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, prepare
+from service.bounds.onnx import load
 from service.verification.properties.robustness import margin_rows
 
 PEER_NAMES = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
@@ -96,5 +97,21 @@ def test_optimised_bounds_are_no_looser(
     found = output_bounds(networks[torch.float32], Interval(x - eps, x + eps), method, BoundOptions())
     peers = np.load(parity / "bounds" / f"a_{stored}_b1_id.npz")
     lower, upper = (torch.tensor(peers[name]).double() for name in ("lb", "ub"))
+    assert bool((found.lower >= lower - 1e-3 * lower.abs().max()).all())
+    assert bool((found.upper <= upper + 1e-3 * upper.abs().max()).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["c", "e_plain"])
+def test_optimised_bounds_of_convolutions_and_attention_are_no_looser(parity: Path, name: str) -> None:
+    module = load((parity / f"model_{name}.onnx").read_bytes())
+    stored = np.load(parity / f"inputs_{name}.npz")
+    x, eps = torch.tensor(stored["u8"][:1]).flatten(1).float() / 255, float(stored["eps"])
+    x = 2 * x - 1 if name == "e_plain" else x
+    found = output_bounds(
+        prepare(module, (module.features,)), Interval(x - eps, x + eps), "alpha-crown", BoundOptions()
+    )
+    peers = np.load(parity / "bounds" / f"{name}_alpha-CROWN_b1_id.npz")
+    lower, upper = (torch.tensor(peers[end]).double() for end in ("lb", "ub"))
     assert bool((found.lower >= lower - 1e-3 * lower.abs().max()).all())
     assert bool((found.upper <= upper + 1e-3 * upper.abs().max()).all())

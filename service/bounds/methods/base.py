@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.interval import Interval
+from service.bounds.interval import ORDINARY, Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import traverse_backward
 from service.bounds.linear.rows.patches import Pair, image_of
@@ -137,34 +137,39 @@ class LinearAnalysis:
         return no_looser_than_intervals(self.backward, rows, found, self.options)
 
 
+COMPARED = 2**24
+"""Terms of rows of an interval that are added up at once."""
+
+
 def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, options: BoundOptions) -> Tensor:
     """Return the better ones of linear bounds of rows of the output and of what its interval says."""
     network = backward.network
     interval = backward.intervals.get(network.graph.output.name)
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
         return found
-    known = interval.least(rows).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    # What is less itself is no number where an end is infinite: neither end counts then, since the other one may be
+    # that of no number, as the shares of nothing are.
+    lower, upper = interval.lower.flatten(1), interval.upper.flatten(1)
+    lost = (lower - lower) + (upper - upper)
+    lower, upper = lower + lost, upper + lost
+    at_once = max(1, COMPARED // max(1, lower.numel()))
+    known = [_least_of_asked(lower, upper, part.flatten(2)) for part in rows.split(at_once, dim=1)]
     # An output that overflows, and that a row does not ask about, takes nothing from the others. What is no number
     # where all are finite, as the shares of nothing, is left as it is: nothing is known of it.
-    overflows = ~(interval.lower.isfinite() & interval.upper.isfinite()).flatten(1).all(dim=1, keepdim=True)
-    known = torch.where(overflows & ~known.isfinite(), _least_of_asked(interval, rows), known)
-    return torch.maximum(torch.where(overflows & found.isnan(), -torch.inf, found), known)
+    overflows = lost.sum(dim=1, keepdim=True).isnan()
+    found = torch.where(overflows & found.isnan(), -torch.inf, found)
+    return torch.maximum(found, known[0] if len(known) == 1 else torch.cat(known, dim=1))
 
 
-def _least_of_asked(interval: Interval, rows: Tensor) -> Tensor:
-    """Return the least values of rows whose terms are finite, −∞ for others; entries with coefficients of 0 have none.
-
-    Ends are added one by one, since the centre of an interval without an end is none.
-    """
-    rising, falling = rows.flatten(2).clamp(min=0), rows.flatten(2).clamp(max=0)
-    lower, upper = interval.lower.flatten(1).unsqueeze(2), interval.upper.flatten(1).unsqueeze(2)
-    # Where one end is infinite the other may be that of no number, as the shares of nothing are.
-    known = lower.isfinite() & upper.isfinite()
-    low, high = torch.where(known, lower, 0.0), torch.where(known, upper, 0.0)
-    missing = (rising - falling).sign() @ (~known).to(low)
-    total = rising @ low + falling @ high
-    lost = 8 * torch.finfo(low.dtype).eps * (rising @ low.abs() - falling @ high.abs())
-    return torch.where(missing > 0, -torch.inf, total - lost).squeeze(2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+def _least_of_asked(lower: Tensor, upper: Tensor, rows: Tensor) -> Tensor:
+    """Return the least values ``(batch, rows)``, −∞ where a row asks about an entry whose ends are no number."""
+    ends = torch.where(rows > 0, lower.unsqueeze(1), upper.unsqueeze(1))
+    terms = (rows * ends).masked_fill_(rows == 0, 0)
+    total, size = terms.sum(dim=2), terms.abs_().sum(dim=2)
+    # As for the spread of an interval, sums of small terms are left to the margins of verdicts.
+    rounding = size.sub_(ORDINARY).clamp_(min=0)
+    eps = torch.finfo(total.dtype).eps
+    return torch.sub(total, rounding, alpha=8 * eps).nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
 
 def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
 
 Pair = Callable[[Tensor, Tensor], Tensor]
+MOST_WHOLE = 2**24
+"""The largest whole number up to which float32 has all of them."""
 
 
 def positive(x: Tensor) -> Tensor:
@@ -41,6 +44,19 @@ def joined(function: Pair) -> Converter:
         return function(left, right)
 
     return convert
+
+
+def equal(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
+    """Compare a difference with 0 from both sides, that of whole numbers half a step away: no rounding decides."""
+    constants = [value.array for value in values if value.array is not None and value.array.dtype.kind in "iu"]
+    if any(array.size and int(np.abs(array.astype(np.float64)).max()) > MOST_WHOLE for array in constants):
+        raise call.refuse(f"it compares with a whole number above {MOST_WHOLE}")
+
+    def are_equal(x: Tensor, y: Tensor) -> Tensor:
+        above, below = (x - y - 0.5, y - x - 0.5) if constants else (x - y, y - x)
+        return (1 - positive(above)) * (1 - positive(below))
+
+    return joined(are_equal)(call, values, shape)
 
 
 def negation(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -77,7 +93,7 @@ def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 CONVERTERS: Mapping[str, Converter] = {
     "And": joined(lambda x, y: x * y),
-    "Equal": joined(lambda x, y: (1 - positive(x - y)) * (1 - positive(y - x))),
+    "Equal": equal,
     "Greater": compared(lambda x, y: positive(x - y)),
     "GreaterOrEqual": compared(lambda x, y: 1 - positive(y - x)),
     "Less": compared(lambda x, y: positive(y - x)),

@@ -59,26 +59,26 @@ def integer_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
 def quantised_product(call: Call, values: Values, shape: Shape) -> Tensor:
     """Multiply matrices of whole numbers with their scales, and round again."""
     left, scale, zero, right, other_scale, other_zero, to_scale, to_zero = values
-    like = _like(values)
-    x = _scaled(call, _centred(call, left, zero, like, (-1, 1)), scale, (-1, 1))
-    y = _scaled(call, _centred(call, right, other_zero, like, (-1,)), other_scale, (-1,))
-    found = matrix_product(call, [x, y], shape)
-    return _rounded(call, found / _parameter(call, to_scale, like, len(shape), (-1, 1)), to_zero, (-1, 1))
+    like, rank = _like(values), len(shape)
+    x = _centred(call, left, zero, like, (-1, 1))
+    y = _centred(call, right, other_zero, like, (-1,))
+    units = _parameter(call, scale, like, rank, (-1, 1)) * _parameter(call, other_scale, like, rank, (-1,))
+    # One factor, as onnxruntime has it: products of whole numbers are often in the middle of two.
+    units = units / _parameter(call, to_scale, like, rank, (-1, 1))
+    return _rounded(call, matrix_product(call, [x, y], shape) * units, to_zero, (-1, 1))
 
 
 def quantised_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convolve whole numbers with their scales, and round again; a bias is in units of both scales."""
     left, scale, zero, kernel, other_scale, other_zero, to_scale, to_zero = values[:8]
     like, channels, bias = _like(values), _channels(kernel), optional(values, 8)
-    given = [
-        _scaled(call, _centred(call, left, zero, like, ()), scale, ()),
-        _scaled(call, _centred(call, kernel, other_zero, like, channels), other_scale, channels),
-    ]
+    given = [_centred(call, left, zero, like, ()), _centred(call, kernel, other_zero, like, channels)]
     if bias is not None:
-        units = _parameter(call, scale, like, 0, ()) * _parameter(call, other_scale, like, 0, (-1,))
-        given.append(Value(bias.shape, _numbers(bias, like) * units, bias.array))
-    found = convolution(call, given, shape)
-    return _rounded(call, found / _parameter(call, to_scale, like, len(shape), ()), to_zero, ())
+        given.append(Value(bias.shape, _numbers(bias, like), bias.array))
+    rank, along = len(shape), channels[:-1]
+    units = _parameter(call, scale, like, rank, ()) * _parameter(call, other_scale, like, rank, along)
+    units = units / _parameter(call, to_scale, like, rank, ())
+    return _rounded(call, convolution(call, given, shape) * units, to_zero, ())
 
 
 def _like(values: Values) -> Tensor:
@@ -123,11 +123,6 @@ def _centred(call: Call, value: Value, zero: Value | None, like: Tensor, along: 
     found = _numbers(value, like)
     if zero is not None:
         found = found - _parameter(call, zero, like, len(value.shape), along)
-    return Value(value.shape, found, value.array)
-
-
-def _scaled(call: Call, value: Value, scale: Value, along: tuple[int, ...]) -> Value:
-    found = value.float * _parameter(call, scale, value.float, len(value.shape), along)
     return Value(value.shape, found, value.array)
 
 

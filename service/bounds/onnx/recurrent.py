@@ -54,13 +54,24 @@ def rnn(weights: _Weights, x: Tensor, state: State) -> State:
 
 
 def gru(weights: _Weights, x: Tensor, state: State) -> State:
-    """Reset the hidden values after their matrix, as torch does."""
+    """Reset the hidden values after their matrix, as torch does (``linear_before_reset`` 1)."""
     gate, activation = weights.activations
     given = functional.linear(x, weights.input, weights.input_bias).chunk(3, dim=-1)
     kept = functional.linear(state[0], weights.hidden, weights.hidden_bias).chunk(3, dim=-1)
     update, reset = gate(given[0] + kept[0]), gate(given[1] + kept[1])
     new = activation(given[2] + reset * kept[2])
     return (new + update * (state[0] - new),)
+
+
+def gru_of_reset(weights: _Weights, x: Tensor, state: State) -> State:
+    """Reset the hidden values before their matrix, as ONNX does unless it is told."""
+    (gate, activation), (h,) = weights.activations, state
+    given = functional.linear(x, weights.input, weights.input_bias).chunk(3, dim=-1)
+    matrices = weights.hidden.chunk(3)
+    biases: Sequence[Tensor | None] = (None,) * 3 if weights.hidden_bias is None else weights.hidden_bias.chunk(3)
+    update, reset = (gate(given[i] + functional.linear(h, matrices[i], biases[i])) for i in range(2))
+    new = activation(given[2] + functional.linear(reset * h, matrices[2], biases[2]))
+    return (new + update * (h - new),)
 
 
 def _converter(cell: Callable[[_Weights, Tensor, State], State], states: int) -> Converter:
@@ -129,8 +140,6 @@ def _check(call: Call, values: Values) -> None:
         raise call.refuse("peepholes are not supported")
     if "clip" in call.attributes or call.attributes.get("input_forget", 0):
         raise call.refuse("clip and input_forget are not supported")
-    if call.operator == "GRU" and not call.attributes.get("linear_before_reset", 0):
-        raise call.refuse("only linear_before_reset 1 is supported, as torch exports it")
     unknown = {name.lower() for name in call.attributes.get("activations", ())} - _ACTIVATIONS.keys()
     if unknown:
         raise call.refuse(f"activations {sorted(unknown)}; expected {', '.join(sorted(_ACTIVATIONS))}")
@@ -140,8 +149,13 @@ def _length(call: Call, values: Values) -> int:
     return values[0].shape[1 if call.attributes.get("layout", 0) else 0]
 
 
+def _gru(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
+    cell = gru if call.attributes.get("linear_before_reset", 0) else gru_of_reset
+    return _converter(cell, 1)(call, values, shape)
+
+
 CONVERTERS: Mapping[str, Converter] = {
-    "GRU": _converter(gru, 1),
+    "GRU": _gru,
     "LSTM": _converter(lstm, 2),
     "RNN": _converter(rnn, 1),
 }

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.onnx.logic import positive
+from service.bounds.onnx.logic import MOST_WHOLE, positive
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, axis
 
 MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
 """Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""
-MOST_WHOLE = 2**24
-"""The largest whole number up to which float32 has all of them."""
 
 
 def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:

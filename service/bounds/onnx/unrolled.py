@@ -47,7 +47,8 @@ def with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Mode
 def _asked(node: onnx.NodeProto) -> list[str]:
     """Return the values that decide about the number of rounds."""
     if node.op_type == "Loop":
-        return [name for name in node.input[:2] if name]
+        asks = goes_on(body_of(node))
+        return [*filter(None, node.input[:2]), *([asks] if isinstance(asks, str) else [])]
     return list(node.input[-int(_attributes(node)["num_scan_inputs"]) :])
 
 
@@ -85,7 +86,9 @@ class _Unrolling:
         count, condition, *carried = self.node.input
         begins = not condition or bool(values[condition].all())
         rounds = int(values[count].reshape(-1)[0]) if begins else 0
-        rounds = self._checked(rounds if goes_on(self.body) else min(rounds, 1))
+        asks = goes_on(self.body)
+        goes = bool(values[asks].all()) if isinstance(asks, str) else asks
+        rounds = self._checked(rounds if goes else min(rounds, 1))
         asked = self._constant("condition", np.array(True))
         rows = list[list[str]]()
         for index in range(rounds):

@@ -31,6 +31,7 @@ _READERS = frozenset(
         "ai.onnx.ml.ArrayFeatureExtractor",
         "ConvInteger",
         "DequantizeLinear",
+        "Equal",
         "Gather",
         "MatMulInteger",
         "MaxPool",

@@ -267,8 +267,8 @@ def _pieces(graph: Graph, x: Tensor) -> Tensor:
     x = x.double()
     for name, value in ExecutableGraph(graph).to(x.device, x.dtype).steps(x.reshape(-1, *graph.input.shape)):
         values[name] = value
-        positive = value.flatten(1) > 0
+        positive = value.reshape(len(value), -1) > 0
         statements += [positive, ~positive]
         operands = [values[each] for each in by_name[name].inputs]
-        statements += [(each == value).flatten(1) for each in operands if each.shape == value.shape]
+        statements += [(each == value).reshape(len(value), -1) for each in operands if each.shape == value.shape]
     return torch.cat(statements, dim=1)

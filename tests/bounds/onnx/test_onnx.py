@@ -218,6 +218,9 @@ MODELS: dict[str, bytes] = {
     "GRU": model([node("GRU", ["x", "w", "r", "b"], ["y", "h"], hidden_size=2, linear_before_reset=1,
                        direction="reverse")], [3, 1, 3],
                  {"w": weights(1, 6, 3), "r": weights(1, 6, 2), "b": weights(1, 12)}, outputs=("y", "h")),
+    "GRU that resets first": model(
+        [node("GRU", ["x", "w", "r", "b"], ["y", "h"], hidden_size=2)], [3, 1, 3],
+        {"w": weights(1, 6, 3), "r": weights(1, 6, 2), "b": weights(1, 12)}, outputs=("y", "h")),
     "ScatterElements": model([node("ScatterElements", ["x", "i", "u"], axis=1)], [2, 4],
                              {"i": np.array([[0, -1], [2, 1]]), "u": weights(2, 2)}),
     "ScatterElements, sums": model([node("ScatterElements", ["c", "i", "x"], axis=0, reduction="add")], [3, 2],
