@@ -22,12 +22,13 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def exists(module: str, name: str) -> bool:
+    """Of a module that needs an optional package which is not installed, nothing is known."""
     try:
         if hasattr(importlib.import_module(module), name):
             return True
         importlib.import_module(f"{module}.{name}")
-    except ModuleNotFoundError:
-        return False
+    except ModuleNotFoundError as error:
+        return error.name is not None and error.name.split(".")[0] not in PACKAGES
     return True
 
 

@@ -58,7 +58,13 @@ def examine(settings: Settings) -> Iterator[HostCheck]:
 
 def packages(_: Settings) -> Iterator[HostCheck]:
     """Compare the installed packages with the requirements in Trivet's own metadata."""
-    wrong = [each for each in map(_unmet, importlib.metadata.requires("trivet") or ()) if each]
+    try:
+        required = importlib.metadata.requires("trivet") or []
+    except importlib.metadata.PackageNotFoundError:
+        told = "trivet runs from its sources and is not installed: what it requires is not known"
+        yield HostCheck("packages", "warning", told, f"{sys.executable} -m pip install --editable .")
+        return
+    wrong = [each for each in map(_unmet, required) if each]
     python = ".".join(map(str, sys.version_info[:3]))
     if wrong:
         yield HostCheck("packages", "wrong", "; ".join(wrong), f"{sys.executable} -m pip install --upgrade trivet")
@@ -92,7 +98,7 @@ print(json.dumps({
 """
 
 
-def torch_and_devices(_: Settings) -> Iterator[HostCheck]:
+def _torch_and_devices(_: Settings) -> Iterator[HostCheck]:
     """Import torch in a separate process, and compare its GPUs with those that the driver lists."""
     ran = _run("-c", _TORCH)
     if isinstance(ran, str):
@@ -170,7 +176,7 @@ def isolation(settings: Settings) -> Iterator[HostCheck]:
         yield HostCheck("isolation", "warning", f"this host does not allow: {'; '.join(lacking)}", advice)
 
 
-def data_folder(settings: Settings) -> Iterator[HostCheck]:
+def _data_folder(settings: Settings) -> Iterator[HostCheck]:
     """Check who may write to the data folder, and the room on its disk."""
     root = settings.layout.root
     if root.exists():
@@ -248,5 +254,5 @@ def _run(*words: str) -> subprocess.CompletedProcess[str] | str:
 
 Check = Callable[[Settings], Iterator[HostCheck]]
 CHECKS: tuple[Check, ...] = (
-    packages, torch_and_devices, compiler, limits, isolation, data_folder, broker, service,
+    packages, _torch_and_devices, compiler, limits, isolation, _data_folder, broker, service,
 )  # fmt: skip

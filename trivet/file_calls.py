@@ -65,7 +65,7 @@ class FileCalls:
     def _save(self, url: str, where: str | PathLike[str]) -> int:
         target = Path(where)
         return self._connection.patience.outlast(
-            lambda: self._save_once(url, target), bears_repetition=not is_written_in_place(target)
+            lambda: self._save_once(url, target), bears_repetition=not _is_written_in_place(target)
         )
 
     def _save_once(self, url: str, target: Path) -> int:
@@ -84,7 +84,7 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
     """
     if target.is_dir():
         raise IsADirectoryError(EISDIR, "it is a folder, where a file is wanted", str(target))
-    if is_written_in_place(target):
+    if _is_written_in_place(target):
         with target.open("wb") as opened:
             yield opened
         return
@@ -100,7 +100,7 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)
 
 
-def is_written_in_place(target: Path) -> bool:
+def _is_written_in_place(target: Path) -> bool:
     """Return whether there is something that is not to be replaced: what it has taken stays written."""
     if not target.exists():
         return False

@@ -22,7 +22,7 @@ _POLL_S = 0.2
 def run(settings: Settings, console: Terminal) -> int:
     """Run until a signal, and return 0. Raises :class:`trivet.local.StartError` when the service cannot start."""
     try:
-        with interruptible(), restart_requests() as asked, LocalService(settings) as service:
+        with interruptible(), _restart_requests() as asked, LocalService(settings) as service:
             _announce(service, console)
             return _watch(service, console, asked)
     except KeyboardInterrupt:
@@ -64,7 +64,7 @@ def _watch(service: LocalService, console: Terminal, asked: threading.Event) -> 
 
 
 @contextmanager
-def restart_requests() -> Iterator[threading.Event]:
+def _restart_requests() -> Iterator[threading.Event]:
     """Yield an event that SIGUSR1 sets: an operator asks for every part to be restarted in turn."""
     asked = threading.Event()
     previous = signal.signal(signal.SIGUSR1, lambda *_: asked.set())

@@ -17,7 +17,7 @@ from service.parallel.tensor import RowParallelLinear, local
 from service.parallel.tensor.placement import divided
 
 
-class ColumnParallelConvolution(nn.Module):
+class _ColumnParallelConvolution(nn.Module):
     """A convolution with its output channels divided over ``axis``; the kernel is odd, and zeros surround the image.
 
     Input ``(batch, in_channels, H, W)``, replicated. Output ``(batch, out_channels / tp, H / stride, W / stride)``,
@@ -38,7 +38,7 @@ class ColumnParallelConvolution(nn.Module):
         return functional.conv2d(x, local(self.weight), local(self.bias), self.stride, self.padding)
 
 
-class RowParallelConvolution(nn.Module):
+class _RowParallelConvolution(nn.Module):
     """A convolution with its input channels divided over ``axis``; the bias is added once, after the sum.
 
     Input ``(batch, in_channels / tp, H, W)``, this rank's channels. Output whole and replicated.
@@ -61,13 +61,13 @@ class RowParallelConvolution(nn.Module):
         return x + local(self.bias).view(-1, 1, 1)
 
 
-class ConvolutionLayer(nn.Module):
+class _ConvolutionLayer(nn.Module):
     """A convolution, its activation, an average over windows. Even layers are column-, odd ones row-parallel."""
 
     def __init__(self, config: ConvnetConfig, index: int, axis: Axis) -> None:
         super().__init__()
         channels = (config.in_channels, *config.channels)
-        kind = RowParallelConvolution if index % 2 else ColumnParallelConvolution
+        kind = _RowParallelConvolution if index % 2 else _ColumnParallelConvolution
         self.convolution = kind(channels[index], channels[index + 1], config.kernel, config.stride, axis)
         self.activation, self.pool = ACTIVATIONS[config.activation], config.pool
 
@@ -104,7 +104,7 @@ class Convnet(nn.Module):
         self.config = config
         depth, widths = len(config.channels), (config.flat_features, *config.hidden)
         self.image: Image | None = Image(config.in_shape)
-        self.blocks = nn.ModuleDict({str(index): ConvolutionLayer(config, index, axis) for index in range(depth)})
+        self.blocks = nn.ModuleDict({str(index): _ConvolutionLayer(config, index, axis) for index in range(depth)})
         for index in range(len(config.hidden)):
             layer = HiddenLayer(depth + index, widths[index], widths[index + 1], config.activation, axis)
             self.blocks[str(depth + index)] = layer
@@ -116,7 +116,7 @@ class Convnet(nn.Module):
         if self.image is not None:
             x = self.image(x)
         for block in self.blocks.values():
-            x = block(x if isinstance(block, ConvolutionLayer) else x.flatten(1))
+            x = block(x if isinstance(block, _ConvolutionLayer) else x.flatten(1))
         return x if self.head is None else self.head(x.flatten(1))
 
     def distribution(self, name: str) -> Distribution:

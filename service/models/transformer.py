@@ -175,7 +175,7 @@ class Attention(nn.Module):
         return torch.unflatten(x, -1, (-1, self.head_dim)).transpose(1, 2)
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     """SwiGLU: ``down(silu(gate(x)) · up(x))``."""
 
     def __init__(self, config: TransformerConfig, axis: Axis) -> None:
@@ -198,7 +198,7 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, rotary, axis)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config, axis)
+        self.feed_forward = _FeedForward(config, axis)
 
     def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = x + self.attention(self.attention_norm(x, stream), stream)

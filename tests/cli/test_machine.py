@@ -51,6 +51,15 @@ def test_requirements_are_compared_with_what_is_installed(monkeypatch: pytest.Mo
     assert re.fullmatch(r"no-such-package is not installed; pyyaml is [\d.]+; expected >=999", finding.told)
 
 
+def test_a_trivet_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise doctor.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", missing)
+    (finding,) = doctor.packages(Settings())
+    assert (finding.status, "is not installed" in finding.told) == ("warning", True)
+
+
 def test_the_embedded_broker_is_tried_where_no_other_is_named() -> None:
     assert [each.status for each in doctor.broker(Settings(redis_url=None))] == ["ok"]
     (finding,) = doctor.broker(Settings(redis_url=SecretStr("unix:///nowhere/broker.sock")))

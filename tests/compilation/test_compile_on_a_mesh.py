@@ -361,7 +361,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     (result,) = climb(program, [Rung("planted", WRONG, compiles_backward=False)], ["inference"], plan)
     found = diagnose(program, result, plan, Path(folder))
     distributed.stop()
-    assert found is not None
+    assert found is not None, result
     return [result.verdict, found.module, found.reproduction.script, found.reproduction.said]
 
 

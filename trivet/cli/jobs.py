@@ -150,11 +150,11 @@ def _show_notices(service: Client, job: Job) -> None:
     out.print("    notify", style="bold")
     for each in service.notices(job.id) or ():
         at = each.last_at or each.event.timestamp
-        text = f"{at.isoformat(timespec='seconds')}  {notice_subject(each)}: {notice_outcome(each)}"
+        text = f"{at.isoformat(timespec='seconds')}  {_notice_subject(each)}: {_notice_outcome(each)}"
         out.block(visible(text), indent=12)
 
 
-def notice_subject(delivery: WebhookDelivery) -> str:
+def _notice_subject(delivery: WebhookDelivery) -> str:
     """Return the subject of a delivery."""
     metric = delivery.event.data.metric
     if metric is None:
@@ -162,7 +162,7 @@ def notice_subject(delivery: WebhookDelivery) -> str:
     return f"{metric.name} {metric.value:.6g} ({metric.threshold})"
 
 
-def notice_outcome(delivery: WebhookDelivery) -> str:
+def _notice_outcome(delivery: WebhookDelivery) -> str:
     """Return the outcome of a delivery: sent, tried again, given up."""
     if delivery.state == "delivered":
         return f"told, answered {delivery.status}"

@@ -83,7 +83,11 @@ for part in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"trivet {importlib.metadata.version('trivet')}")
+        try:
+            version = importlib.metadata.version("trivet")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed: it runs from its sources)"
+        out.print(f"trivet {version}")
         raise typer.Exit
 
 

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     webhooks_app.command("create")(fails_well(create_webhook))
     webhooks_app.command("list")(fails_well(list_webhooks))
     webhooks_app.command("deliveries")(fails_well(list_deliveries))
-    webhooks_app.command("secret")(fails_well(show_secret))
+    webhooks_app.command("secret")(fails_well(_show_secret))
     webhooks_app.command("delete")(fails_well(delete_webhook))
     app.add_typer(webhooks_app, name="webhooks")
 
@@ -85,7 +85,7 @@ def list_deliveries(webhook_id: WebhookArgument, as_json: JsonFlag = False) -> N
     out.print(rows if found else "no deliveries")
 
 
-def show_secret(
+def _show_secret(
     project: Annotated[str | None, typer.Option(help="whose jobs; the key's project if absent")] = None,
     renew: Annotated[bool, typer.Option(help="replace it (needs an admin key)")] = False,
     as_json: JsonFlag = False,

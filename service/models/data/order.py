@@ -103,7 +103,7 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True)
-class ResidentFeed:
+class _ResidentFeed:
     """Feeds samples that lie on the device."""
 
     samples: Samples
@@ -121,7 +121,7 @@ class StreamFeed:
     Copies to a CUDA device leave from pinned memory and do not block the host.
     """
 
-    def __init__(self, resident: ResidentFeed, device: torch.device) -> None:
+    def __init__(self, resident: _ResidentFeed, device: torch.device) -> None:
         self._source, self._device = resident, device
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._ahead: dict[int, Future[Split]] = {}
@@ -142,5 +142,5 @@ class StreamFeed:
 
 def open_feed(samples: Samples, order: BatchOrder, rank: int, ranks: int, device: torch.device) -> Feed:
     """Return the batches of data-parallel ``rank`` of ``ranks``; a share is a function of seed, step and rank alone."""
-    resident = ResidentFeed(samples, order, rank, ranks)
+    resident = _ResidentFeed(samples, order, rank, ranks)
     return resident if isinstance(samples, Split) else StreamFeed(resident, device)

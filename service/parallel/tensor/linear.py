@@ -65,7 +65,7 @@ def splitting_backward(queue: WeightGradients) -> Iterator[None]:
         _active.pop()
 
 
-def is_splitting_backward() -> bool:
+def _is_splitting_backward() -> bool:
     """Return whether layers that run now are to be split."""
     # The compiler comes first: a graph that looked at the queues would be guarded by them.
     return not torch.compiler.is_compiling() and bool(_active) and torch.is_grad_enabled()
@@ -77,7 +77,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Traced and compiled graphs, and layers outside :func:`splitting_backward`, get the ordinary operator.
     """
     own_bias = None if bias is None else local(bias)
-    if not is_splitting_backward() or not weight.requires_grad:
+    if not _is_splitting_backward() or not weight.requires_grad:
         return functional.linear(x, local(weight), own_bias)
     return _SplitBackwardLinear.apply(x, weight, own_bias)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -193,7 +193,7 @@ def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ..
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.
     """
-    if is_splitting_backward() or is_exporting():
+    if _is_splitting_backward() or is_exporting():
         return tuple(layer(x) for layer in layers)
     weights = [local(layer.weight) for layer in layers]
     biases = [local(layer.bias) for layer in layers if layer.bias is not None]

@@ -41,7 +41,7 @@ def refusal(**fields):
 job.self_test = lambda: (Proof("none", "nothing", False, ""),)  # other tests ask about it
 allocator = {{"name": "allocator", "rounds": 3}}
 modes = ["eager", "aot_eager", "reduce-overhead"]
-spec = CompileSpec.model_validate({{"program": allocator, "modes": modes, "steps": 3}})
+spec = CompileSpec.model_validate({{"program": allocator, "modes": modes, "steps": 4}})
 spec = CompileSpec.model_validate_json(spec.model_dump_json(by_alias=True))  # as it comes to a rank
 layout = DataLayout(Path(sys.argv[1]))
 context = RunContext("{JOB}", 1, 0, 0, 1, "cpu", layout, NullReporter(), lambda: False)
@@ -88,7 +88,7 @@ def test_every_module_is_compiled_and_counted_as_the_loop_calls_it(answers: dict
     for row in compiled:
         calls = {call["module"]: call["calls"] for call in row["invocations"]}
         times = 2 if row["phase"] == "train" else 1  # from one state, and free
-        assert calls == {"encoder": 3 * times, "scorer": 9 * times}
+        assert calls == {"encoder": 4 * times, "scorer": 12 * times}
         assert {call["module"]: call["per_step"] for call in row["invocations"]} == {"encoder": 1, "scorer": 3}
         assert row["graphs"] == 2
         assert row["lifetimes"] == []
