@@ -7,7 +7,6 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ _QUIET = "6"
 
 @dataclass(frozen=True)
 class Profile:
-    """Figures per step. ``compiled_share``, in the median one: of the host's time in operators and compiled code, the
+    """Figures per step. ``compiled_share``: of the host's time in operators and compiled code, the
     part in compiled code; what it waits, as for other ranks, is in neither.
 
     ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
@@ -75,8 +74,8 @@ def _events(profiler: profile) -> list[Any]:
 
 
 def _compiled_share(events: Iterable[Any], begun: Sequence[int]) -> float:
-    """Return the median of steps that ran compiled code: on a busy machine one may be interrupted for longer than it
-    lasts.
+    """Return the share of the steps that ran compiled code, by the least time that one of them took for it and the
+    least for all else: on a busy machine any part may be interrupted, for longer than it lasts.
 
     Steps have ``begun`` at times of ``time.time_ns``, as events have.
     """
@@ -88,8 +87,11 @@ def _compiled_share(events: Iterable[Any], begun: Sequence[int]) -> float:
             compiled[step].append(event)
         if _is_compiled(name) or name.startswith("aten::"):
             computing[step].append(event)
-    shares = [_covered(ours) / _covered(every) for ours, every in zip(compiled, computing, strict=True) if ours]
-    return median(shares) if shares else 0.0
+    spent = [(_covered(ours), _covered(every)) for ours, every in zip(compiled, computing, strict=True) if ours]
+    if not spent:
+        return 0.0
+    least = min(ours for ours, _ in spent)
+    return least / (least + min(every - ours for ours, every in spent))
 
 
 def _is_compiled(name: str) -> bool:
