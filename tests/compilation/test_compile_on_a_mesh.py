@@ -80,6 +80,7 @@ def verdict_of_one_failing_rank() -> Any:
 
     from service.compilation.ladder import climb
     from service.compilation.program.model import ModelProgram, SampleBatch
+    from service.compilation.ranks.group import slowest
     from service.compilation.rungs import LADDER, Rung
     from service.parallel import distributed
 
@@ -99,7 +100,7 @@ def verdict_of_one_failing_rank() -> Any:
     program = ModelProgram(lambda dtype: Linear().to(dtype), (SampleBatch((torch.ones(3, 4),), torch.zeros(3).long()),))
     rung = Rung("planted", crashes if dist.get_rank() else "aot_eager", compiles_backward=False)
     torch.manual_seed(0)
-    plan = quick_plan(program, 3, agree=lambda seconds: 1e-3)
+    plan = quick_plan(program, 3, agree=slowest)
     results = list(climb(program, [rung, LADDER[1]], ["inference"], plan))
     distributed.stop()
     return [[result.verdict, [finding.message for finding in result.findings]] for result in results]
@@ -343,6 +344,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     from service.compilation.diagnosis import diagnose
     from service.compilation.ladder import climb
     from service.compilation.program.model import ModelProgram, SampleBatch
+    from service.compilation.ranks.group import slowest
     from service.compilation.rungs import Rung
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
@@ -357,7 +359,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
         return apply_fsdp(Deep().to(dtype), mesh, Precision())
 
     program = ModelProgram(build, (SampleBatch((torch.ones(4, 6),), torch.zeros(4).long()),))
-    plan = quick_plan(program, 3, agree=lambda seconds: 1e-3)
+    plan = quick_plan(program, 3, agree=slowest)
     (result,) = climb(program, [Rung("planted", WRONG, compiles_backward=False)], ["inference"], plan)
     found = diagnose(program, result, plan, Path(folder))
     distributed.stop()
