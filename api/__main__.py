@@ -16,10 +16,11 @@ from pydantic import ValidationError
 from api.main import connect, create_app
 from api.serving import ApiServer, limited
 from service.jobs.logs import log_to_stderr
+from service.jobs.objects import ObjectStoreError
 from service.jobs.private import NotPrivateError, PrivateSocket, close_to_others
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.settings_file import ENV_PREFIX
-from service.jobs.store import BrokerRefused, Store, StoreUnavailable
+from service.jobs.store import Store, StoreUnavailable
 from service.jobs.text import visible
 
 _SHUTDOWN_S = 5
@@ -65,11 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
         logging.getLogger("api").warning("closed %s to other users, who could read it", settings.layout.root)
     store = connect(settings)
     try:
+        if store.artifacts.objects is not None:
+            store.artifacts.objects.try_out()
         _announce_admin_key(settings, store)
         _warn_of_forgetting(store)
-    except StoreUnavailable as error:
+    except (StoreUnavailable, ObjectStoreError) as error:
         remedy = f"; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself"
-        return _refuse(str(error) if isinstance(error, BrokerRefused) else f"{error}{remedy}")
+        return _refuse(f"{error}{remedy}" if type(error) is StoreUnavailable else str(error))
     try:
         listening = _bound(settings) if inherited.listening is None else socket.socket(fileno=inherited.listening)
     except OSError as error:

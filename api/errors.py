@@ -21,6 +21,7 @@ from api.check_processes import CheckUnavailable
 from api.context import context_of
 from api.error_paths import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
+from service.jobs.objects import ObjectStoreError
 from service.jobs.records import Conflict, NotFound, OverQuota, Rejected, Superseded
 from service.jobs.store import BrokerCannotWrite, StoreUnavailable, TooLarge
 
@@ -48,6 +49,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StoreUnavailable, _unavailable)
     app.add_exception_handler(BrokerCannotWrite, _not_writable)
     app.add_exception_handler(CheckUnavailable, _unchecked)
+    app.add_exception_handler(ObjectStoreError, _without_objects)
     app.add_exception_handler(OSError, _system)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -132,6 +134,11 @@ def _not_writable(request: Request, error: Exception) -> Response:
     log.error("%s", error)
     context_of(request.app).monitor.meter.count("trivet_broker_failures_total")
     return respond(503, f"{error}; reads are answered", headers={"Retry-After": "2"})
+
+
+def _without_objects(request: Request, error: Exception) -> Response:
+    log.error("%s", error)
+    return respond(503, "the object store of this service does not answer; try again", headers={"Retry-After": "2"})
 
 
 def _unchecked(request: Request, error: Exception) -> Response:

@@ -25,6 +25,7 @@ def events(
     The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of what this host
     sees of a shared folder, and is all that there is of an attempt without a record.
     """
+    store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
     streamed = _streamed(store, job_id, types, newest=max(folders, default=1))
     for number in sorted({*folders, *streamed.values()}):
@@ -41,6 +42,7 @@ def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | N
     """Yield the printed lines of a job, or of one attempt, the newest first; what is further back is read only when it
     is asked for.
     """
+    store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
     streamed = _streamed(store, job_id, frozenset({"log"}), newest=max(folders, default=1))
     for number in sorted({*folders, *streamed.values()}, reverse=True):

@@ -179,7 +179,8 @@ class Chaos:
                 left = self.load.unfinished()
             time.sleep(1)
         for job_id in left:
-            self._violate(Violation("every job ends", f"{job_id} has not, {self.options.quiet_s:g} s after"))
+            why = self.client.job(job_id).reason
+            self._violate(Violation("every job ends", f"{job_id} has not, {self.options.quiet_s:g} s after: {why}"))
 
     def _check_nothing_left(self) -> None:
         deadline = time.monotonic() + 60

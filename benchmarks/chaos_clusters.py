@@ -45,7 +45,8 @@ class Cluster(ABC):
         """Return what the service has asked for and not taken back, or that the cluster does not answer."""
         context = LauncherContext(service_of(self._data), self.folder, self._options, 10.0)
         try:
-            return [f"{one.id} of {one.job_id}" for one in launcher_class(self.name)(context).allocations()]
+            found = launcher_class(self.name)(context).allocations()
+            return [f"{one.id} of {one.job_id}: {one.reason or 'with devices'}" for one in found]
         except LauncherUnavailable as error:
             return [str(error)]
 

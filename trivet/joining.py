@@ -37,11 +37,14 @@ def join(invitation: Invitation) -> dict[str, str]:
         except StoreUnavailable as error:
             at = urlsplit(invitation.url).netloc
             raise CannotJoin(f"the broker at {at} does not answer: {error}; open its port to this host") from None
+    if settings.store is not None:  # hosts share no folder, and the worker tries the object store as it starts
+        return variables
     missing = [host.name for host in hosts if host.alive and not settings.layout.host(host.name).is_dir()]
     if missing:
         raise CannotJoin(
             f"{settings.layout.root} is not the data folder of this fleet: it has nothing of host {missing[0]}. Mount "
-            f"the folder that its hosts share, and name it in {ENV_PREFIX}DATA"
+            f"the folder that its hosts share, and name it in {ENV_PREFIX}DATA; where they share none, set "
+            f"{ENV_PREFIX}STORE"
         )
     return variables
 

@@ -11,6 +11,7 @@ from api import history
 from api.exports.server import ExportServer
 from api.routes.metrics import Points, collect
 from service.jobs.layout import DataLayout
+from service.jobs.objects import RemoteFile, RemoteFolder
 from service.jobs.records import Artifact, Job, NotFound
 from service.jobs.safe_files import Folder
 from service.jobs.store import Store
@@ -66,6 +67,9 @@ class ExportedJob:
                 _, opened = self.store.artifacts.open(self.job.id, artifact.name)
             except NotFound:
                 continue
+            if isinstance(opened, RemoteFile | RemoteFolder):
+                yield from _remote(artifact, opened, most_bytes)
+                continue
             with opened:
                 yield from _files(artifact, opened, most_bytes)
 
@@ -90,6 +94,16 @@ def _files(artifact: Artifact, opened: BinaryIO | Folder, most_bytes: int) -> It
         if entry.status.st_size <= most_bytes:
             with opened.reader(entry.name) as file:
                 yield f"{artifact.name}/{entry.name}", entry.status.st_size, file
+
+
+def _remote(
+    artifact: Artifact, found: RemoteFile | RemoteFolder, most_bytes: int
+) -> Iterator[tuple[str, int, BinaryIO]]:
+    files = {"": found} if isinstance(found, RemoteFile) else found.files
+    for name, each in files.items():
+        if each.bytes <= most_bytes:
+            with each.opened() as file:
+                yield f"{artifact.name}/{name}".rstrip("/"), each.bytes, file
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from api.access import ReadableJob
 from api.context import StoreDep
+from api.remote_files import send_file, send_folder
+from service.jobs.objects import RemoteFile, RemoteFolder
 from service.jobs.records import Artifact, NotFound
 from service.jobs.safe_files import Folder
 
@@ -54,6 +56,8 @@ def get_artifact(job: ReadableJob, name: str, request: Request, store: StoreDep)
         if job.state == "succeeded":
             raise
         artifact, found = store.artifacts.open_left(job.id, name)
+    if isinstance(found, RemoteFolder):
+        return send_folder(found, {"Cache-Control": "private, no-store", **_SANDBOX})
     if isinstance(found, Folder):
         return _archive(found)
     return download(request, found, name.rpartition("/")[2], artifact.media_type, artifact.sha256)
@@ -88,15 +92,19 @@ class OpenFileResponse(FileResponse):
             await super().__call__(scope, receive, send)
 
 
-def download(request: Request, file: BinaryIO, filename: str, media_type: str, sha256: str) -> Response:
+def download(request: Request, file: BinaryIO | RemoteFile, filename: str, media_type: str, sha256: str) -> Response:
     """Return bytes for saving, never for showing: a browser must not run what a job wrote. ``file`` is closed."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", **_SANDBOX}
     known = request.headers.get("if-none-match", "")
     if etag in (part.strip().removeprefix("W/") for part in known.split(",")):
-        file.close()
+        if not isinstance(file, RemoteFile):
+            file.close()
         return Response(status_code=304, headers=headers)
     shown = media_type if media_type in _SHOWN_AS_THEY_ARE else "application/octet-stream"
+    if isinstance(file, RemoteFile):
+        headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
+        return send_file(request, file, headers, shown)
     return OpenFileResponse(file, headers=headers, media_type=shown, filename=filename)
 
 

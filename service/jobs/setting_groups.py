@@ -109,6 +109,12 @@ class BrokerSettings(BaseModel):
     """Where jobs are kept, and the broker that holds their state."""
 
     data: Path = Field(Path(".trivet"), description="folder of jobs, files and the embedded broker")
+    store: str | None = Field(
+        None,
+        pattern=r"^[a-z][a-z0-9+.-]*://.",
+        description="object store through which hosts that share no folder hand on artifacts, checkpoints and uploads, "
+        "by a URL of fsspec such as s3://bucket/prefix; the same for API and workers",
+    )
     redis_url: SecretStr | None = Field(
         None, description="Redis or Valkey to use, redis:// or, with TLS, rediss://; the embedded one when absent"
     )

@@ -245,6 +245,7 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
         """Return the limits of the store that the operator chose; the others are not an operator's to choose."""
         return StoreLimits(
             launcher=self.launcher,
+            objects=self.store,
             lease_s=self.lease_s,
             starting_lease_s=self.starting_lease_s,
             heartbeat_s=self.heartbeat_s,

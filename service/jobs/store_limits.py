@@ -67,6 +67,8 @@ class StoreLimits:
     session_s: float = 43_200.0
     """A session is over after this long, however much it is used."""
 
+    objects: str | None = None
+    """URL of the object store through which hosts hand on files; a folder that all share where absent."""
     launcher: str = LOCAL
     """What gives devices to jobs that name no launcher."""
     max_key_s: float | None = None

@@ -48,7 +48,8 @@ class RayCluster:
             **self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DISABLE_MEMORY_MONITOR": "1",
-            "RAY_raylet_start_wait_time_s": "120",
+            "RAY_raylet_start_wait_time_s": "300",
+            "RAY_agent_register_timeout_ms": "300000",  # for a busy machine, as the line above
             "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # after which nodes end that have lost their head
             "OMP_NUM_THREADS": "1",
         }

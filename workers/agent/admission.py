@@ -44,8 +44,11 @@ def address_of(settings: Settings, broker_url: str) -> str:
 def check_admitted(store: Store, settings: Settings, address: str, beat_s: float) -> None:
     """Raise :class:`BrokerRefused` where the broker does not take this host's user, and :class:`CannotWork` where no
     gang could have ranks here and on another host, or another worker reports itself by this one's name: then the record
-    of the host is newer after two heartbeats. A broker that is away may come.
+    of the host is newer after two heartbeats. A broker that is away may come. Raises :class:`OSError` for an object
+    store that cannot be used.
     """
+    if (objects := store.artifacts.objects) is not None:
+        objects.try_out()
     try:
         for host in store.hosts.list():
             if host.alive and host.name != settings.worker_name and _is_loopback(host.address) != _is_loopback(address):

@@ -74,13 +74,15 @@ class BookingPlan:
 class Planner:
     """Decides from what is wanted and what there is; keeps since when something is of no use, and what came to nothing.
 
-    An allocation is of use to a pending job that has not run on it, and to the attempt that runs on it. One without
-    devices that is of no use is taken back at once, one with devices after ``patience_s``: its hosts leave by
-    themselves.
+    An allocation is of use to a pending job that has not run on it, unless nothing begins there within
+    ``starts_within_s`` of its devices, and to the attempt that runs on it. One without devices that is of no use is
+    taken back at once, one with devices after ``patience_s``: its hosts leave by themselves.
     """
 
     launcher: str
     patience_s: float
+    starts_within_s: float = Launcher.starts_within_s
+    idle_since: dict[str, float] = field(default_factory=dict)
     useless_since: dict[str, float] = field(default_factory=dict)
     tries: dict[str, Tries] = field(default_factory=dict)
 
@@ -94,8 +96,11 @@ class Planner:
         """Return what to do at ``now``, in monotonic seconds. ``known`` has every job of the allocations."""
         useful = dict[str, Booking]()
         useless = list[Booking]()
+        idle = [one.id for one in allocations if not one.is_waiting and _is_queued(known.get(one.job_id))]
+        self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
         for allocation in sorted(allocations, key=lambda one: (one.is_waiting, one.id)):
-            if allocation.job_id not in useful and _is_of_use(allocation, known.get(allocation.job_id)):
+            is_late = now - self.idle_since.get(allocation.id, now) >= self.starts_within_s
+            if allocation.job_id not in useful and not is_late and _is_of_use(allocation, known.get(allocation.job_id)):
                 useful[allocation.job_id] = allocation
             else:
                 useless.append(allocation)
@@ -130,6 +135,10 @@ def _is_of_use(allocation: Booking, job: KnownJob | None) -> bool:
     return not has_run_there if job.state == "queued" else has_run_there
 
 
+def _is_queued(job: KnownJob | None) -> bool:
+    return job is not None and job.state == "queued"
+
+
 class LauncherDesk:
     """Serves one launcher."""
 
@@ -139,7 +148,7 @@ class LauncherDesk:
         self.name, self._launcher, self._store, self._worker = name, launcher, store, worker
         self._supervisor = supervisor
         patience_s = launcher.context.stop_grace_s + _REPORT_S
-        self._planner = Planner(name, patience_s)
+        self._planner = Planner(name, patience_s, launcher.starts_within_s)
         self._folder, self._settings = folder, folder / "settings.json"
         self._described_at = float("-inf")
         self.description = "not asked yet"

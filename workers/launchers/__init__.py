@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from service.jobs.launchers import PendingLaunch, launchers, unknown_launcher
 
@@ -41,7 +41,9 @@ class Booking:
     """What :class:`AllocatedHost` will have: another each time that the scheduler starts it again."""
     job_id: str
     is_waiting: bool
-    """Whether it has no devices yet."""
+    """Whether it has no devices yet, and will get some. What has them, or will get none, and on which no attempt begins
+    in time, is taken back.
+    """
     reason: str = ""
     """Why it has none yet, in the scheduler's words."""
 
@@ -78,6 +80,11 @@ class Launcher(ABC):
     """Asks one scheduler. All may raise :class:`LauncherUnavailable`, and are called again after a while.
 
     Nothing is kept here: a worker may end at any time, and another one goes on with what the scheduler tells.
+    """
+
+    starts_within_s: ClassVar[float] = 300.0
+    """Seconds from the devices of a request to the beginning of its attempt, on however busy hosts. Where nothing has
+    begun by then, such as where a scheduler has lost a host of it, the job's devices are asked for anew.
     """
 
     def __init__(self, context: LauncherContext) -> None:

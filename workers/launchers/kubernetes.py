@@ -58,6 +58,8 @@ class Kubernetes(Launcher):
     ``timeout_s`` the supervisor's.
     """
 
+    starts_within_s = 1800.0  # nodes may have to get the image
+
     def __init__(self, context: LauncherContext) -> None:
         super().__init__(context)
         self._options = _options(context.options)

@@ -37,6 +37,7 @@ from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
 from workers.supervisor.logs import GrowingFile, RotatedLog
+from workers.supervisor.mirror import Mirror
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.relay import Admission, Relay
@@ -95,13 +96,14 @@ class _PartRun:
         self._uploader = Uploader(
             attempts, claim.ref, self._record, lose, thresholds=thresholds, disk=disk, settings=settings
         )
-        self._publisher = Publisher(
-            attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record, settings=settings
-        )
+        put, record = self._uploader.put, self._uploader.record
+        self._mirror = Mirror(claim, self._layout, store.artifacts, store.files, settings, lambda: self._ending.is_lost)
+        store_away = self._mirror.publish
+        self._publisher = Publisher(attempts, claim.ref, self._paths, put, record, settings=settings, store=store_away)
         self._relay = Relay(
             group.socket,
             self._folder,
-            say=self._uploader.put,
+            say=put,
             offer=self._uploader.offer,
             alarm=lambda: self._ending.end("rank_failed"),
             admission=Admission(secrets.token_hex(16), claim.ranks, os.getpid()),
@@ -134,6 +136,7 @@ class _PartRun:
             self._watch(exited),
             self._keep_files_fresh(),
             self._collector.run(),
+            self._mirror.run(),
         )
         tasks = [self._start(each) for each in work]
         try:
@@ -164,6 +167,7 @@ class _PartRun:
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
+        await asyncio.to_thread(self._mirror.fetch)
         manifest = await self._manifest()
         logs = self._relay.expect(self._claim.ranks)
         await self._disk.run(lambda: self._prepare(manifest, logs))
@@ -282,6 +286,8 @@ class _PartRun:
                     self._publish_traceback(event["rank"], event["traceback"])
             await self._take_the_rest()
         await self._write_files()
+        if not self._ending.is_lost:
+            await asyncio.to_thread(self._mirror.finish)
         self._uploader.close()
         await asyncio.wait({uploads})
         evidence = await self._seen(ending, launcher_code)
@@ -289,6 +295,7 @@ class _PartRun:
         if ending in _NOT_THE_RANKS and launcher_code == 0:  # they were done before that could affect them
             whole = judge(replace(evidence, cause="exited", launcher_code=0))
             outcome = whole if whole.status == "succeeded" else outcome
+        outcome = self._mirror.judge(outcome)
         self._trace.ended(outcome, self._relay.errors)
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
             await self._let_others_speak_first()

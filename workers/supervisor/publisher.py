@@ -155,7 +155,9 @@ class Publisher:
         record: Callable[[Event], None],
         *,
         settings: SupervisorSettings,
+        store: Callable[[Artifact], None] = lambda artifact: None,
     ) -> None:
+        self._store = store
         self._attempts, self._ref, self._paths, self._say, self._record = attempts, ref, paths, say, record
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,6 +200,7 @@ class Publisher:
         async with self._turn:
             try:
                 artifact = await asyncio.to_thread(taken)
+                await asyncio.to_thread(self._store, artifact)
                 await retry_until(self._settings.report_within_s, self._attempts.record_artifact, self._ref, artifact)
             except Conflict as refusal:
                 self.beyond_limits += 1

@@ -32,6 +32,8 @@ class SupervisorSettings:
     """Pause between two looks into the ranks' event files."""
     write_interval_s: float = 0.25
     """Pause between two writes of the ranks' output and of the supervisor's own record."""
+    store_interval_s: float = 2.0
+    """Pause between two looks for what goes to the object store."""
     copied_bytes: int = 4 << 20
     """Size up to which a published file is copied; larger ones get another name."""
 

@@ -16,6 +16,7 @@ import redis
 
 from service.jobs.launchers import PendingLaunch
 from service.jobs.layout import DataLayout
+from service.jobs.objects import ObjectStore
 from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.attempts import Attempts, KnownJob, Launching, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
@@ -85,7 +86,9 @@ class Store:
         limits = limits or StoreLimits()
         client = BrokerClient(url, timeouts or BrokerTimeouts())
         hosts = HostStore(client, limits)
-        jobs = Jobs(client, limits, data, hosts)
+        objects = None if limits.objects is None else ObjectStore(limits.objects)
+        artifacts = ArtifactStore(client, data, objects)
+        jobs = Jobs(client, limits, data, hosts, artifacts)
         keys, counts = ApiKeys(client, limits.max_key_s), Counts(client)
         shares = Shares(client, limits)
         return cls(
@@ -101,8 +104,8 @@ class Store:
             attempts=Attempts(client, limits),
             hosts=hosts,
             events=Events(client),
-            artifacts=ArtifactStore(client, data),
-            files=Files(client, data, limits.max_file_bytes, limits.keep_uploads_days),
+            artifacts=artifacts,
+            files=Files(client, data, limits.max_file_bytes, limits.keep_uploads_days, objects),
             projects=Projects(client, limits),
             keys=keys,
             accounts=ServiceAccounts(client, keys),

@@ -8,16 +8,29 @@ says of it is true at every moment: its bytes are those with the hash, although 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import BinaryIO, TypeVar
 
-from service.jobs.checkpoints import Checkpoint, complete
+from service.jobs.checkpoints import DESCRIPTION, WEIGHTS, Checkpoint, complete, steps_of_checkpoints, steps_of_weights
+from service.jobs.event_files import attempt_folders
 from service.jobs.events import LATEST
 from service.jobs.layout import DataLayout, JobPaths
+from service.jobs.objects import (
+    PUBLISHED,
+    ObjectStore,
+    RemoteFile,
+    RemoteFolder,
+    folder_tree,
+    job_files,
+    newest_state,
+    record_tree,
+    step_of,
+)
 from service.jobs.records import Artifact, NotFound
-from service.jobs.safe_files import Folder
+from service.jobs.safe_files import Folder, remove_tree
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 
@@ -25,6 +38,7 @@ _Opened = TypeVar("_Opened")
 FOLDER = "inode/directory"
 """Media type of folders (checkpoints, exported models): they have a size, but no hash."""
 _LONGEST_NAME = 512
+_LARGEST_DESCRIPTION = 16 << 20
 _TRIES = 3
 """An entry may be replaced, and its content deleted, between the look at the manifest and that at the file."""
 
@@ -46,6 +60,8 @@ class ArtifactStore:
 
     client: BrokerClient
     data: DataLayout
+    objects: ObjectStore | None = None
+    """Where the files are, if hosts share no folder."""
 
     def list(self, job_id: str) -> list[Artifact]:
         """Return all of a job's artifacts, by name."""
@@ -56,21 +72,27 @@ class ArtifactStore:
         """Return the complete checkpoints of a job that has not published any: its attempt runs, or ended before. One
         that is deleted meanwhile is left out.
         """
+        if self.objects is not None:
+            return tuple(_stored(folder) for folder in self._checkpoints(self.objects, job_id).values())
         found = []
         for saved in complete(self.data.job(job_id).checkpoints):
             with contextlib.suppress(OSError):
                 found.append(_described(saved))
         return tuple(found)
 
-    def open_left(self, job_id: str, name: str) -> tuple[Artifact, Folder]:
+    def open_left(self, job_id: str, name: str) -> tuple[Artifact, Folder | RemoteFolder]:
         """Return a checkpoint of :meth:`left` and its folder, open. Raises :class:`NotFound`."""
+        if self.objects is not None:
+            if (folder := self._checkpoints(self.objects, job_id).get(name)) is None:
+                raise NotFound(f"job {job_id} has no artifact {name!r}")
+            return _stored(folder), folder
         for artifact in self.left(job_id):
             if artifact.name == name:
                 with contextlib.suppress(OSError), Folder.open(self.data.job(job_id).root) as root:
                     return artifact, root.folder(name)
         raise NotFound(f"job {job_id} has no artifact {name!r}")
 
-    def open(self, job_id: str, name: str) -> tuple[Artifact, BinaryIO | Folder]:
+    def open(self, job_id: str, name: str) -> tuple[Artifact, BinaryIO | Folder | RemoteFile | RemoteFolder]:
         """Return an artifact and its file, open, or its folder where the media type is :data:`FOLDER`. Folders may also
         lie beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere.
         """
@@ -80,7 +102,9 @@ class ArtifactStore:
             if text is None:
                 raise NotFound(f"job {job_id} has no artifact {name!r}")
             artifact = Artifact.model_validate_json(text)
-            if (content := _content(paths, artifact)) is not None:
+            if self.objects is not None and (remote := self._remote(self.objects, job_id, artifact)) is not None:
+                return artifact, remote
+            if self.objects is None and (content := _content(paths, artifact)) is not None:
                 return artifact, content
         raise NotFound(f"job {job_id} has no artifact {name!r} any more")
 
@@ -88,12 +112,82 @@ class ArtifactStore:
         """Return the content of an artifact that is a file of at most ``most`` bytes; raises :class:`NotFound` for any
         other.
         """
-        _, found = self.open(job_id, name)
-        with found:
-            content = b"" if isinstance(found, Folder) else found.read(most + 1)
-        if isinstance(found, Folder) or len(content) > most:
+        artifact, found = self.open(job_id, name)
+        content = b""
+        if isinstance(found, RemoteFile) and artifact.bytes <= most:
+            content = b"".join(found.chunks())
+        elif not isinstance(found, RemoteFile | RemoteFolder):
+            with found:
+                content = b"" if isinstance(found, Folder) else found.read(most + 1)
+        if artifact.media_type == FOLDER or max(len(content), artifact.bytes) > most:
             raise NotFound(f"artifact {name!r} of job {job_id} is no file of at most {most} bytes")
         return content
+
+    def steps_of_checkpoints(self, job_id: str) -> tuple[int, ...]:
+        """Return the steps of a job's complete checkpoints, in order: what another job can resume."""
+        if self.objects is None:
+            return steps_of_checkpoints(self.data.job(job_id))
+        return tuple(sorted(_step(name) for name in self._checkpoints(self.objects, job_id)))
+
+    def steps_of_weights(self, job_id: str) -> tuple[int, ...]:
+        """Return the steps of which a job has left weights, in order."""
+        if self.objects is None:
+            return steps_of_weights(self.data.job(job_id))
+        model = []
+        with contextlib.suppress(NotFound, ValueError, KeyError):
+            self.open(job_id, WEIGHTS)
+            model.append(int(json.loads(self.read(job_id, DESCRIPTION, _LARGEST_DESCRIPTION))["step"]))
+        return tuple(sorted({*self.steps_of_checkpoints(job_id), *model}))
+
+    def left_steps(self, job_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the steps of which a job has left weights, and those of its checkpoints."""
+        return self.steps_of_weights(job_id), self.steps_of_checkpoints(job_id)
+
+    def fetch_records(self, job_id: str) -> None:
+        """Get what ranks of ended attempts reported and printed on other hosts; it stays here."""
+        if self.objects is None:
+            return
+        owner, attempts = job_files(job_id), self.data.job(job_id).attempts
+        for number in set(self.objects.numbers(f"{owner}/records")) - attempt_folders(attempts).keys():
+            if (manifest := self.objects.manifest(owner, record_tree(number))) is not None:
+                attempts.mkdir(parents=True, exist_ok=True)
+                with Folder.open(attempts) as folder, folder.make(f".{number}") as draft:
+                    for name, file in self.objects.tree(owner, manifest).files.items():
+                        self.objects.fetch(file, draft, name)
+                    with contextlib.suppress(OSError):  # somebody else was faster
+                        folder.rename(f".{number}", str(number))
+
+    def remove(self, job_id: str) -> None:
+        """Delete all files of a job."""
+        remove_tree(self.data.job(job_id).root)
+        if self.objects is not None:
+            self.objects.remove(job_files(job_id))
+
+    def _checkpoints(self, objects: ObjectStore, job_id: str) -> dict[str, RemoteFolder]:
+        """Return the checkpoints that a job has left in the object store, by their names as artifacts."""
+        if (found := newest_state(objects, job_id)) is None:
+            return {}
+        names = {"/".join(name.split("/")[:2]) for name in found[1].files if step_of(name) is not None}
+        return {name: objects.tree(job_files(job_id), found[1], f"{name}/") for name in names}
+
+    def _remote(self, objects: ObjectStore, job_id: str, artifact: Artifact) -> RemoteFile | RemoteFolder | None:
+        owner = job_files(job_id)
+        if artifact.media_type != FOLDER:
+            return RemoteFile(objects, f"{owner}/{PUBLISHED}/{artifact.sha256}", artifact.sha256, artifact.bytes)
+        if step_of(f"{artifact.name}/") is not None:
+            return self._checkpoints(objects, job_id).get(artifact.name)
+        manifest = objects.manifest(owner, folder_tree(artifact.name))
+        return None if manifest is None else replace(objects.tree(owner, manifest), name=artifact.name)
+
+
+def _step(name: str) -> int:
+    return step_of(f"{name}/") or 0
+
+
+def _stored(folder: RemoteFolder) -> Artifact:
+    """Return what the manifest would say of a checkpoint in the object store."""
+    name = f"checkpoints/{folder.name}"
+    return Artifact(name=name, bytes=folder.bytes, sha256="", media_type=FOLDER, created_at=datetime.now(UTC))
 
 
 def _described(saved: Checkpoint) -> Artifact:

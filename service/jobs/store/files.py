@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from service.jobs.layout import DataLayout
+from service.jobs.objects import ObjectStore, fetch_upload, put_upload, upload_path
 from service.jobs.projects import DEFAULT_PROJECT, Project
 from service.jobs.records import Conflict, NotFound, OverQuota, StoredFile, Upload
 from service.jobs.spec.base import FILE_ID
@@ -51,13 +52,20 @@ class UploadedBy:
 class FileWriter:
     """An upload in progress: write chunks, then :meth:`commit`. Leaving the context without a commit keeps nothing."""
 
-    def __init__(self, client: BrokerClient, data: DataLayout, max_file_bytes: int, uploader: UploadedBy) -> None:
+    def __init__(
+        self,
+        client: BrokerClient,
+        data: DataLayout,
+        max_file_bytes: int,
+        uploader: UploadedBy,
+        objects: ObjectStore | None = None,
+    ) -> None:
         data.files.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=data.files)
         self._client = client
         self._data = data
         self._max_file_bytes = max_file_bytes
-        self._uploader = uploader
+        self._uploader, self._objects = uploader, objects
         self._file = os.fdopen(handle, "wb")
         self._temporary = Path(name)
         self._hash = hashlib.sha256()
@@ -106,10 +114,15 @@ class FileWriter:
             final.parent.mkdir(exist_ok=True)
             was_there = final.exists()
             self._temporary.replace(final)
+            if self._objects is not None:
+                with final.open("rb") as file:
+                    put_upload(self._objects, file)
             entry = stubs.add_upload(self._client, stored.project, stored.id, stored.model_dump_json())
             if not entry:
                 if not was_there:
                     final.unlink()
+                    if self._objects is not None and not self._client.call("SMEMBERS", UPLOAD_HOLDERS(stored.id)):
+                        self._objects.remove(upload_path(stored.id))
                 raise OverQuota(self._over(stored))
         return StoredFile.model_validate_json(entry)
 
@@ -151,10 +164,12 @@ class Files:
     max_file_bytes: int
     keep_days: float | None
     """Days after its last use at which an upload expires; ``None`` keeps all."""
+    objects: ObjectStore | None = None
+    """Where other hosts find the content, if hosts share no folder."""
 
     def writer(self, uploader: UploadedBy = UploadedBy()) -> FileWriter:
         """Return a writer for callers that receive chunks one at a time; use it as a context manager."""
-        return FileWriter(self.client, self.data, self.max_file_bytes, uploader)
+        return FileWriter(self.client, self.data, self.max_file_bytes, uploader, self.objects)
 
     def add(
         self,
@@ -188,9 +203,18 @@ class Files:
         if text is None:
             raise NotFound(f"there is no file {file_id}")
         path = self.data.file(file_id)
+        with contextlib.suppress(FileNotFoundError):
+            self.fetch(file_id)
         if not path.is_file():
             raise NotFound(f"the content of file {file_id} is gone from the data directory")
         return StoredFile.model_validate_json(text), path
+
+    def fetch(self, file_id: str) -> None:
+        """Get the content of an upload from the object store, if there is one and it is not here. Raises
+        :class:`OSError`.
+        """
+        if self.objects is not None:
+            fetch_upload(self.objects, self.data, file_id)
 
     def projects_of(self, file_id: str) -> list[str]:
         """Return the projects that have uploaded a file, for operators."""
@@ -243,3 +267,5 @@ class Files:
         with _locked(self.data):
             if stubs.forget_upload(self.client, project, file_id, before_ms):
                 self.data.file(file_id).unlink(missing_ok=True)
+                if self.objects is not None:
+                    self.objects.remove(upload_path(file_id))

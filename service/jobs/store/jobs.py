@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 import orjson
 
-from service.jobs.checkpoints import steps_of_weights
 from service.jobs.launchers import LOCAL
 from service.jobs.layout import DataLayout
+from service.jobs.objects import fetch_upload
 from service.jobs.projects import DEFAULT_PROJECT, Project
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
 from service.jobs.safe_files import remove_tree
 from service.jobs.spec.base import JOB_ID, CommonSpec
 from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
+from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPLOADS
@@ -39,6 +40,7 @@ class Jobs:
     limits: StoreLimits
     data: DataLayout
     hosts: HostStore
+    artifacts: ArtifactStore
 
     def submit(
         self,
@@ -156,14 +158,24 @@ class Jobs:
             given = {"launcher": self.limits.launcher}
             specs = {path: spec if spec.launcher else spec.model_copy(update=given) for path, spec in specs.items()}
         return CheckRequest.of(
-            specs, self.hosts.capacity(), visible, self._lookup, self.data, uploads=self._uploads(specs, projects)
+            specs,
+            self.hosts.capacity(),
+            visible,
+            self._lookup,
+            self.data,
+            uploads=self._uploads(specs, projects),
+            left=self.artifacts.left_steps if self.artifacts.objects is not None else None,
         )
 
     def _uploads(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> set[str]:
         """Return those of the files named that all of ``projects`` have uploaded."""
         named = list(dict.fromkeys(file for spec in specs.values() for file in uploads_of(spec)))
         held = [self.client.call("HMGET", UPLOADS(project), *named) for project in projects if named]
-        return {file for index, file in enumerate(named) if all(entries[index] is not None for entries in held)}
+        found = {file for index, file in enumerate(named) if all(entries[index] is not None for entries in held)}
+        if (objects := self.artifacts.objects) is not None:
+            for file in found:
+                fetch_upload(objects, self.data, file)
+        return found
 
     def accept(self, submission: Submission) -> tuple[Job, bool]:
         """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power where the
@@ -235,7 +247,7 @@ class Jobs:
         or when a job that it needs is gone, or failed and left nothing of what it needs."""
         for needed in orjson.loads(self.client.call("HGET", JOB(job_id), "weights") or "[]"):
             state = self.client.call("HGET", JOB(needed), "state")
-            if state in TERMINAL - {"succeeded"} and not steps_of_weights(self.data.job(needed)):
+            if state in TERMINAL - {"succeeded"} and not self.artifacts.steps_of_weights(needed):
                 raise Conflict(f"job {needed}, which job {job_id} needs, is {state}, and left no checkpoint")
         return decode.job(stubs.retry(self.client, self.limits.script_argument, job_id))
 
@@ -255,7 +267,7 @@ class Jobs:
         """
         for gone in stubs.delete(self.client, job_id):
             if JOB_ID.fullmatch(gone):  # a host can add anything to the jobs of a sweep
-                remove_tree(self.data.job(gone).root)
+                self.artifacts.remove(gone)
                 remove_tree(self.data.tensorboard / gone)
 
     def adopt(self) -> None:

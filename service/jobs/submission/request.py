@@ -31,6 +31,8 @@ _MOST_PROBLEMS = 100
 """Problems in one answer; what has more of them is refused for the first ones."""
 _LONGEST_DOCUMENT = 1_000_000
 """Characters of JSON of a document that is read, and of the paths of its fields; the answer is one line."""
+LeftSteps = tuple[tuple[int, ...], tuple[int, ...]]
+"""The steps of which a job has left weights, and those of its checkpoints."""
 _Opening = Callable[[str], None]
 """Told the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
@@ -61,6 +63,8 @@ class CheckRequest(FrozenModel):
     data: Path
     uploads: frozenset[str]
     """Ids of the files that the specs name and their projects have."""
+    left: dict[str, LeftSteps] | None = None
+    """What training jobs have left, where hosts share no folder and so a check cannot look."""
 
     @classmethod
     def of(
@@ -72,13 +76,15 @@ class CheckRequest(FrozenModel):
         data: DataLayout,
         *,
         uploads: Collection[str],
+        left: Callable[[str], LeftSteps] | None = None,
     ) -> CheckRequest:
         """Return the request about specs by path; ``visible`` is asked for jobs that they name, ``lookup`` for those
         behind their models, each once.
         """
         texts = {path: spec.model_dump_json(by_alias=True) for path, spec in specs.items()}
         jobs = related(specs.values(), visible, lookup)
-        return cls(specs=texts, fleet=fleet, jobs=jobs, data=data.root, uploads=frozenset(uploads))
+        steps = None if left is None else {job.id: left(job.id) for job in jobs.values() if job.kind == "train"}
+        return cls(specs=texts, fleet=fleet, jobs=jobs, data=data.root, uploads=frozenset(uploads), left=steps)
 
     def problems(self, opening: _Opening = lambda _: None) -> list[Problem]:
         """Return every reason why one of the jobs could never run, up to a number of them."""
@@ -102,15 +108,29 @@ class CheckRequest(FrozenModel):
             has_file=lambda file_id: file_id in self.uploads and layout.file(file_id).is_file(),
             uploaded=uploaded,
             path_of=path_of,
-            weights_of=lambda job_id: steps_of_weights(layout.job(job_id)) if job_id in self.jobs else (),
-            checkpoints_of=lambda job_id: steps_of_checkpoints(layout.job(job_id)) if job_id in self.jobs else (),
+            weights_of=lambda job_id: self._left(layout, job_id)[0],
+            checkpoints_of=lambda job_id: self._left(layout, job_id)[1],
         )
         problems = (
             replace(problem, path=joined(path, problem.path))
             for path, text in self.specs.items()
-            for problem in check(spec_adapter.validate_json(text), context)
+            for problem in self._checked(spec_adapter.validate_json(text), context)
         )
         return [problem.shortened() for problem in itertools.islice(problems, _MOST_PROBLEMS)]
+
+    def _checked(self, spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
+        yield from check(spec, context)
+        if self.left is not None and spec.max_hosts > 1:
+            message = "hosts share no folder here (TRIVET_STORE), in which the ranks of a gang meet"
+            yield Problem("max_hosts", message, spec.max_hosts, "1")
+
+    def _left(self, layout: DataLayout, job_id: str) -> LeftSteps:
+        """Return the steps of the weights and of the checkpoints that a job has left."""
+        if job_id not in self.jobs:
+            return (), ()
+        if self.left is not None:
+            return self.left.get(job_id, ((), ()))
+        return steps_of_weights(layout.job(job_id)), steps_of_checkpoints(layout.job(job_id))
 
     @property
     def opens_files(self) -> bool:

@@ -50,6 +50,16 @@ def test_an_allocation_serves_one_attempt() -> None:
     )
 
 
+def test_devices_on_which_nothing_begins_are_given_back_and_asked_for_anew() -> None:
+    """Such as where Slurm has lost the node of a batch job, or will start it no more."""
+    plans, known, allocation = planner(), {"a": KnownJob("queued", "")}, Booking("1.1", "a", False)
+    late_s = plans.starts_within_s
+    for now, cancelled in ((0.0, []), (late_s - 1, []), (late_s, []), (late_s + PATIENCE_S, [allocation])):
+        plan = plans.plan([pending("a")], known, [allocation], now)
+        assert (plan.request, plan.cancel) == ([], cancelled)
+    assert [job.job_id for job in plans.plan([pending("a")], known, [], late_s + 50).request] == ["a"]
+
+
 def test_of_two_allocations_of_a_job_the_first_with_devices_is_kept() -> None:
     known = {"a": KnownJob("queued", "")}
     allocations = [Booking("1.0", "a", True), Booking("2.0", "a", False)]

@@ -1,0 +1,120 @@
+"""Two workers that share a broker and an object store, and no folder: what one began goes on on the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_server import object_server
+from waiting import LIMIT_S, eventually
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.layout import DataLayout
+from service.jobs.records import Job
+from trivet import Client, Refused, Unreachable
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+SPEC: dict[str, Any] = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 6000,
+    "batch": {"global": 64},
+    "device": "cpu",
+    "checkpoint": {"every": 100},
+}
+
+
+class Site:
+    """An API and workers, each with a data folder of its own."""
+
+    def __init__(self, folder: Path, broker: str, store: str) -> None:
+        self._folder = folder
+        self._shared = {"TRIVET_REDIS_URL": broker, "TRIVET_STORE": store, "TRIVET_LEASE_S": "6"}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._parts: dict[str, subprocess.Popen[bytes]] = {}
+
+    def data(self, name: str) -> DataLayout:
+        return DataLayout(self._folder / name)
+
+    def start(self, name: str) -> None:
+        """Start the ``api``, or a worker of this name."""
+        outer = {key: value for key, value in os.environ.items() if not key.startswith("TRIVET_")}
+        own = {"TRIVET_DATA": str(self.data(name).root), "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": name}
+        own |= {"TRIVET_WARM_SUPERVISORS": "0", "TRIVET_STOP_JOBS": "true", "OMP_NUM_THREADS": "1"}
+        command = ["trivet", "api", "--port", str(self._port)] if name == "api" else ["workers"]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._parts[name] = subprocess.Popen(
+                [sys.executable, "-m", *command], env={**outer, **self._shared, **own}, stdout=log, stderr=log
+            )
+        if name == "api":
+            eventually(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._parts["api"].poll() is None, self.said()
+        with contextlib.suppress(OSError, Refused, Unreachable):
+            return bool(self.client().hosts() or True)
+        return False
+
+    def client(self) -> Client:
+        return Client(f"http://127.0.0.1:{self._port}", self.data("api").admin_key.read_text().strip())
+
+    def ended(self, job: Job) -> Job:
+        return eventually(lambda: now if (now := self.client().job(job.id)).ended_at is not None else None)
+
+    def stop(self, name: str) -> None:
+        process = self._parts.pop(name)
+        process.send_signal(signal.SIGTERM)
+        process.wait(LIMIT_S)
+
+    def close(self) -> None:
+        for name in list(self._parts):
+            self.stop(name)
+
+    def said(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.log")))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with EmbeddedBroker.start(tmp_path / "broker") as broker, object_server() as store:
+        site = Site(tmp_path, broker.url, store)
+        yield site
+        site.close()
+
+
+def test_a_training_goes_on_elsewhere_to_the_same_bits_and_others_start_from_it(site: Site, tmp_path: Path) -> None:
+    site.start("api")
+    site.start("one")
+    client = site.client()
+    undisturbed = client.submit(SPEC)
+    assert site.ended(undisturbed).state == "succeeded", site.said()
+    moved = client.submit(SPEC)
+    eventually(lambda: any(each.name.startswith("checkpoints/") for each in client.artifacts(moved.id)))
+    site.stop("one")  # the job goes back to the queue
+    site.start("two")
+    ended = site.ended(moved)
+    assert (ended.state, ended.attempt) == ("succeeded", 2), site.said()
+    assert not site.data("two").job(undisturbed.id).root.exists()
+    assert any("resumed from the checkpoint of step" in line for line in client.logs(moved.id))
+    models = [tmp_path / each.id for each in (undisturbed, moved)]
+    for model in models:
+        client.download(model.name, "model.safetensors", model)
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+    stored = client.upload(models[0])
+    robustness = {"data": {"source": "digits"}, "count": 4, "eps": 0.01}
+    verify = {"kind": "verify", "property": {"robustness": robustness}, "method": "crown"}
+    train = {**SPEC, "model": {"safetensors": stored.id, **SPEC["model"]}, "steps": 5}
+    for spec in ({**verify, "model": {"job": undisturbed.id}}, train):
+        other = site.ended(client.submit(spec))
+        assert other.state == "succeeded", (other.error, site.said())
