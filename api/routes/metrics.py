@@ -19,7 +19,7 @@ from api.context import SettingsDep, StoreDep
 from api.params import JobIds, split_ids
 from api.security import Reader
 from service.jobs.layout import DataLayout
-from service.jobs.records import ListedJob
+from service.jobs.records import Job, ListedJob
 from service.jobs.states import TERMINAL
 from service.jobs.store import JobFilter, Store
 
@@ -32,6 +32,10 @@ class MetricSeries(BaseModel):
     step: list[int]
     time: list[float]
     value: list[float | None]
+
+
+NO_NAME = frozenset({"-"})
+"""What pages ask for that want only the place from which to follow a job's events: no metric is called so."""
 
 
 class SeriesByName(BaseModel):
@@ -57,8 +61,8 @@ def get_job_metrics(
     """Return every metric that the job reported, by name."""
     after = store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
-    found = collect(history.events(store, settings.layout, job.id, frozenset({"metric"})), wanted, max_points)
-    thinned = {name: _thin(series, max_points) for name, series in sorted(found.items())}
+    curves = {} if wanted == NO_NAME else _curves(store, settings.layout, job, max_points, wanted)
+    thinned = {name: curve for name, curve in curves.items() if wanted is None or name in wanted}
     if format == "csv":
         return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
     return SeriesByName(series=thinned, after=after)
@@ -110,12 +114,15 @@ def _named(store: Store, ids: Sequence[str], filters: JobFilter) -> Iterator[Lis
             return
 
 
-def _curves(store: Store, layout: DataLayout, job: ListedJob, max_points: int) -> dict[str, MetricSeries]:
-    """Return all curves of a job; those of one that is over are kept for the next request."""
+def _curves(
+    store: Store, layout: DataLayout, job: ListedJob | Job, max_points: int, wanted: frozenset[str] | None = None
+) -> dict[str, MetricSeries]:
+    """Return the curves of a job, at least those wanted; all of one that is over are kept for the next request."""
     key = (str(layout.root), job.id, job.attempt, job.ended_at, max_points)
     known = _KEPT.get(key)
     if known is None:
-        found = collect(history.events(store, layout, job.id, frozenset({"metric"})), None, max_points)
+        asked = None if job.state in TERMINAL else wanted
+        found = collect(history.events(store, layout, job.id, frozenset({"metric"})), asked, max_points)
         known = {name: _thin(points, max_points) for name, points in sorted(found.items())}
         if job.state in TERMINAL:
             _KEPT.put(key, known, sum(len(series.step) for series in known.values()))

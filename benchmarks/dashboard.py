@@ -1,0 +1,205 @@
+"""How soon pages of the dashboard show what they are for, in a real browser, with much in them.
+
+A broker, an API in a process of its own, jobs that are only on record, and Chromium. Quiet cores: ``taskset -c 0,1``.
+
+    python benchmarks/dashboard.py [--steps 20000] [--jobs 1000] [--points 400] [--repeat 3]
+
+``chart``: a training with ``steps`` recorded steps of eight metrics, from the address to the frame after the first
+curve has its points. ``list``: ``jobs`` jobs, to the first row. ``compare``: as many runs of ``points`` recorded steps
+each, to the first curves; and the API's answer alone. ``restart``: a page stays open while the API is stopped and
+started again, from the first answer of the new one to a page that says so. Milliseconds of each repetition: the first
+one finds nothing kept. ``shift`` is the browser's measure of what moved, at most 0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef, PartOutcome
+from service.jobs.store import HostReport, Store, StoreLimits
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from ensure_chromium import find_chromium
+
+LIMIT_MS = 240_000
+PER_CALL = 100
+"""Jobs that one comparison names at most."""
+NAMES = ("loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_fraction", "tflops", "peak_memory_gib")
+SPEC = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 1,
+    "batch": {"global": 8},
+    "device": "cpu",
+}
+WATCH = """
+window.shift = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
+}).observe({ type: "layout-shift", buffered: true });
+window.shown = (wanted) => new Promise((resolve) => {
+  const painted = () => requestAnimationFrame(() => resolve(performance.now()));
+  const look = () => requestAnimationFrame(document.querySelector(wanted) ? painted : look);
+  look();
+});
+"""
+
+
+@dataclass
+class Dashboard:
+    """A store, and an API on ``port`` that may be stopped and started."""
+
+    store: Store
+    layout: DataLayout
+    port: int
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Return once the API answers."""
+        command = [sys.executable, "-m", "api", "--port", str(self.port)]
+        self.process = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+        for _ in range(1200):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/readyz", timeout=5):
+                return
+            time.sleep(0.05)
+        raise SystemExit("the API did not start")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+    def trained(self, count: int, steps: int) -> list[str]:
+        """Return the ids of trainings that have ended, each with so many steps on record."""
+        ids = []
+        for seed in range(count):
+            job, _ = self.store.jobs.submit(spec_adapter.validate_python({**SPEC, "seed": seed}), "admin")
+            self.store.attempts.place()
+            job = self.store.jobs.get(job.id)
+            ref = AttemptRef(job.id, job.attempt, job.placement[0].host)
+            self.store.attempts.claim(ref, "bench")
+            self._record(ref, steps)
+            self.store.attempts.finish(ref, PartOutcome("succeeded", result={"loss": 0.1}))
+            ids.append(job.id)
+        return ids
+
+    def _record(self, ref: AttemptRef, steps: int) -> None:
+        folder = self.layout.job(ref.job_id).attempt(ref.attempt)
+        folder.mkdir(parents=True)
+        with (folder / "events.rank-0.jsonl").open("w", encoding="utf-8") as file:
+            for step in range(1, steps + 1):
+                value = 1 / step + 0.1 * math.sin(step)
+                event = {"type": "metric", "step": step, "time": 1.7e9 + step, "rank": 0}
+                file.write(json.dumps({**event, "values": dict.fromkeys(NAMES, value)}) + "\n")
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Dashboard]:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
+        layout = DataLayout(Path(folder) / "data")
+        store = Store.connect(broker.url, layout, StoreLimits(lease_s=3600, heartbeat_s=3600))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url}
+        dashboard = Dashboard(store, layout, port, os.environ | own)
+        store.hosts.beat(HostReport("paper", "10.0.0.7", (), 4, {"trivet": "0", "torch": "0", "python": "0"}))
+        try:
+            dashboard.start()
+            yield dashboard
+        finally:
+            dashboard.stop()
+            store.close()
+
+
+def timed(page: Page, name: str, address: str, wanted: str, repeat: int) -> None:
+    """Open an address again and again; print when ``wanted`` was painted, and what moved."""
+    found, shifts = [], []
+    for _ in range(repeat):
+        page.goto("about:blank")
+        page.goto(address, wait_until="commit")
+        found.append(page.evaluate("(wanted) => window.shown(wanted)", wanted))
+        page.wait_for_load_state("networkidle")
+        shifts.append(page.evaluate("window.shift"))
+    print(name, [round(each) for each in found], "ms; shift", round(max(shifts), 3), flush=True)
+
+
+def answered(dashboard: Dashboard, key: str, ids: list[str], repeat: int) -> None:
+    """Time the API's answers to a comparison, one after the other, without the drawing of them."""
+    for _ in range(repeat):
+        began, size = time.monotonic(), 0
+        for first in range(0, len(ids), PER_CALL):
+            address = f"{dashboard.url}/v1/jobs:metrics?ids={','.join(ids[first : first + PER_CALL])}&names=loss"
+            request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
+            with urllib.request.urlopen(request, timeout=LIMIT_MS / 1000) as answer:
+                size += len(answer.read())
+        print(f"compare, answers alone: {1000 * (time.monotonic() - began):.0f} ms, {size / 1e6:.1f} MB", flush=True)
+
+
+def restarted(page: Page, dashboard: Dashboard) -> None:
+    """Stop and start the API under the list of jobs; the page must say so, and then be connected again."""
+    page.goto("/")
+    status = page.locator("#connection")
+    expect(status).to_have_attribute("data-state", "live", timeout=LIMIT_MS)
+    dashboard.stop()
+    expect(status).not_to_have_attribute("data-state", "live", timeout=LIMIT_MS)
+    dashboard.start()
+    began = time.monotonic()
+    expect(status).to_have_attribute("data-state", "live", timeout=LIMIT_MS)
+    print(f"restart: connected {1000 * (time.monotonic() - began):.0f} ms after the API answered", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("--steps", 20_000), ("--jobs", 1000), ("--points", 400), ("--repeat", 3)):
+        parser.add_argument(name, type=int, default=default)
+    asked = parser.parse_args()
+    print(platform.processor() or platform.machine(), "load", os.getloadavg()[0])
+    with serving() as dashboard, sync_playwright() as playwright:
+        key = dashboard.store.keys.create("admin", ("admin",))[1]
+        (long,) = dashboard.trained(1, asked.steps)
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(base_url=dashboard.url, viewport={"width": 1280, "height": 900}).new_page()
+        page.set_default_timeout(LIMIT_MS)
+        page.add_init_script(WATCH)
+        page.goto("/login")
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/")
+        timed(page, f"chart of {asked.steps} steps", f"/jobs/{long}", "#metrics canvas[data-points]", asked.repeat)
+        ids = dashboard.trained(asked.jobs, asked.points)
+        timed(page, f"list of {asked.jobs} jobs", "/", "table.jobs tbody a[href^='/jobs/']", asked.repeat)
+        answered(dashboard, key, ids, asked.repeat)
+        compared = f"/compare?ids={','.join(ids)}"
+        timed(page, f"{asked.jobs} runs compared", compared, "canvas[data-points]", asked.repeat)
+        restarted(page, dashboard)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
