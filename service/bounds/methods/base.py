@@ -153,7 +153,7 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     lost = (lower - lower) + (upper - upper)
     lower, upper = lower + lost, upper + lost
     at_once = max(1, COMPARED // max(1, lower.numel()))
-    known = [_least_of_asked(lower, upper, part.flatten(2)) for part in rows.split(at_once, dim=1)]
+    known = [_least_of_asked(lower, upper, part.flatten(2)) for part in torch.split(rows, at_once, dim=1)]
     # An output that overflows, and that a row does not ask about, takes nothing from the others. What is no number
     # where all are finite, as the shares of nothing, is left as it is: nothing is known of it.
     overflows = lost.sum(dim=1, keepdim=True).isnan()
