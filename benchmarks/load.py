@@ -191,9 +191,11 @@ class Readers:
         await asyncio.gather(*(self._follow(reader) for reader, _ in opened))
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
+        rest = b""
         while chunk := await reader.read(1 << 20):
             now = time.time()
-            times = re.findall(rb'"type":"metric","time":([0-9.]+)', chunk)
+            whole, _, rest = (rest + chunk).rpartition(b"\n\n")  # a read may end within an event
+            times = re.findall(rb'"type":"metric","time":([0-9.]+)', whole)
             if times:
                 self.delays.append(now - float(times[-1]))
                 self.received += len(times)
