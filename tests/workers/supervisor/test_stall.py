@@ -88,7 +88,7 @@ def test_processes_that_a_hanging_rank_has_forked_say_where_they_are(tmp_path: P
 
         async def stalled() -> StallWatch:
             relay = Relay(
-                tmp_path / "socket", tmp_path, published.append, published.append, lambda: None,  # type: ignore[arg-type]
+                tmp_path / "socket", tmp_path, published.append, published.append, lambda: None,
                 Admission("s3cret", range(1), os.getpid()), settings,
             )  # fmt: skip
             ours, _ = socket.socketpair()
