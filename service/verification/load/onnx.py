@@ -119,7 +119,8 @@ def load_onnx(
         engine = typed.engine_of_content(bounded, (module.features,), source.name)
         task = typed.task(module, engine, asked, runtime)
         inputs = _points(asked, part, runtime, loader, engine.network.graph)
-        return replace(task, precision=_told(runtime, check_at(module, inputs, runtime), len(inputs)))
+        difference = check_at(module, inputs, runtime, module.remedy)
+        return replace(task, precision=_told(runtime, difference, len(inputs)))
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -156,9 +157,9 @@ def _load_divided(
     def run(x: Tensor) -> Tensor:
         return engine.network.tp_group.agree(task.module(x.to(task.like)))
 
-    check(run, sizes[0], replace(runtime))
+    check(run, sizes[0], replace(runtime), remedy=module.remedy)
     inputs = _points(asked, part, runtime, loader)
-    told = _told(runtime, check_at(run, inputs, replace(runtime)), len(inputs))
+    told = _told(runtime, check_at(run, inputs, replace(runtime), module.remedy), len(inputs))
     return replace(task, notes=tuple(notes), precision=told)
 
 
