@@ -82,10 +82,8 @@ ALLOWED = {
     "workers/supervisor/keeper.py": {"open", "os.listdir"},
     # Folders that no rank may write to, and in which others are made for ranks.
     "workers/supervisor/attempt.py": {"scratch.mkdir"},
-    "workers/supervisor/attempt_folder.py": {"paths.root.mkdir"},
+    "workers/supervisor/attempt_folder.py": {"folder.exists", "path.lstat", "path.mkdir", "paths.root.mkdir"},
     "workers/supervisor/attempt_trace.py": {"paths.root.mkdir"},
-    "workers/supervisor/compiled_code.py": {"path.lstat", "path.mkdir"},
-    "workers/supervisor/gang_rendezvous.py": {"folder.exists"},
     "workers/supervisor/group.py": {"Path(where).glob", "folder.lstat", "folder.rmdir", "self.logs.mkdir"},
     "workers/supervisor/mirror.py": {
         "attempt.exists", "paths.root.mkdir", "self._paths.attempt(attempt).exists", "self._paths.root.mkdir",

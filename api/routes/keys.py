@@ -1,4 +1,4 @@
-"""API keys."""
+"""API keys, and who callers are to the service, so that a page or a script offers only what they may do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from api.audit import audit
 from api.context import StoreDep
 from api.problems import ProblemError
-from api.security import Admin
+from api.security import Admin, Reader, granted
 from api.strict_json import StrictRoute
 from service.jobs.projects import ProjectName, Scope
 from service.jobs.records import ApiKey
@@ -101,3 +101,20 @@ def revoke_key(key_id: str, request: Request, key: Admin, store: StoreDep) -> No
         raise ProblemError(409, "a key cannot revoke itself; use another admin key")
     store.keys.revoke(key_id)
     audit(request, "key.revoke", subject=key_id)
+
+
+class Me(BaseModel):
+    """The caller of a request."""
+
+    name: str
+    project: str | None = Field(description="the project of the key; null of an operator's")
+    scopes: list[Scope] = Field(description="all that the key may do, with what other scopes include")
+    operator: bool = Field(description="whether the key may change the service itself: hosts, projects, keys")
+
+
+@router.get("/me")
+def get_me(key: Reader) -> Me:
+    """Return who the request's key belongs to, and what it may do."""
+    scopes = sorted(granted(key))
+    operator = "admin" in scopes and key.is_operator
+    return Me(name=key.name, project=key.project, scopes=scopes, operator=operator)

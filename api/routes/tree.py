@@ -1,4 +1,4 @@
-"""The trees that the searches of a verification job split."""
+"""What a verification job tells of its instances: a row for each, and the trees that searches split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from api import history
 from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
-from api.params import refuse
+from api.params import Limit, refuse
+from service.jobs.bounds_row import BoundsRow
 
 router = APIRouter(tags=["bounds"])
 
@@ -85,3 +86,43 @@ def _searches(event: dict[str, Any]) -> list[SplitTree]:
     with suppress(ValidationError):
         return _TREES.validate_python(event["searches"])
     return []
+
+
+_ROWS = TypeAdapter(BoundsRow)
+
+
+class BoundsPage(BaseModel):
+    items: list[BoundsRow]
+    next_cursor: str | None
+
+
+@router.get("/jobs/{job_id}/bounds")
+def get_job_bounds(
+    *,
+    job: ReadableJob,
+    store: StoreDep,
+    settings: SettingsDep,
+    limit: Limit = 100,
+    cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before")] = None,
+) -> BoundsPage:
+    """Return a row per instance, by instance; of an instance that was bounded again, the latest."""
+    if job.kind != "verify":
+        raise refuse("job_id", f"a {job.kind} job has no bounds", job.id, "the id of a verify job")
+    first = _instance(cursor)
+    rows = {
+        event["instance"]: event
+        for event in history.events(store, settings.layout, job.id, frozenset({"bound"}))
+        if event["instance"] >= first
+    }
+    chosen = sorted(rows)[: limit + 1]
+    following = str(chosen[limit]) if len(chosen) > limit else None
+    items = [_ROWS.validate_python(rows[instance]) for instance in chosen[:limit]]
+    return BoundsPage(items=items, next_cursor=following)
+
+
+def _instance(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise refuse("cursor", "this is not a cursor of this list", cursor, "the 'next_cursor' of a page")
+    return int(cursor)

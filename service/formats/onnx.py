@@ -27,9 +27,16 @@ from service.formats.onnx_external import is_zip, joined
 from service.formats.onnx_finite import without_settled_questions
 from service.formats.onnx_functions import FunctionError, inlined
 from service.formats.onnx_halves import with_precision_told
-from service.formats.onnx_inputs import inputs_of, with_one_input, with_real_inputs
+from service.formats.onnx_inputs import (
+    bounded_before,
+    can_all_be_bounded,
+    inputs_of,
+    scores_only,
+    with_one_input,
+    with_real_inputs,
+    without_maps,
+)
 from service.formats.onnx_operators import OPERATORS, advice
-from service.formats.onnx_outputs import bounded_before, can_all_be_bounded, scores_only, without_maps
 from service.formats.onnx_rounds import SEQUENCES, is_counted
 from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields

@@ -19,8 +19,7 @@ from service.formats.onnx import (
     unpacked,
 )
 from service.formats.onnx_checks import type_name
-from service.formats.onnx_inputs import inputs_of
-from service.formats.onnx_outputs import marked
+from service.formats.onnx_inputs import inputs_of, marked
 from service.jobs.spec.verify import FromOnnx
 
 

@@ -1,4 +1,7 @@
-"""Runs one search for each instance that bounds left open, and reports how far it is."""
+"""Runs one search for each instance that bounds left open, and reports how far it is.
+
+The trees of splits that searches record are published, as many as a job has room for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from service.bounds.exact_forms import Plane, keeps_to, may_keep
 from service.bounds.network import Network, prepare
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import Reporter, RunContext
 from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
 from service.parallel.tensor import local_copy
 from service.verification.bab.decision import Decision, Technique
@@ -26,8 +29,38 @@ from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
 from service.verification.properties.queried import Queried
 from service.verification.task import Task, method_of
-from service.verification.tree_reports import TreeReports
 from service.verification.verdict import Verdict
+
+MOST_NODES = 400
+"""Domains of one search that its tree shows; the others are counted."""
+MOST_REPORTED = 100_000
+"""Domains of all trees that a rank reports of one model, at some 50 bytes each."""
+
+
+@dataclass(eq=False)
+class TreeReports:
+    """The trees of this rank's searches, which ``ranks`` search together; ``left`` is how many domains may still be
+    reported.
+    """
+
+    report: Reporter
+    ranks: int
+    left: int = MOST_REPORTED
+
+    def room(self) -> SplitRecord:
+        """Return where the searches for a verdict record their splits: nowhere once all room is taken."""
+        return SplitRecord(MOST_NODES if self.left > 0 else 0)
+
+    def tell(self, instance: int, progress: DecisionProgress, record: SplitRecord) -> None:
+        """Report what was split so far, if anything was and there is room."""
+        if self.left <= 0 or not (searches := record.as_list()):
+            return
+        self.left -= sum(len(search["state"]) for search in searches)
+        if self.left <= 0:
+            self.report.log("the trees of later searches are not recorded: those so far take all of their room")
+        found = {"instance": instance, "domains": progress.domains, "seconds": progress.seconds, "ranks": self.ranks}
+        self.report.tree({**found, "searches": searches})
+
 
 MOST_INPUTS = 64
 """Inputs of a model that rational arithmetic is tried on."""

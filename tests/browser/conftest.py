@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from dashboard_service import Complaints, Service
 from ensure_chromium import find_chromium
 from fleet import Fleet
 from own_broker import own_broker
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 from redis import Redis
 
 from service.jobs.layout import DataLayout
@@ -32,6 +34,7 @@ ARGUMENTS = [
 expect.set_options(timeout=300_000)
 OPENED = pytest.StashKey[contextlib.ExitStack]()
 BROWSER = pytest.StashKey[Browser]()
+STATIC = Path(__file__).parents[2] / "api" / "dashboard" / "static"
 PATIENT = StoreLimits(lease_s=3600, heartbeat_s=3600)
 """Nobody renews or beats here; time must not end what a test runs."""
 
@@ -80,6 +83,37 @@ def browser(request: pytest.FixtureRequest) -> Browser:
         browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         request.config.stash[BROWSER] = opened.enter_context(contextlib.closing(browser))
     return request.config.stash[BROWSER]
+
+
+@pytest.fixture(scope="module")
+def bench(browser: Browser) -> Iterator[Page]:
+    """A page of an origin that has the modules as they lie in the sources, and no service behind it."""
+
+    def answer(route: Route) -> None:
+        path = STATIC.parent / urlsplit(route.request.url).path.lstrip("/")
+        if path.is_file():
+            route.fulfill(path=path, content_type="text/javascript")
+        else:
+            route.fulfill(body="<!doctype html>", content_type="text/html")
+
+    with contextlib.closing(browser.new_context(base_url="http://modules.test")) as context:
+        context.route("**/*", answer)
+        page = context.new_page()
+        page.goto("/")
+        yield page
+
+
+@pytest.fixture(scope="module")
+def run(bench: Page) -> Any:
+    """Calls an exported function of a module below ``static/lib`` with JSON arguments."""
+
+    def call(module: str, function: str, *arguments: Any) -> Any:
+        return bench.evaluate(
+            "async ([path, name, given]) => (await import(path))[name](...given)",
+            [f"/static/lib/{module}.js", function, list(arguments)],
+        )
+
+    return call
 
 
 @pytest.hookimpl(trylast=True)

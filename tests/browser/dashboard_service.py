@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 import uvicorn
-from playwright.sync_api import ConsoleMessage, Page
+from playwright.sync_api import ConsoleMessage, Page, expect
 
 from api.context import context_of
 from api.main import create_app
@@ -74,3 +74,10 @@ def _until(condition: object, within_s: float = 300.0) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def shown(page: Page, path: str) -> None:
+    """Open a page and wait until its content is there."""
+    page.goto(path)
+    expect(page.locator("main h1").first).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0)

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.settings import Settings
 from trivet import doctor
-from trivet.cli.first_spec import KINDS, first_spec
+from trivet.cli.machine import KINDS, first_spec
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ BEFOREHAND = (
     "workers.launcher.preloading",
     "workers.rank.program",
     "workers.supervisor.attempt",
-    "workers.supervisor.claim",
+    "workers.supervisor.lease",
     "workers.supervisor.program",
 )
 

@@ -13,8 +13,8 @@ from worker_fleet import HOST, REAL_SUPERVISOR, Fleet, train_spec
 from service.jobs.records import Artifact, AttemptRef, Claim, HostShare
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.store.keyspace import JOB_ARTIFACTS
-from workers.supervisor import compiled_code
-from workers.supervisor.compiled_code import compile_cache, gate_artifacts
+from workers.supervisor import attempt_folder
+from workers.supervisor.attempt_folder import compile_cache, gate_artifacts
 
 
 def submit_gate(fleet: Fleet, owner: str) -> str:
@@ -45,7 +45,7 @@ def test_only_a_gate_of_the_same_owner_vouches_for_compiled_code(
 def test_owners_have_a_private_cache_each_and_none_that_another_user_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_code.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(attempt_folder.tempfile, "tempdir", str(tmp_path))
     ada, eve = compile_cache("ada"), compile_cache("../eve")
     assert ada != eve
     assert ada == compile_cache("ada")

@@ -14,7 +14,7 @@ from worker_fleet import train_spec
 from service.jobs import rendezvous_folder
 from service.jobs.records import AttemptRef, Claim, HostShare
 from service.jobs.rendezvous_folder import RendezvousError
-from workers.supervisor.gang_rendezvous import agree
+from workers.supervisor.attempt_folder import agree
 
 
 def test_the_folder_is_private_and_its_secret_new_each_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable
-from workers.supervisor.gang_rendezvous import interface_of
+from workers.supervisor.attempt_folder import interface_of
 
 _BROKERS_PORT = 6379
 _PAUSE_S = 1.0

@@ -36,7 +36,7 @@ from workers.agent.launching import open_desks
 from workers.agent.supervisors import SUPERVISOR, Supervisors, supervisor_command
 from workers.inventory import cpu_slots, cuda_devices, versions
 from workers.launcher.confinement import available
-from workers.supervisor.compiled_code import compiled_caches
+from workers.supervisor.attempt_folder import compiled_caches
 from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.settings import SupervisorOrder

@@ -2,12 +2,13 @@
 
 ``program`` is the process and ``attempt`` one part in it, which the other modules serve:
 
-- from order to ranks: ``settings``, ``claim``, ``gang_rendezvous``, ``job_policy``, ``command``, ``group``, ``keeper``;
-- what keeps it alive: ``lease`` renews, ``claim`` bears an outage;
+- from order to ranks: ``settings``, ``lease`` (``claim``), ``attempt_folder``, ``job_policy``, ``command``, ``group``,
+  ``keeper``;
+- what keeps it alive: ``lease`` renews and bears an outage;
 - what ends it: ``ending`` takes the first cause and notices ranks that hang, ``attempt`` gives ranks their grace
   (``_end_group``) and limits their time, ``outcome`` decides whose fault it was;
 - what ranks say: ``relay``, ``logs``, ``collector``;
-- what the store is told: ``uploader`` (events), ``publisher`` (artifacts), ``compiled_code`` (a gate's artifacts).
+- what the store is told: ``uploader`` (events), ``publisher`` (artifacts), ``attempt_folder`` (a gate's artifacts).
 
 Periods and amounts are in ``settings``; those of an operator come with the order.
 """

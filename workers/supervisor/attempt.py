@@ -27,15 +27,13 @@ from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
 from workers.rank.stacks import stacks_file
-from workers.supervisor import command, gang_rendezvous
-from workers.supervisor.attempt_folder import open_attempt, read_result
+from workers.supervisor import attempt_folder, command
+from workers.supervisor.attempt_folder import compile_cache, gate_artifacts, open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
-from workers.supervisor.claim import claim_part, retry_until
 from workers.supervisor.collector import Collector, find_unrelayed
-from workers.supervisor.compiled_code import compile_cache, gate_artifacts
 from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
 from workers.supervisor.group import Group
-from workers.supervisor.lease import Lease, News
+from workers.supervisor.lease import Lease, News, claim_part, retry_until
 from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.mirror import Mirror
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
@@ -174,7 +172,7 @@ class _PartRun:
         if self._ending.is_decided:
             return
         try:
-            meeting = await gang_rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
+            meeting = await attempt_folder.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
             said = "the leading host of the gang did not say where to meet; giving up"
             self._uploader.put(event_protocol.log_event(said))

@@ -1,16 +1,32 @@
-"""Makes the folder of an attempt, and reads its ranks' result."""
+"""Makes the folders of an attempt: its own, that of an owner's compiled code, and the one in which a gang meets.
+
+Compiled code of one owner, a host's cache or the artifacts of a gate, is kept from all others. The leader of a gang
+makes a private folder for the groups of all its supervisors.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import ipaddress
 import logging
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 
+from service.jobs import rendezvous_folder
 from service.jobs.layout import JobPaths
+from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.records import Claim, Job
 from service.jobs.runtime import LARGEST_RESULT, RESULT
 from service.jobs.safe_files import Folder
+from service.jobs.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -37,3 +53,91 @@ def read_result(work: Path) -> Any:
     except (OSError, ValueError) as error:
         logger.warning("the result of rank 0 cannot be read: %s", error)
         return None
+
+
+def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
+    """Return the owner of the claimed job within its project, and SHA-256 by name of the artifacts of the job that its
+    gate names, as their manifest has them: none where that job is another owner's. Raises
+    :class:`service.jobs.store.StoreUnavailable`.
+    """
+    owner = _owner_of(store.jobs.get(claim.ref.job_id))
+    gate = claim.spec.gate_job
+    if gate is None or _owner_of(store.jobs.get(gate)) != owner:
+        return owner, {}
+    return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}
+
+
+def _owner_of(job: Job) -> str:
+    """Return one name per owner: the same name in two projects may be two people."""
+    return job.owner if job.project == DEFAULT_PROJECT else f"{job.project}/{job.owner}"
+
+
+def compiled_caches() -> Path:
+    """Return the folder of all owners' caches on this host."""
+    return Path(tempfile.gettempdir(), f"trivet-compiled-{os.geteuid()}")
+
+
+def compile_cache(owner: str) -> Path:
+    """Return a private folder, on this host, for code that the jobs of ``owner`` compiled.
+
+    Torch's default is shared by all jobs, and has a name that another user may take first.
+    """
+    base = compiled_caches()
+    folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
+    for path in (base, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+            return Path(tempfile.mkdtemp(prefix="trivet-compiled-"))
+    return folder
+
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Locates the meeting point of an attempt's launchers and ranks, and the network interface of this host for
+    ranks.
+    """
+
+    folder: Path
+    """See :mod:`service.jobs.rendezvous_folder`."""
+    address: str
+    """The address of the leading host."""
+    interface: str
+
+
+async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, within_s: float = 300.0) -> Rendezvous:
+    """Return the meeting point of the claimed attempt: in ``scratch``, which only this host sees, when the attempt runs
+    here alone, else in the shared folder ``attempt``.
+
+    Followers wait for the leader to make it, then raise ``TimeoutError``. A folder that another user could have
+    written raises :class:`RendezvousError`; an address that this host does not have raises
+    ``ValueError``.
+    """
+    if len(claim.shares) == 1:
+        return Rendezvous(rendezvous_folder.make(scratch / "rendezvous"), LOOPBACK, interface_of(LOOPBACK))
+    folder = attempt / "rendezvous"
+    interface = interface_of(own_address)
+    if claim.leads:
+        rendezvous_folder.make(folder)
+    else:
+        async with asyncio.timeout(within_s):
+            while not folder.exists():
+                await asyncio.sleep(0.05)
+        rendezvous_folder.check(folder)
+    return Rendezvous(folder, claim.leader_address, interface)
+
+
+def interface_of(address: str) -> str:
+    """Return this host's network interface with ``address``; ``ValueError`` lists all addresses if none has it."""
+    known = {
+        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
+    }
+    name = known.get(LOOPBACK if ipaddress.ip_address(address).is_loopback else address)
+    if name is None:
+        raise ValueError(
+            f"worker_address={address!r} is not an address of this host; expected one of {', '.join(known)}"
+        )
+    return name

@@ -18,7 +18,7 @@ from service.jobs.records import Claim, PartOutcome
 from service.jobs.safe_files import Folder
 from service.jobs.store import Store
 from service.jobs.tracing import TraceSpan, Tracing, trace_id, valid_traceparent
-from workers.supervisor.claim import retry_until
+from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _FILE = "traceparent"

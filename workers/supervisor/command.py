@@ -10,7 +10,7 @@ from pathlib import Path
 from service.jobs.records import Claim
 from service.jobs.rendezvous_folder import VARIABLE as RENDEZVOUS
 from service.jobs.runtime import HOST_CACHE
-from workers.supervisor.gang_rendezvous import Rendezvous
+from workers.supervisor.attempt_folder import Rendezvous
 
 _ALLOWED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"

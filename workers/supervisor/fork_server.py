@@ -104,7 +104,7 @@ def _import(*, preload: bool) -> dict[str, str]:
 
     environment = import_torchrun()
     from workers.launcher import forked_ranks, preloading  # noqa: F401, PLC0415
-    from workers.supervisor import attempt, claim, job_policy  # noqa: F401, PLC0415
+    from workers.supervisor import attempt, job_policy, lease  # noqa: F401, PLC0415
 
     job_policy.plugins()
     if preload:

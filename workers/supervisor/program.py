@@ -48,7 +48,7 @@ def run(group: Group, program: Sequence[str]) -> int:
         from service.jobs.logs import log_to_stderr  # noqa: PLC0415
         from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
-        from workers.supervisor.claim import give_back  # noqa: PLC0415
+        from workers.supervisor.lease import give_back  # noqa: PLC0415
         from workers.supervisor.settings import SupervisorOrder, SupervisorSettings  # noqa: PLC0415
 
         line = sys.stdin.readline()

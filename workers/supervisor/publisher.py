@@ -23,7 +23,7 @@ from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
-from workers.supervisor.claim import retry_until
+from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _CHUNK = 1 << 20

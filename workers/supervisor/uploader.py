@@ -16,7 +16,7 @@ from service.jobs.spec.notify import NotifySpec
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.webhooks import ReachedThreshold
 from workers import event_protocol
-from workers.supervisor.claim import retry_until
+from workers.supervisor.lease import retry_until
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
 

@@ -33,7 +33,7 @@ from service.formats.onnx import (
 from service.formats.onnx_checks import FLOATS, name_of
 from service.formats.onnx_dependence import names_in
 from service.formats.onnx_halves import precision_of
-from service.formats.onnx_outputs import texts_in
+from service.formats.onnx_inputs import texts_in
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
 """Operators whose first output may be left out, as exporters do where only the last state is used."""

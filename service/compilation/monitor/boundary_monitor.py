@@ -23,8 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from service.compilation.monitor.results import ResultLifetimes
-from service.compilation.monitor.unit_calls import UnitCalls
-from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, Usage
+from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, UnitCalls, Usage
 from service.compilation.torch_internals.cudagraphs import graph_results
 from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall, unobserved
 from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward

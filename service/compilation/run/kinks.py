@@ -1,4 +1,4 @@
-"""Finds out whether a gradient that is another than eager's is that of the other side of a kink.
+"""Says which wrong results a rung's own way of running explains, such as a gradient of the other side of a kink.
 
 A relu, a maximum or a sorting has a gradient that jumps where two numbers are equal. The order of a sum decides on
 which side of the border a number lies that is within rounding of it: both are right, outputs are the same, and in a
@@ -19,6 +19,7 @@ from service.compilation.run.parity import SETTINGS, Comparison, noise_of
 from service.compilation.run.program_run import build
 from service.compilation.run.reference import Reference, Run, run
 from service.compilation.run.sampling import Key
+from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Phase
 
 _UNITS = (2, 4, 8, 16)
@@ -80,3 +81,22 @@ def _off(key: Key, iteration: int, value: Tensor, reference: Reference) -> float
     if oracle is None or not oracle.scale:
         return float("inf")
     return noise_of(oracle.eager, value).rms / oracle.scale
+
+
+_REDRAWN = (
+    "Dynamo's backend eager computes a checkpointed block again with other random numbers than its forward drew, "
+    "which no backend above it does"
+)
+
+
+def own_limit(rung: Rung, reference: Reference, comparisons: Sequence[Comparison]) -> str:
+    """Return the limit of this rung alone by which all that is wrong in ``comparisons`` came about; empty if there is
+    none.
+
+    What Dynamo traced is the same on every rung above, which are tried all the same: a fault of the graph shows there.
+    """
+    wrong = [each for each in comparisons if not each.passed]
+    redraws = rung.backend == RUNGS["eager"].backend and reference.eager.random and reference.recomputes
+    first = len(reference.eager.records)
+    forward = any(each.iteration < first and not each.kind.startswith("gradient") for each in wrong)
+    return _REDRAWN if wrong and redraws and not forward else ""

@@ -11,8 +11,7 @@ from service.compilation.run.audit import Audit
 from service.compilation.run.parity import Comparison
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.memory import Peak
-from service.compilation.torch_internals.profile import Profile
+from service.compilation.torch_internals.profile import Peak, Profile
 from service.jobs.spec.compile import Phase
 
 

@@ -19,7 +19,7 @@ from service.compilation.run.same_draws import draw_alike
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
 from service.compilation.torch_internals.checkpoints import counted_checkpoints
-from service.compilation.torch_internals.memory import Peak, peak, reset_peak
+from service.compilation.torch_internals.profile import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
 from service.compilation.torch_internals.tf32 import InTf32, factors_that_may_lose_bits, full_float32
 from service.jobs.spec.compile import Phase

@@ -20,8 +20,7 @@ from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_k
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.distribution import differs_in_distribution
 from service.compilation.run.draws import draws_like_eager, precision, random_numbers
-from service.compilation.run.kinks import are_kinks, doubtful, jumps
-from service.compilation.run.limits import own_limit
+from service.compilation.run.kinks import are_kinks, doubtful, jumps, own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
 from service.compilation.run.parity import Comparison
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
@@ -35,7 +34,7 @@ from service.compilation.torch_internals.caches import (
     portable_cache,
     take_machine_code,
 )
-from service.compilation.torch_internals.memory import peak, reset_peak
+from service.compilation.torch_internals.profile import peak, reset_peak
 from service.compilation.torch_internals.replays import Replays
 from service.compilation.torch_internals.switches import own_random_numbers, silent_switches
 from service.compilation.torch_internals.text import first_line

@@ -15,9 +15,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.jobs.records import Conflict, NotFound, Superseded
-from service.jobs.store.loop_calls import LoopCall, current_call
+from service.jobs.store.loop_calls import LoopCall, SharedTrips, TripTimeouts, current_call
 from service.jobs.store.outage import BrokerOutage, PatientPool
-from service.jobs.store.shared_trips import SharedTrips, TripTimeouts
 
 _REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")

@@ -2,7 +2,8 @@
 until the answer is there, and the loop goes on with others meanwhile.
 
 A call is a greenlet, so that the store's classes are written once, for threads and for loops. What it does between two
-questions runs in the loop: it may neither take long, nor read files, nor hold a lock while it asks.
+questions runs in the loop: it may neither take long, nor read files, nor hold a lock while it asks. What many calls ask
+at one moment goes to the broker and comes back in one trip.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+import redis.asyncio as redis_async
 from greenlet import getcurrent, greenlet
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from service.jobs.store.outage import BrokerOutage, PatientAsyncPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,3 +77,87 @@ def current_call() -> LoopCall | None:
     """Return the call that this code is a part of; ``None`` in a thread of its own."""
     current = getcurrent()
     return current if isinstance(current, LoopCall) else None
+
+
+_MOST_AT_ONCE = 4
+"""Trips that are under way at the same time, each over a connection of its own."""
+
+Words = tuple[str | int | float | bytes, ...]
+
+
+@dataclass(frozen=True)
+class TripTimeouts:
+    """Bounds how long the broker may take, in seconds."""
+
+    connect_s: float
+    reply_s: float
+    health_check_s: int
+    outage_s: float
+
+
+class SharedTrips:
+    """Gathers commands while the loop is busy, and sends them together. Belongs to one event loop.
+
+    No command is sent twice. When a connection breaks, all that went over it learn of that.
+    """
+
+    def __init__(self, url: str, timeouts: TripTimeouts) -> None:
+        pool = PatientAsyncPool.from_url(
+            url,
+            decode_responses=True,
+            protocol=2,
+            socket_connect_timeout=timeouts.connect_s,
+            socket_timeout=timeouts.reply_s,
+            health_check_interval=timeouts.health_check_s,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=_MOST_AT_ONCE,
+            timeout=None,
+        )
+        pool.outage = BrokerOutage(timeouts.outage_s)
+        self.loop = asyncio.get_running_loop()
+        self._redis = redis_async.Redis.from_pool(pool)
+        self._waiting: list[tuple[LoopCall, Words]] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._is_leaving = False
+
+    def ask(self, call: LoopCall, words: Words) -> Any:
+        """Return the answer to one command of a call. Raises the library's errors."""
+        self._waiting.append((call, words))
+        if not self._is_leaving and len(self._under_way) < _MOST_AT_ONCE:
+            self._is_leaving = True
+            self.loop.call_soon(self._leave)
+        return call.wait()
+
+    def _leave(self) -> None:
+        self._is_leaving = False
+        if self._waiting:
+            trip, self._waiting = self._waiting, []
+            task = self.loop.create_task(self._travel(trip))
+            self._under_way.add(task)
+            task.add_done_callback(self._arrived)
+
+    async def _travel(self, trip: list[tuple[LoopCall, Words]]) -> None:
+        try:
+            answers = await self._answers([words for _, words in trip])
+        except Exception as error:
+            answers = [error] * len(trip)
+        for (call, _), answer in zip(trip, answers, strict=True):
+            call.go_on(answer)
+
+    async def _answers(self, commands: list[Words]) -> list[Any]:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for words in commands:
+                pipeline.execute_command(*words)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if self._waiting and not self._is_leaving:
+            self._leave()
+
+    async def close(self) -> None:
+        """Close the connections, once what is under way has come back."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        await self._redis.aclose()

@@ -5,7 +5,6 @@ same samples at the same step. Nothing is downloaded.
 """
 
 from service.models.data.order import BatchOrder, Feed, open_feed
-from service.models.data.samples import Dataset, Samples, Split
-from service.models.data.sources import Loader, load
+from service.models.data.sources import Dataset, Loader, Samples, Split, load
 
 __all__ = ["BatchOrder", "Dataset", "Feed", "Loader", "Samples", "Split", "load", "open_feed"]

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.jobs.spec.data import FileArrays
-from service.models.data.samples import Split
+from service.models.data.sources import Split
 
 BROKEN = (
     ValueError,

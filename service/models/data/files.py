@@ -13,7 +13,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import arrays, packed
 from service.models.data.packed import TokenFile
-from service.models.data.samples import Dataset, Samples
+from service.models.data.sources import Dataset, Samples
 from service.parallel.distributed import build_once
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.models.data.samples import Samples, Split
+from service.models.data.sources import Samples, Split
 
 LARGEST_LIST = 2**26
 """The most samples whose permutation is kept as a list (half a gigabyte); beyond, it is computed."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.jobs.spec.data import FileTokens
 from service.models.data.arrays import BROKEN, check_claim
-from service.models.data.samples import Split
+from service.models.data.sources import Split
 
 CHECKED_WHOLE = 2**26
 """The most ids that are all checked when a file is opened; of a larger one, evenly spaced windows are. Every batch is

@@ -16,7 +16,7 @@ from service.bounds.methods import ALPHA_CROWN, CROWN, IntermediateBounds, Metho
 from service.bounds.progress import OutOfTimeError
 from service.bounds.split import Preactivations
 from service.formats.vnnlib import Query
-from service.verification.bab.activations.root_bounds import STAGE
+from service.verification.bab.activations.intermediate_bounds import STAGE
 from service.verification.bab.activations.search import begin_splitting_activations
 from service.verification.bab.attack import attack
 from service.verification.bab.decision import (

@@ -8,7 +8,7 @@ step the server's keys must agree with it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +18,25 @@ import redis as redis_py
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
-from store_builders import LIMITS, train
 from store_invariants import Snapshot, check_devices, check_jobs, check_parts, check_queue, check_uses
-from store_model import DECLARED, OPEN, Model, ModelJob, hosts, specs, statuses
+from store_model import DECLARED, hosts, specs, statuses
+from store_world import StoreWorld
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import AttemptRef, Conflict, JobError, NotFound, PartOutcome, Rejected, Superseded
+from service.jobs.records import Conflict, NotFound, Superseded
 from service.jobs.states import TERMINAL
-from service.jobs.store import HostReport, Store, parse_ref, stubs
-from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, MADE_ROOM, OUTBOX
+from service.jobs.store import parse_ref, stubs
+from service.jobs.store.keyspace import CLOCK, LEASES, MADE_ROOM, OUTBOX
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """``processes`` are the groups that really run, current or not: what must never share a device."""
-
-    def __init__(self, url: str, redis: redis_py.Redis, data: DataLayout) -> None:
-        super().__init__()
-        redis.flushall()
-        self.redis = redis
-        self.store = Store.connect(url, data, LIMITS)
-        self.model = Model(LIMITS.max_lost_attempts)
-        self.processes: dict[AttemptRef, tuple[str, tuple[int, ...]]] = {}
-        self.known: list[AttemptRef] = []
-        """Every part that was ever dispatched; messages may arrive late and twice."""
-        self.ordered_dead: set[AttemptRef] = set()
-        """To be killed; they take until their host's next beat to die."""
-        self.draining: set[str] = set()
-        self.waited = False
-        self.supervisors = 0
+class StoreMachine(StoreWorld):
+    """The rules by which the world outside acts, and what holds after each step."""
 
     @initialize(wanted=st.lists(specs, min_size=1, max_size=3))
     def begin(self, wanted: list[dict[str, Any]]) -> None:
@@ -69,31 +53,6 @@ class StoreMachine(RuleBasedStateMachine):
         usable = [job.id for job in self.model.jobs.values() if job.state not in ("failed", "cancelled")]
         needs = pick.draw(st.lists(st.sampled_from(usable), unique=True, max_size=2)) if usable else []
         self._submit(**wanted, after=needs)
-
-    def _submit(
-        self, ranks: int, max_hosts: int, device: str, retries: int, after: Sequence[str] = (), **rest: Any
-    ) -> None:
-        """Only jobs that the whole fleet can hold: at the end all of them must have ended."""
-        fits_one = ranks <= 4
-        spec = train(
-            ranks,
-            device=device if fits_one else "cpu",
-            max_hosts=max_hosts if fits_one else 3,
-            retries=retries,
-            after=list(after),
-            **rest,
-        )
-        try:
-            job, created = self.store.jobs.submit(spec, "ada")
-        except Rejected as refusal:
-            refused = {problem.path for problem in refusal.problems}
-        else:
-            refused = set()
-            assert created
-            self.model.jobs[job.id] = ModelJob(
-                job.id, retries, tuple(after), priority=job.priority, preemptible=job.spec["preemptible"]
-            )
-        assert refused <= {"device", "parallel"}
 
     @rule(pick=st.data())
     @precondition(lambda self: self.model.jobs)
@@ -178,18 +137,6 @@ class StoreMachine(RuleBasedStateMachine):
     def claim(self, pick: st.DataObject) -> None:
         self._claim(pick.draw(st.sampled_from(self.known)))
 
-    def _claim(self, ref: AttemptRef) -> None:
-        self.supervisors += 1
-        name = f"supervisor {self.supervisors}"
-        if not self.model.is_part(ref.job_id, ref.attempt, ref.host, "starting"):
-            with pytest.raises(Superseded):
-                self.store.attempts.claim(ref, name)
-            return
-        claim = self.store.attempts.claim(ref, name)
-        assert self.store.attempts.claim(ref, name) == claim
-        self.model.claim(self.model.jobs[ref.job_id], ref.host)
-        self.processes[ref] = (claim.share.pool, claim.share.devices)
-
     @rule()
     @precondition(lambda self: self.model.in_state("queued", "starting"))
     def start_all(self) -> None:
@@ -205,17 +152,6 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     def renew(self, pick: st.DataObject) -> None:
         self._renew(self._draw_ref(pick))
-
-    def _renew(self, ref: AttemptRef) -> None:
-        answer = self.store.attempts.renew(ref)
-        if not self._may_write(ref):
-            assert answer == "lost"
-            self.processes.pop(ref, None)
-            return
-        job = self.model.jobs[ref.job_id]
-        assert job.attempt is not None
-        assert answer == ("stop" if job.state == "cancelling" or job.attempt.fault else "run")
-        job.attempt.told_to_stop |= job.state == "cancelling"
 
     @rule(pick=st.data())
     @precondition(lambda self: self.known)
@@ -236,19 +172,6 @@ class StoreMachine(RuleBasedStateMachine):
     def finish(self, pick: st.DataObject, status: Any) -> None:
         self._finish(self._draw_ref(pick), status)
 
-    def _finish(self, ref: AttemptRef, status: Any) -> None:
-        outcome = PartOutcome(status, error=JobError(type="E", message="m") if status == "failed" else None)
-        if not self._may_write(ref):
-            with pytest.raises(Superseded):
-                self.store.attempts.finish(ref, outcome)
-            return
-        self.processes.pop(ref, None)
-        self.store.attempts.finish(ref, outcome)
-        self.model.end_part(self.model.jobs[ref.job_id], ref.host, status)
-
-    def _may_write(self, ref: AttemptRef) -> bool:
-        return self.model.may_write(ref.job_id, ref.attempt, ref.host)
-
     # ---- time and failure
 
     @rule()
@@ -263,54 +186,10 @@ class StoreMachine(RuleBasedStateMachine):
         names = sorted(self.redis.zrange(LEASES(), 0, -1))
         self._end_lease(names[pick.draw(st.integers(0, len(names) - 1))])
 
-    def _end_lease(self, name: bytes) -> None:
-        self.redis.zadd(LEASES(), {name: 1}, xx=True)
-        self._reap()
-
-    def _reap(self) -> None:
-        """Ended leases first, oldest first, then what silent hosts did not claim."""
-        ended = self.redis.zrange(LEASES(), 0, self._now_ms(), byscore=True)
-        silent = [name.decode() for name in self.redis.zrange(HOSTS(), 0, self._now_ms(), byscore=True)]
-        touched = self.store.attempts.reap()
-        parts = [tuple(name.decode().split(":")) for name in ended]
-        expected = [job_id for job_id, number, host in parts if self._give_up(job_id, int(number), host, OPEN)]
-        for host in silent:
-            for job in list(self.model.jobs.values()):
-                if self._give_up(job.id, job.number, host, frozenset({"starting"})):
-                    expected.append(job.id)
-        assert sorted(touched) == sorted(expected)
-
-    def _give_up(self, job_id: str, number: int, host: str, open_statuses: frozenset[str]) -> bool:
-        for status in open_statuses:
-            if self.model.is_part(job_id, number, host, status):
-                if status == "running":
-                    self.model.orphans.add((job_id, number, host))
-                self.model.end_part(self.model.jobs[job_id], host, "lost" if status == "running" else "unclaimed")
-                return True
-        return False
-
     @rule(host=hosts, slots=st.sampled_from([None, 1, 3]))
     def beat(self, host: str, slots: int | None) -> None:
         """Also a restarted agent, one with other devices, and one whose host was given up on."""
         self._beat(host, slots)
-
-    def _beat(self, host: str, slots: int | None = None) -> None:
-        for ref in [ref for ref in self.ordered_dead if ref.host == host]:
-            self.processes.pop(ref, None)
-            self.ordered_dead.discard(ref)
-        cuda, cpu = DECLARED[host]
-        live = {ref for ref in self.processes if ref.host == host}
-        names = tuple(sorted(f"{ref.job_id}:{ref.attempt}" for ref in live))
-        report = HostReport(host, host, ("GPU",) * cuda, slots if host == "b" and slots else cpu, live=names)
-        reply = self.store.hosts.beat(report)
-        current = {ref for ref in live if self.model.is_part(ref.job_id, ref.attempt, host, "running")}
-        spared = {ref for ref in live if self.model.is_spared(ref.job_id, ref.attempt, host)}
-        assert live - current - spared <= set(reply.kill) <= live - current
-        assert self.waited or not spared & set(reply.kill)
-        named = {(ref.job_id, ref.attempt) for ref in live}
-        self.model.orphans = {part for part in self.model.orphans if part[2] != host or part[:2] in named}
-        assert reply.drain == (host in self.draining)
-        self.ordered_dead.update(reply.kill)
 
     @rule(host=hosts, crash=st.booleans())
     def fall_silent(self, host: str, crash: bool) -> None:
@@ -318,15 +197,6 @@ class StoreMachine(RuleBasedStateMachine):
         if crash:
             self.processes = {ref: held for ref, held in self.processes.items() if ref.host != host}
         self._silence(host)
-
-    def _silence(self, host: str) -> None:
-        """A minute ago: long enough to be dead, not to be forgotten."""
-        self.redis.zadd(HOSTS(), {host: self._now_ms() - 60_000}, xx=True)
-        self._reap()
-
-    def _now_ms(self) -> int:
-        """By the store's own clock; nothing in these tests ends within the next second."""
-        return int(self.redis.hget(CLOCK(), "now")) + 1000
 
     @rule(host=hosts)
     def leave(self, host: str) -> None:
@@ -391,17 +261,6 @@ class StoreMachine(RuleBasedStateMachine):
             if parse_ref(name.decode()) not in self.processes:
                 self._end_lease(name)
         self.promises_hold()
-
-    def _draw_job(self, pick: st.DataObject, fitting: list[ModelJob]) -> ModelJob:
-        """Mostly one for which the call makes sense."""
-        some = fitting if fitting and pick.draw(st.integers(0, 3)) else list(self.model.jobs.values())
-        return some[pick.draw(st.integers(0, len(some) - 1))]
-
-    def _draw_ref(self, pick: st.DataObject) -> AttemptRef:
-        """Mostly one whose process lives."""
-        living = sorted(self.processes, key=str)
-        some = living if living and pick.draw(st.integers(0, 3)) else self.known
-        return some[pick.draw(st.integers(0, len(some) - 1))]
 
 
 @pytest.mark.parametrize("examples", [5, pytest.param(60, marks=pytest.mark.slow)])

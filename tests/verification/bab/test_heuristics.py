@@ -17,7 +17,7 @@ from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations import search as activation_search
-from service.verification.bab.activations.root_bounds import bound_root
+from service.verification.bab.activations.intermediate_bounds import bound_root
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchResult
 from service.verification.bab.heuristics import (

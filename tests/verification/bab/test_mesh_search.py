@@ -29,7 +29,7 @@ from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective
-from service.verification.bab.activations.root_bounds import bound_root
+from service.verification.bab.activations.intermediate_bounds import bound_root
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchResult
 from service.verification.bab.inputs.search import split_inputs

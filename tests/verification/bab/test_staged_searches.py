@@ -22,8 +22,8 @@ from service.parallel import distributed
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
-from service.verification.bab.activations import root_bounds as rooted
 from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.intermediate_bounds import bound_root
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
@@ -125,7 +125,7 @@ def query_above(lower: tuple[float, ...], upper: tuple[float, ...], limit: float
 def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]:
     """Return margins of domains that are split at two values each, anywhere, optimised for some steps."""
     (specification,) = specifications(query, subject.device)
-    root = rooted.bound_root(subject, specification, CROWN, float("inf"))
+    root = bound_root(subject, specification, CROWN, float("inf"))
     objective = dual_objective(subject.engine, root.box, root.bounds, root.specification_rows)
     domain_bounds = DomainBounds(objective, subject.memory)
     roots = domain_bounds.roots(root.margins)

@@ -13,7 +13,7 @@ from service.jobs.records import AttemptRef, Claim, HostShare
 from workers import inventory
 from workers.agent.celery_app import celery_url, create_app
 from workers.supervisor import command
-from workers.supervisor.gang_rendezvous import Rendezvous, interface_of
+from workers.supervisor.attempt_folder import Rendezvous, interface_of
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
 PLACES = command.GroupPaths(Path("/data"), Path("/events"), "s3cret", Path("/scratch"), Path("/compiled"))

@@ -26,9 +26,13 @@ from service.verification.bab.activations.certificates import certificates_of
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bab import after_relaxations, refine_intermediate_bounds
-from service.verification.bab.activations.intermediate_bounds import optimise_intermediate_bounds, unstable_entries
+from service.verification.bab.activations.intermediate_bounds import (
+    RootBounds,
+    bound_root,
+    optimise_intermediate_bounds,
+    unstable_entries,
+)
 from service.verification.bab.activations.recorded_splits import RecordedSplits
-from service.verification.bab.activations.root_bounds import RootBounds, bound_root
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
