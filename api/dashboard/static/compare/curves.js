@@ -16,7 +16,9 @@ import { blank } from "../ui/status.js";
 /** @typedef {import("../lib/series.js").Series} Series */
 
 /** Jobs of one request. */
-const TOGETHER = 50;
+const TOGETHER = 100;
+/** What is asked for with the names of what there is: most often that is what will be drawn. */
+const FIRST = "loss";
 /** Jobs whose speed and memory are asked for beside the metric that is drawn. */
 const MEASURED_JOBS = 100;
 const AXES = {
@@ -86,7 +88,7 @@ export class Curves {
     const mine = ++this.turn;
     this.jobs = jobs;
     this.names = names;
-    await this.fetch(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state)), "");
+    await this.fetch(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state)), wanted || FIRST);
     const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))].filter((name) => !ofDevice(name))).flatMap((panel) => panel.names);
     const metric = found.includes(wanted) ? wanted : (found[0] ?? "");
     this.relist(found, metric);
@@ -103,14 +105,15 @@ export class Curves {
   async fetch(jobs, metric) {
     const wanted = metric && this.jobs.length <= MEASURED_JOBS ? [metric, ...MEASURED].join(",") : metric;
     const points = this.jobs.length > TOLD_APART ? 200 : 1000;
-    for (let start = 0; start < jobs.length; start += TOGETHER) {
-      const ids = jobs.slice(start, start + TOGETHER).map((job) => encodeURIComponent(job.id)).join(",");
+    const parts = Array.from({ length: Math.ceil(jobs.length / TOGETHER) }, (_, part) => jobs.slice(part * TOGETHER, (part + 1) * TOGETHER));
+    await Promise.all(parts.map(async (part) => {
+      const ids = part.map((job) => encodeURIComponent(job.id)).join(",");
       const { items } = await call(`/v1/jobs:metrics?ids=${ids}&names=${encodeURIComponent(wanted)}&max_points=${points}`);
       for (const one of items) {
         this.known.set(one.job, one.names);
         for (const [name, series] of table(one)) this.series.set(`${one.job} ${name}`, series);
       }
-    }
+    }));
   }
 
   /** @param {string[]} found @param {string} metric */

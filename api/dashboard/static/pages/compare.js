@@ -15,6 +15,7 @@ import { blank, showConnection } from "../ui/status.js";
 /** @typedef {import("../lib/types.js").Job} Job */
 
 const POLL_MS = 5000;
+/** Jobs that one call names. */
 const PAGE = 100;
 const MOST = 1000;
 /** What of the address says how the jobs are shown, and not which. */
@@ -62,17 +63,20 @@ async function fetched() {
   if (!ids.length && ![...given().keys()].some((name) => !OWN.includes(name))) return found;
   const wanted = new URLSearchParams(location.search);
   for (const name of ["ids", "cursor", ...OWN]) wanted.delete(name);
-  const paths = ids.length ? chunks(ids).map((some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}`)
-    : [listPath(wanted.toString(), PAGE)];
-  for (const path of paths) {
-    let cursor = "";
-    do {
-      const page = await call(`${path}&include=spec${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
-      found.push(...page.items);
-      cursor = page.next_cursor ?? "";
-    } while (cursor && found.length < MOST);
-    isMore = cursor !== "" || found.length > MOST;
+  if (ids.length) {
+    const path = (/** @type {string[]} */ some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}&include=spec`;
+    const pages = await Promise.all(chunks(ids.slice(0, MOST)).map((some) => call(path(some))));
+    isMore = ids.length > MOST;
+    return pages.flatMap((page) => page.items);
   }
+  const path = `${listPath(wanted.toString(), MOST)}&include=spec`;
+  let cursor = "";
+  do {
+    const page = await call(`${path}${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
+    found.push(...page.items);
+    cursor = page.next_cursor ?? "";
+  } while (cursor && found.length < MOST);
+  isMore = cursor !== "" || found.length > MOST;
   return found.slice(0, MOST);
 }
 
