@@ -8,7 +8,8 @@ A broker, an API in a process of its own, jobs that are only on record, and Chro
 curve has its points, with the thinned curves of its attempt and without. ``list``: ``jobs`` jobs, to the first row.
 ``compare``: as many runs of ``points`` recorded steps each, to the first curves; and the API's answer alone.
 ``restart``: a page stays open while the API is stopped and started again, from the first answer of the new one to a
-page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's measure of what moved, at most 0.1.
+page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's measure
+of what moved, at most 0.1.
 """
 
 from __future__ import annotations

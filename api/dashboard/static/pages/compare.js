@@ -24,6 +24,7 @@ const OWN = ["metric", "sort", "x", "y", "view"];
 /** @type {Job[]} */
 let jobs = [];
 let isMore = false;
+let isRevealed = false;
 
 const given = () => new URLSearchParams(location.search);
 
@@ -64,6 +65,7 @@ async function fetched() {
   const wanted = new URLSearchParams(location.search);
   for (const name of ["ids", "cursor", ...OWN]) wanted.delete(name);
   if (ids.length) {
+    curves.expect(ids.slice(0, MOST), given().get("metric") ?? "");
     const path = (/** @type {string[]} */ some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}&include=spec`;
     const pages = await Promise.all(chunks(ids.slice(0, MOST)).map((some) => call(path(some))));
     isMore = ids.length > MOST;
@@ -87,12 +89,13 @@ async function draw() {
   const words = names(jobs);
   setText(byId("summary"), `${many(jobs.length, "job")}${isMore ? `, the first ${number(MOST)}` : ""}`);
   byId("comparison").hidden = jobs.length === 0;
-  list();
+  if (isRevealed) list();
   await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(shown), instances.show(jobs, words)]);
 }
 
 /** All parts appear at once, so that none is pushed down by another. */
 function reveal() {
+  isRevealed = true;
   for (const part of parts) part.classList.remove("awaited");
   fill(byId("blank"), jobs.length === 0 && nothing());
 }
