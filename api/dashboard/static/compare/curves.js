@@ -15,6 +15,8 @@ import { blank } from "../ui/status.js";
 /** @typedef {import("../lib/types.js").Job} Job */
 /** @typedef {import("../lib/series.js").Series} Series */
 
+/** More curves than that are drawn from fewer points. */
+const MANY = 200;
 /** Jobs of one request. */
 const TOGETHER = 100;
 /** What is asked for with the names of what there is: most often that is what will be drawn. */
@@ -130,7 +132,7 @@ export class Curves {
   /** @param {string[]} ids @param {number} all how many are compared @param {string} metric */
   async fetch(ids, all, metric) {
     const wanted = metric && all <= MEASURED_JOBS ? [metric, ...MEASURED].join(",") : metric;
-    const points = all > TOLD_APART ? 200 : 1000;
+    const points = all > MANY ? 100 : all > TOLD_APART ? 400 : 1000;
     const parts = Array.from({ length: Math.ceil(ids.length / TOGETHER) }, (_, part) => ids.slice(part * TOGETHER, (part + 1) * TOGETHER));
     await Promise.all(parts.map(async (part) => {
       const named = part.map(encodeURIComponent).join(",");
