@@ -13,9 +13,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import fastapi_swagger
+
 from service.jobs.kinds.registry import KINDS
 
 STATIC = Path(__file__).parent / "static"
+SWAGGER = Path(fastapi_swagger.__file__).parent / "resources"
 _IMPORT = re.compile(r'^(?:import|export)\b[^"\n]*"(\.{1,2}/[^"]+)";', re.MULTILINE)
 
 
@@ -39,8 +42,9 @@ class Assets:
 
     @classmethod
     def found(cls) -> Assets:
-        """Read the files of the dashboard, and the modules of kinds that packages bring."""
+        """Read the files of the dashboard, those of Swagger UI, and the modules of kinds that packages bring."""
         paths = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+        paths |= {f"swagger/{path.name}": path for path in SWAGGER.iterdir() if path.suffix in (".css", ".js")}
         for kind, provided in KINDS.provided.items():
             if (path := provided.declaration.page_file) is not None:
                 paths[f"kinds/{kind}.js"] = path
