@@ -1,0 +1,116 @@
+"""Asks the broker from an event loop: what many calls ask at one moment goes there and comes back in one trip."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import redis.asyncio as redis_async
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from service.jobs.store.loop_calls import LoopCall
+from service.jobs.store.outage import BrokerOutage, PatientAsyncPool
+
+_MOST_AT_ONCE = 4
+"""Trips that are under way at the same time, each over a connection of its own."""
+
+Words = tuple[str | int | float | bytes, ...]
+
+
+@dataclass(frozen=True)
+class TripTimeouts:
+    """Bounds how long the broker may take, in seconds."""
+
+    connect_s: float
+    reply_s: float
+    health_check_s: int
+    outage_s: float
+
+
+class SharedTrips:
+    """Gathers commands while the loop is busy, and sends them together. Belongs to one event loop.
+
+    No command is sent twice. When a connection breaks, all that went over it learn of that.
+    """
+
+    def __init__(self, url: str, timeouts: TripTimeouts) -> None:
+        pool = PatientAsyncPool.from_url(
+            url,
+            decode_responses=True,
+            protocol=2,
+            socket_connect_timeout=timeouts.connect_s,
+            socket_timeout=timeouts.reply_s,
+            health_check_interval=timeouts.health_check_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        pool.outage = BrokerOutage(timeouts.outage_s)
+        self.loop = asyncio.get_running_loop()
+        self._pool: Any = pool  # whose library has no types
+        self._redis = redis_async.Redis.from_pool(pool)
+        self._idle: list[Any] = []
+        self._waiting: list[tuple[LoopCall, Words]] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._is_leaving = False
+
+    def ask(self, call: LoopCall, words: Words) -> Any:
+        """Return the answer to one command of a call. Raises the library's errors."""
+        self._waiting.append((call, words))
+        if not self._is_leaving and len(self._under_way) < _MOST_AT_ONCE:
+            self._is_leaving = True
+            self.loop.call_soon(self._leave)
+        return call.wait()
+
+    def _leave(self) -> None:
+        self._is_leaving = False
+        if self._waiting:
+            trip, self._waiting = self._waiting, []
+            task = self.loop.create_task(self._travel(trip))
+            self._under_way.add(task)
+            task.add_done_callback(self._arrived)
+
+    async def _travel(self, trip: list[tuple[LoopCall, Words]]) -> None:
+        try:
+            answers = await self._answers([words for _, words in trip])
+        except Exception as error:
+            answers = [error] * len(trip)
+        for (call, _), answer in zip(trip, answers, strict=True):
+            call.go_on(answer)
+
+    async def _answers(self, commands: list[Words]) -> list[Any]:
+        """Ask as the library's pipeline does, which spends more on itself than on the trip: over a connection that is
+        kept.
+        """
+        connection = self._idle.pop() if self._idle else self._pool.make_connection()
+        try:
+            # What can be read before anything is asked is the end of the connection.
+            if not connection.is_connected or await connection.can_read():
+                await self._pool.ensure_connection(connection)
+            await connection.send_packed_command(connection.pack_commands(commands))
+            return [await self._answer(connection, words) for words in commands]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            self._idle.append(connection)
+
+    async def _answer(self, connection: Any, words: Words) -> Any:
+        try:
+            return await self._redis.parse_response(connection, str(words[0]))
+        except redis.ResponseError as error:
+            return error
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if self._waiting and not self._is_leaving:
+            self._leave()
+
+    async def close(self) -> None:
+        """Close the connections, once what is under way has come back."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        for connection in self._idle:
+            await connection.disconnect()
+        await self._redis.aclose()
