@@ -36,7 +36,8 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from chaos_service import Service, free_port
+from api_process import free_port
+from chaos_service import Service
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.events import Event, MetricEvent
