@@ -5,10 +5,11 @@ A broker, an API in a process of its own, jobs that are only on record, and Chro
     python benchmarks/dashboard.py [--steps 20000] [--jobs 1000] [--points 400] [--repeat 3]
 
 ``chart``: a training with ``steps`` recorded steps of eight metrics, from the address to the frame after the first
-curve has its points. ``list``: ``jobs`` jobs, to the first row. ``compare``: as many runs of ``points`` recorded steps
-each, to the first curves; and the API's answer alone. ``restart``: a page stays open while the API is stopped and
-started again, from the first answer of the new one to a page that says so. Milliseconds of each repetition: the first
-one finds nothing kept. ``shift`` is the browser's measure of what moved, at most 0.1.
+curve has its points, with the thinned curves of its attempt and without. ``list``: ``jobs`` jobs, to the first row.
+``compare``: as many runs of ``points`` recorded steps each, to the first curves; and the API's answer alone.
+``restart``: a page stays open while the API is stopped and started again, from the first answer of the new one to a
+page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's measure
+of what moved, at most 0.1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
+from service.jobs.curves import CurveKeeper
 from service.jobs.embedded import EmbeddedBroker
+from service.jobs.event_files import rank_file
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, PartOutcome
@@ -75,6 +78,8 @@ class Dashboard:
     port: int
     environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
+    thinned: bool = True
+    """Whether attempts leave thinned curves beside their record."""
 
     @property
     def url(self) -> str:
@@ -112,11 +117,16 @@ class Dashboard:
     def _record(self, ref: AttemptRef, steps: int) -> None:
         folder = self.layout.job(ref.job_id).attempt(ref.attempt)
         folder.mkdir(parents=True)
-        with (folder / "events.rank-0.jsonl").open("w", encoding="utf-8") as file:
+        curves, record = CurveKeeper(), rank_file(folder, 0)
+        with record.open("w", encoding="utf-8") as file:
             for step in range(1, steps + 1):
                 value = 1 / step + 0.1 * math.sin(step)
                 event = {"type": "metric", "step": step, "time": 1.7e9 + step, "rank": 0}
-                file.write(json.dumps({**event, "values": dict.fromkeys(NAMES, value)}) + "\n")
+                event["values"] = dict.fromkeys(NAMES, value)
+                file.write(json.dumps(event) + "\n")
+                curves.take(event)
+        if self.thinned:
+            curves.write(folder, 0, {record.name: record.stat().st_size})
 
 
 @contextlib.contextmanager
@@ -183,6 +193,9 @@ def main() -> None:
     with serving() as dashboard, sync_playwright() as playwright:
         key = dashboard.store.keys.create("admin", ("admin",))[1]
         (long,) = dashboard.trained(1, asked.steps)
+        dashboard.thinned = False
+        (recorded,) = dashboard.trained(1, asked.steps)
+        dashboard.thinned = True
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_context(base_url=dashboard.url, viewport={"width": 1280, "height": 900}).new_page()
         page.set_default_timeout(LIMIT_MS)
@@ -191,7 +204,9 @@ def main() -> None:
         page.get_by_label("API key").fill(key)
         page.get_by_role("button", name="Sign in").click()
         page.wait_for_url("**/")
-        timed(page, f"chart of {asked.steps} steps", f"/jobs/{long}", "#metrics canvas[data-points]", asked.repeat)
+        for words, job in (("", long), (", from the record", recorded)):
+            name = f"chart of {asked.steps} steps{words}"
+            timed(page, name, f"/jobs/{job}", "#metrics canvas[data-points]", asked.repeat)
         ids = dashboard.trained(asked.jobs, asked.points)
         timed(page, f"list of {asked.jobs} jobs", "/", "table.jobs tbody a[href^='/jobs/']", asked.repeat)
         answered(dashboard, key, ids, asked.repeat)

@@ -9,35 +9,30 @@ With ``--prefect PYTHON``, an interpreter that has Prefect, the same requests ar
 runs of a deployment that no worker takes, in its own database (SQLite). Where it refuses at 16 connections,
 ``--prefect-connections`` gives it fewer.
 
-    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--processes 1]
-        [--prefect PYTHON] [--prefect-connections 16]
+    python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--events-per-s 1000]
+        [--processes 1] [--prefect PYTHON] [--prefect-connections 16]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-import psutil
-from api_process import free_port
 from chaos_service import Service
+from load_client import CONNECTIONS, Api, Rate, answer_of, measured_rate, memory
+from load_peer import prefect_peer
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.events import Event, MetricEvent
@@ -46,15 +41,10 @@ from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter
 
-CONNECTIONS = 16
-BUSY_PAUSE_S = 0.1
 BATCH = 1000
 LONG_S = 3600.0
 HOST = "played"
-_PARTS = {
-    "--fork-server": "fork server", "-server": "broker", "trivet up": "up", "-m workers": "worker", "-m api": "API"
-}  # fmt: skip
-"""What processes are called, by what is in their command line."""
+LARGEST_TOLD, TELLING_PAUSE_S = 256, 0.01
 LIMITS = StoreLimits(lease_s=LONG_S, starting_lease_s=LONG_S, heartbeat_s=LONG_S)
 SPEC = {
     "kind": "train",
@@ -65,109 +55,6 @@ SPEC = {
 }
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Things done in a second, and what one request took, in milliseconds."""
-
-    what: str
-    per_s: float
-    p50_ms: float
-    p99_ms: float
-
-    @property
-    def row(self) -> str:
-        return f"| {self.what} | {self.per_s:,.0f} | {self.p50_ms:.1f} | {self.p99_ms:.1f} |"
-
-
-@dataclass
-class Api:
-    """Calls the API with a key that may do everything."""
-
-    port: int
-    key: str
-
-    def request(self, method: str, path: str, body: object = None, accept: str = "application/json") -> bytes:
-        """Return the bytes of one request."""
-        content = b"" if body is None else json.dumps(body).encode()
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
-            f"Accept: {accept}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        )
-        return head.encode() + content
-
-
-class BusyError(RuntimeError):
-    """The server takes no requests for the moment (503)."""
-
-
-async def measured_rate(
-    port: int,
-    what: str,
-    requests: Sequence[bytes],
-    each: int = 1,
-    *,
-    connections: int = CONNECTIONS,
-    may_be_busy: bool = False,
-) -> Rate:
-    """Send all, over several connections; each does so many things. Where the server ``may_be_busy``, what it refuses
-    for the moment, or hangs up on, is sent again after a pause, over a new connection, and counted.
-    """
-    waiting, took, refused = list(reversed(requests)), list[float](), list[bytes]()
-
-    async def work() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        while waiting:
-            began, request = time.perf_counter(), waiting.pop()
-            while True:
-                writer.write(request)
-                try:
-                    await answer_of(reader)
-                    break
-                except (BusyError, asyncio.IncompleteReadError, ConnectionError):
-                    if not may_be_busy:
-                        raise
-                    refused.append(request)
-                    writer.close()
-                    await asyncio.sleep(BUSY_PAUSE_S)
-                    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-            took.append(time.perf_counter() - began)
-        writer.close()
-
-    began = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(min(connections, len(requests)))))
-    spent = time.perf_counter() - began
-    took.sort()
-    p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
-    what = f"{what} ({len(refused)} times refused or hung up on)" if refused else what
-    found = Rate(what, each * len(requests) / spent, 1000 * statistics.median(took), 1000 * p99)
-    print(found.row, file=sys.stderr, flush=True)
-    return found
-
-
-async def answer_of(reader: asyncio.StreamReader) -> bytes:
-    """Read one answer and return its content. Raises ``RuntimeError`` for a refusal."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    found = re.search(rb"(?i)content-length: (\d+)", head)
-    content = await reader.readexactly(int(found[1]) if found else 0)
-    if not head.startswith(b"HTTP/1.1 2"):
-        refusal = BusyError if head.startswith(b"HTTP/1.1 503") else RuntimeError
-        raise refusal((head + content[:500]).decode(errors="replace"))
-    return content
-
-
-async def _answered(port: int, request: bytes) -> bytes:
-    """Return the content of one answer, for which a server that is busy is asked again."""
-    while True:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        try:
-            writer.write(request)
-            return await answer_of(reader)
-        except (BusyError, asyncio.IncompleteReadError, ConnectionError):
-            await asyncio.sleep(BUSY_PAUSE_S)
-        finally:
-            writer.close()
-
-
 @dataclass
 class Readers:
     """Streams of one job's events that are read by a thread of its own."""
@@ -175,14 +62,14 @@ class Readers:
     api: Api
     job_id: str
     count: int
-    events: int
-    received: int = 0
+    left: int = 0
     delays: list[float] = field(default_factory=list)
+    """Of each read, that of the oldest event in it."""
     connected: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
     async def read(self) -> None:
-        """Read until every stream has brought every event, then hold the streams open until they end."""
+        """Read what the streams bring until they end."""
         opened = [await asyncio.open_connection("127.0.0.1", self.api.port, limit=1 << 24) for _ in range(self.count)]
         for _, writer in opened:
             writer.write(self.api.request("GET", f"/v1/jobs/{self.job_id}/events", accept="text/event-stream"))
@@ -198,43 +85,41 @@ class Readers:
             whole, _, rest = (rest + chunk).rpartition(b"\n\n")  # a read may end within an event
             times = re.findall(rb'"type":"metric","time":([0-9.]+)', whole)
             if times:
-                self.delays.append(now - float(times[-1]))
-                self.received += len(times)
-                if self.received >= self.count * self.events:
+                self.delays.append(now - float(times[0]))
+                self.left -= len(times)
+                if self.left <= 0:
                     self.done.set()
 
+    def told(self, store: Store, ref: AttemptRef, events: int, a_second: int | None) -> Rate:
+        """Tell of events as a supervisor does, at once or so many a second, and wait until all streams have them."""
+        self.left, self.delays = self.count * events, []
+        self.done.clear()
+        began, told = time.perf_counter(), 0
+        while told < events:
+            due = events if a_second is None else int((time.perf_counter() - began) * a_second)
+            if more := range(told, min(events, due, told + LARGEST_TOLD)):
+                store.attempts.emit(ref, [_metric(step) for step in more])
+                told = more.stop
+            else:
+                time.sleep(TELLING_PAUSE_S)
+        self.done.wait()
+        spent, delays = time.perf_counter() - began, sorted(self.delays)
+        p50, p99 = (1000 * delays[int(share * (len(delays) - 1))] for share in (0.5, 0.99))
+        what = "at once" if a_second is None else f"{a_second * self.count:,} a second offered"
+        rate = Rate(f"events to {self.count} readers, {what}", self.count * events / spent, p50, p99)
+        print(rate.row, file=sys.stderr, flush=True)
+        return rate
 
-def events_to_readers(store: Store, api: Api, ref: AttemptRef, readers: int, events: int) -> tuple[Rate, Readers]:
-    """Tell of many events at once, as a supervisor does, and wait until all readers have them."""
-    reading = Readers(api, ref.job_id, readers, events)
+
+def _metric(step: int) -> Event:
+    return MetricEvent(type="metric", time=time.time(), rank=0, step=step, values={"loss": 0.5})
+
+
+def connected_readers(api: Api, job_id: str, count: int) -> Readers:
+    reading = Readers(api, job_id, count)
     threading.Thread(target=lambda: asyncio.run(reading.read()), daemon=True).start()
     reading.connected.wait()
-    began = time.perf_counter()
-    for first in range(0, events, 256):
-        steps = range(first, min(first + 256, events))
-        told: list[Event] = [
-            MetricEvent(type="metric", time=time.time(), rank=0, step=step, values={"loss": 0.5}) for step in steps
-        ]
-        store.attempts.emit(ref, told)
-    reading.done.wait()
-    spent = time.perf_counter() - began
-    delays = sorted(reading.delays)
-    p50, p99 = (1000 * delays[int(share * (len(delays) - 1))] for share in (0.5, 0.99))
-    return Rate(f"events to {readers} readers", readers * events / spent, p50, p99), reading
-
-
-def memory(*pids: int) -> dict[str, float]:
-    """Return the MiB of each part of these processes and all below them: what it has alone, and its share of what it
-    has with others.
-    """
-    found: dict[str, float] = defaultdict(float)
-    tops = [psutil.Process(pid) for pid in pids]
-    for process in [each for top in tops for each in (top, *top.children(recursive=True))]:
-        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-            words = " ".join(process.cmdline())
-            name = next((name for word, name in _PARTS.items() if word in words), "others")
-            found[name] += process.memory_full_info().pss / (1 << 20)
-    return dict(found)
+    return reading
 
 
 async def rates(api: Api, options: argparse.Namespace) -> list[Rate]:
@@ -261,6 +146,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--readers", type=int, default=100)
     parser.add_argument("--events", type=int, default=20_000)
+    parser.add_argument(
+        "--events-per-s", type=int, default=1000, help="told in the first round; all at once in the second"
+    )
     parser.add_argument("--processes", type=int, default=1, help="of the API (TRIVET_API_PROCESSES)")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before memory is read")
     parser.add_argument("--prefect-connections", type=int, default=CONNECTIONS, help="open at a time to that peer")
@@ -294,91 +182,20 @@ def main() -> None:
         found = asyncio.run(rates(api, options))
         ref = next(AttemptRef(job_id, 1, HOST) for job_id in _placed(store))
         store.attempts.claim(ref, "benchmark")
-        rate, reading = events_to_readers(store, api, ref, options.readers, options.events)
+        reading = connected_readers(api, ref.job_id, options.readers)
+        for a_second in (options.events_per_s, None):
+            found.append(reading.told(store, ref, options.events, a_second))
         began = time.perf_counter()
         service.process.send_signal(signal.SIGTERM)
         service.process.wait()
         stopped_s = time.perf_counter() - began
         store.close()
-    found += [rate]
     machine, cores = platform.processor() or platform.machine(), len(os.sched_getaffinity(0))
     print(f"{machine}, {cores} cores, commit {commit.stdout.strip()}\n")
     print("| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|")
     print("\n".join(each.row for each in found))
     print(f"\nStopped with {reading.count} open streams in {stopped_s:.2f} s. Memory at rest, MiB:")
     print(", ".join(f"{name} {size:.0f}" for name, size in sorted(at_rest.items())))
-
-
-PREFECT = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_SERVER_LEVEL": "ERROR",
-    "PREFECT_SERVER_UI_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-}
-
-
-async def prefect_peer(python: str, requests: int, connections: int, settle_s: float) -> str:
-    """Return the table of a Prefect server under the same requests, as many as it takes in some seconds."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **PREFECT, "PREFECT_HOME": folder}
-        command = [python, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        with (Path(folder) / "server.log").open("wb") as log:
-            server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            reader, writer = await _opened_when_ready(port, server)
-            version = (await _asked(reader, writer, "GET", "/api/admin/version")).decode()
-            flow = json.loads(await _asked(reader, writer, "POST", "/api/flows/", {"name": "load"}))["id"]
-            deployed = {"name": "load", "flow_id": flow}
-            deployment = json.loads(await _asked(reader, writer, "POST", "/api/deployments/", deployed))["id"]
-            await asyncio.sleep(settle_s)
-            at_rest = sum(memory(server.pid).values())
-            submit = _request("POST", f"/api/deployments/{deployment}/create_flow_run", {})
-            rate = partial(measured_rate, port, connections=connections, may_be_busy=True)
-            found = [await rate("submissions", [submit] * requests)]
-            listed = _request("POST", "/api/flow_runs/filter", {"limit": 50, "sort": "EXPECTED_START_TIME_DESC"})
-            writer.close()
-            ids = [run["id"] for run in json.loads(await _answered(port, listed))]
-            reads = [_request("GET", f"/api/flow_runs/{ids[number % len(ids)]}") for number in range(2 * requests)]
-            found.append(await rate("reads of a job", reads))
-            found.append(await rate(f"lists of 50 among {requests:,}", [listed] * (requests // 2)))
-            began = time.perf_counter()
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait()
-        stopped_s = time.perf_counter() - began
-    head = f"Prefect {version}, its server alone: {at_rest:.0f} MiB at rest, stopped in {stopped_s:.2f} s\n\n"
-    return (
-        head
-        + "| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|\n"
-        + "\n".join(one.row for one in found)
-        + "\n"
-    )
-
-
-async def _opened_when_ready(
-    port: int, server: subprocess.Popen[bytes]
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    for _ in range(1200):
-        if server.poll() is not None:
-            break
-        with contextlib.suppress(OSError):
-            return await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        await asyncio.sleep(0.1)
-    raise SystemExit("the peer did not start")
-
-
-async def _asked(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, body: object = None
-) -> bytes:
-    writer.write(_request(method, path, body))
-    return await answer_of(reader)
-
-
-def _request(method: str, path: str, body: object = None) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def _placed(store: Store) -> list[str]:

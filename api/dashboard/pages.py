@@ -7,6 +7,7 @@ data: everything that needs a permission is fetched from the API by the page's m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,11 +15,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
+from api.dashboard.assets import Assets
 from service.jobs.kinds.registry import KINDS
 
 HERE = Path(__file__).parent
@@ -26,6 +29,8 @@ HERE = Path(__file__).parent
 _COMMON_SHEETS = ("theme.css", "base.css", "controls.css", "panels.css")
 _REVALIDATED = {"Cache-Control": "no-cache"}
 """Browsers keep it, and ask whether it is still the newest."""
+_KEPT = {"Cache-Control": "public, max-age=31536000, immutable"}
+_VERSIONED = re.compile(r"v-[0-9a-f]{16}/")
 
 SignedIn = Callable[[Request], bool]
 """Whether a request carries a session; without one, pages send the browser to the sign-in page."""
@@ -81,6 +86,31 @@ class _RevalidatedFiles(StaticFiles):
         return response
 
 
+class _OwnFiles:
+    """An application: the dashboard's files from memory, and at ``kinds/`` the modules that kinds of jobs bring.
+
+    Below a folder with the version of :class:`Assets` a file is never asked about again. One of another version, of a
+    process that was started before or after this one, is served as it is here.
+    """
+
+    def __init__(self, assets: Assets) -> None:
+        self._assets = assets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path = scope["path"].removeprefix(scope["root_path"]).removeprefix("/")
+        version, _, rest = path.partition("/") if _VERSIONED.match(path) else ("", "", path)
+        file = self._assets.files.get(rest)
+        if file is None or request.method not in ("GET", "HEAD"):
+            raise HTTPException(HTTPStatus.NOT_FOUND if file is None else HTTPStatus.METHOD_NOT_ALLOWED)
+        headers = {"ETag": file.etag} | (_KEPT if version == self._assets.version else _REVALIDATED)
+        if request.headers.get("if-none-match") == file.etag:
+            response = Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        else:
+            response = Response(file.content, media_type=file.media_type, headers=headers)
+        await response(scope, receive, send)
+
+
 def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None = None) -> None:
     """Add the pages and their static files to ``app``.
 
@@ -88,9 +118,11 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None 
     shell is served to anybody, and its module goes to the sign-in page when the API answers 401. ``provider`` is what
     the sign-in page calls the OpenID Connect provider, where there is one.
     """
+    assets = Assets.found()
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
     )
+    environment.globals["assets"] = assets
     for page in PAGES:
         app.add_api_route(
             page.path,
@@ -101,11 +133,10 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None 
             name=f"dashboard:{page.module}",
         )
     _mount_missing(app, environment, signed_in)
-    app.add_api_route("/static/kinds/{kind}.js", _kind_module, include_in_schema=False, name="dashboard:kind")
     app.mount(
         "/static/swagger", _RevalidatedFiles(packages=[("fastapi_swagger", "resources")]), name="dashboard:swagger"
     )
-    app.mount("/static", _RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
+    app.mount("/static", _OwnFiles(assets), name="dashboard:static")
 
 
 def _mount_missing(app: FastAPI, environment: Environment, signed_in: SignedIn | None) -> None:
@@ -130,14 +161,6 @@ def _wants_page(request: Request) -> bool:
     """Return whether a person looks for a page there, by the address and by what the browser accepts."""
     is_data = request.url.path.startswith(("/v1/", "/static/"))
     return request.method == "GET" and not is_data and "text/html" in request.headers.get("accept", "")
-
-
-def _kind_module(kind: str) -> Response:
-    """Answer with the module that a kind of job brings for its page."""
-    file = KINDS.declaration(kind).page_file if kind in KINDS.provided else None
-    if file is None:
-        raise HTTPException(404)
-    return FileResponse(file, media_type="text/javascript", headers=_REVALIDATED)
 
 
 def _endpoint(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -18,20 +17,14 @@ from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
 from api.params import JobIds, split_ids
 from api.security import Reader
+from service.jobs.curves import MetricSeries, downsample, read_curves
+from service.jobs.event_files import attempt_folders
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job, ListedJob
 from service.jobs.states import TERMINAL
 from service.jobs.store import JobFilter, Store
 
 router = APIRouter(tags=["metrics"])
-
-
-class MetricSeries(BaseModel):
-    """One metric; the three lists are parallel. ``time`` is in Unix seconds."""
-
-    step: list[int]
-    time: list[float]
-    value: list[float | None]
 
 
 NO_NAME = frozenset({"-"})
@@ -61,7 +54,7 @@ def get_job_metrics(
     """Return every metric that the job reported, by name."""
     after = store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
-    curves = {} if wanted == NO_NAME else _curves(store, settings.layout, job, max_points, wanted)
+    curves = {} if wanted == NO_NAME else _curves(store, settings.layout, job, max_points, wanted)[1]
     thinned = {name: curve for name, curve in curves.items() if wanted is None or name in wanted}
     if format == "csv":
         return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
@@ -97,9 +90,9 @@ def compare_metrics(
     wanted = tuple(name.strip() for name in names.split(",") if name.strip())
     found = []
     for job in _named(store, split_ids(ids), JobFilter(visible_to=key.project)):
-        curves = _curves(store, settings.layout, job, max_points)
+        known, curves = _curves(store, settings.layout, job, max_points, frozenset(wanted), all_names=True)
         chosen = {name: curves[name] for name in wanted if name in curves}
-        found.append(JobCurves(job=job.id, names=list(curves), series=chosen))
+        found.append(JobCurves(job=job.id, names=known, series=chosen))
     return CurvesOfJobs(items=found)
 
 
@@ -115,18 +108,40 @@ def _named(store: Store, ids: Sequence[str], filters: JobFilter) -> Iterator[Lis
 
 
 def _curves(
-    store: Store, layout: DataLayout, job: ListedJob | Job, max_points: int, wanted: frozenset[str] | None = None
-) -> dict[str, MetricSeries]:
-    """Return the curves of a job, at least those wanted; all of one that is over are kept for the next request."""
+    store: Store,
+    layout: DataLayout,
+    job: ListedJob | Job,
+    max_points: int,
+    wanted: frozenset[str] | None = None,
+    *,
+    all_names: bool = False,
+) -> tuple[list[str], dict[str, MetricSeries]]:
+    """Return the names of a job's metrics and its curves, at least those wanted; of a job that runs only the wanted
+    names unless ``all_names``. Of one that is over all that had to be read is kept for the next request.
+    """
     key = (str(layout.root), job.id, job.attempt, job.ended_at, max_points)
+    is_over = job.state in TERMINAL
     known = _KEPT.get(key)
     if known is None:
-        asked = None if job.state in TERMINAL else wanted
+        if is_over and (short := _short(store, layout, job, wanted, max_points)) is not None:
+            return short
+        asked = None if is_over or all_names else wanted
         found = collect(history.events(store, layout, job.id, frozenset({"metric"})), asked, max_points)
         known = {name: _thin(points, max_points) for name, points in sorted(found.items())}
-        if job.state in TERMINAL:
+        if is_over:
             _KEPT.put(key, known, sum(len(series.step) for series in known.values()))
-    return known
+    return list(known), known
+
+
+def _short(
+    store: Store, layout: DataLayout, job: ListedJob | Job, wanted: frozenset[str] | None, max_points: int
+) -> tuple[list[str], dict[str, MetricSeries]] | None:
+    """Return what the supervisors of a job that is over left of its curves, where that is all."""
+    store.artifacts.fetch_records(job.id)
+    folders = attempt_folders(layout.job(job.id).attempts)
+    if list(folders) != list(range(1, job.attempt + 1)):
+        return None
+    return read_curves(list(folders.values()), wanted, max_points)
 
 
 class _KeptCurves:
@@ -211,34 +226,3 @@ def _csv(series: Mapping[str, MetricSeries]) -> str:
         for step, when, value in zip(points.step, points.time, points.value, strict=True):
             writer.writerow((name, step, when, "" if value is None else value))
     return text.getvalue()
-
-
-def downsample(values: Sequence[float | None], max_points: int) -> list[int]:
-    """Return indices to keep, ascending, at most ``max_points`` of them: the first, the last, and the least and
-    greatest of equal stretches between (so also those of the whole series). A short series is kept whole.
-
-    What is not a finite number is kept only at the ends, and in a stretch that holds nothing else.
-    Raises ``ValueError`` for ``max_points < 4``, which cannot hold both ends and both extremes.
-    """
-    if max_points < 4:
-        raise ValueError(f"max_points is {max_points}; expected 4 or more (both ends and both extremes)")
-    count = len(values)
-    if count <= max_points:
-        return list(range(count))
-    stretches = (max_points - 2) // 2
-    inner = count - 2
-    kept = [0]
-    for stretch in range(stretches):
-        start, end = 1 + inner * stretch // stretches, 1 + inner * (stretch + 1) // stretches
-        kept += _extremes(values, start, end)
-    return [*kept, count - 1]
-
-
-def _extremes(values: Sequence[float | None], start: int, end: int) -> list[int]:
-    """Return one or two indices of ``start … end-1``, ascending."""
-    finite = [
-        (value, index) for index in range(start, end) if (value := values[index]) is not None and math.isfinite(value)
-    ]
-    if not finite:
-        return [start]
-    return sorted({min(finite)[1], max(finite)[1]})

@@ -109,6 +109,8 @@ class EventReader:
         self._path, self.rank = path, rank
         self._file: IO[bytes] | None = None
         self._held = b""
+        self.taken = 0
+        """Bytes of the whole lines that were returned."""
         self.has_more = False
         """Whether the last call stopped before the end."""
 
@@ -131,6 +133,7 @@ class EventReader:
                 return []
             *lines, self._held = (self._held + chunk).split(b"\n")
             if lines:
+                self.taken += sum(map(len, lines)) + len(lines)
                 return lines
             if len(self._held) > LONGEST_EVENT:
                 self._held = self._held[:LONGEST_EVENT]  # far more than any event: its rest makes it malformed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,14 +22,14 @@ from service.bounds.progress import OutOfTimeError
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
-from service.parallel import distributed
+from service.parallel import distributed, early_start
 from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.distributed import peak_memory_gib
 from service.parallel.mesh import Mesh
 from service.verification import journal, results
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
-from service.verification.load import LoadedTasks, load_tasks
+from service.verification.load import LoadedTasks, bring_runtime, load_tasks
 from service.verification.progress import PHASES, JobProgress, PhaseTimes
 from service.verification.results import DecidedRow, ResumeLog
 from service.verification.rounding_guard import REASON, RoundingGuard
@@ -50,7 +51,10 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     torch.set_float32_matmul_precision("highest")
     keep_workspaces_small()
     keep_freed_memory()
+    early_start.begin_context(context.device_type, distributed.read_launch(os.environ))
+    bring_runtime(spec)
     device = distributed.start(context.device_type)
+    early_start.begin_products(device)
     memory = memory_of(spec)
     try:
         with memory.enforced(device):

@@ -8,6 +8,9 @@ import pytest
 from api_world import VERIFY, Keys, Worker, bearer, submit
 from fastapi.testclient import TestClient
 
+from service.jobs.curves import CurveKeeper
+from service.jobs.event_files import rank_file
+from service.jobs.settings import Settings
 from service.jobs.store import Store
 
 ABSENT = "job_00000000000000000000"
@@ -76,3 +79,25 @@ def test_what_is_no_list_of_ids_is_refused(client: TestClient, ids: str) -> None
     for path in ("/v1/jobs", "/v1/jobs:metrics"):
         answer = client.get(path, params={"ids": ids})
         assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "ids")
+
+
+def test_what_supervisors_left_of_curves_is_told_in_place_of_the_record(
+    client: TestClient, worker: Worker, settings: Settings
+) -> None:
+    job = submit(client)
+    ref = worker.start(job)
+    folder = settings.layout.job(job).attempt(1)
+    folder.mkdir(parents=True)
+    rank_file(folder, 0).write_bytes(b"\n")
+    keeper = CurveKeeper()
+    keeper.take({"step": 3, "time": 1.0, "values": {"loss": 0.25, "lr": 1.0}})
+    keeper.write(folder, 0, {rank_file(folder, 0).name: 1})
+    assert curves(client, job, names="loss")[0]["names"] == []
+    worker.succeed(ref)
+    assert curves(client, job, names="loss")[0] == {
+        "job": job,
+        "names": ["loss", "lr"],
+        "series": {"loss": {"step": [3], "time": [1.0], "value": [0.25]}},
+    }
+    rank_file(folder, 0).write_bytes(b"\n\n")
+    assert curves(client, job, names="loss")[0]["names"] == []

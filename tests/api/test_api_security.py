@@ -20,7 +20,6 @@ from service.jobs.store import Store
 from service.jobs.store.sessions import ALLOWED, WINDOW_S
 
 OPEN = {
-    "/static/kinds/{kind}.js",
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/login", "/logout", "/static", "/static/swagger",
     "/login/oidc", "/login/oidc/callback", "/login/callback",
     "/", "/jobs/{job_id}", "/hosts", "/compare", "/submit", "/specs", "/keys", "/files",

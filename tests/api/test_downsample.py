@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.routes import metrics
-from api.routes.metrics import collect, downsample
+from api.routes.metrics import collect
+from service.jobs.curves import downsample
 
 numbers = st.none() | st.floats()
 

@@ -11,6 +11,7 @@ from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 from redis import Redis
 
+from api.dashboard.assets import Assets
 from api.middleware import SECURITY_HEADERS
 from service.jobs.records import AllocatedDevices, JobError
 from service.jobs.store import HostReport
@@ -99,6 +100,8 @@ def test_headers_and_unknown_paths(page: Page, service: Service) -> None:
     assert page.request.get("/static/../pages.py").status == 404
     assert page.request.get("/static/%2e%2e/pages.py").status == 404
     assert page.request.get("/static/base.css").headers["cache-control"] == "no-cache"
+    assert page.request.get(f"/static/v-{'0' * 16}/base.css").headers["cache-control"] == "no-cache"
+    assert "immutable" in page.request.get(f"{Assets.found().root}/base.css").headers["cache-control"]
 
 
 def test_filters_search_and_labels(page: Page, fleet: Fleet) -> None:

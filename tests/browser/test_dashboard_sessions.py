@@ -38,7 +38,6 @@ def test_what_is_refused_while_signing_out_does_not_ask_to_come_back(page: Page,
     """The page asks on while the service answers: its next question may be refused before that."""
     complaints.expected = ("401",)
     shown(page, "/hosts")
-    page.context.clear_cookies()
     page.evaluate("""async () => {
         const form = document.querySelector('form[action="/logout"]');
         form.addEventListener("submit", (event) => event.preventDefault());
@@ -46,6 +45,7 @@ def test_what_is_refused_while_signing_out_does_not_ask_to_come_back(page: Page,
         const module = performance.getEntriesByType("resource").find((each) => each.name.endsWith("/ui/api.js"));
         (await import(module.name)).signIn();
     }""")
+    page.context.clear_cookies()
     page.wait_for_timeout(100)
     assert page.url.endswith("/hosts")
 

@@ -64,6 +64,11 @@ def test_a_gang_meets_in_the_leaders_private_folder(tmp_path: Path) -> None:
     assert leader.folder == tmp_path / "rendezvous"
 
 
+def test_a_follower_waits_for_its_leader_no_longer_than_the_deadline(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(agree(gang("b"), tmp_path, tmp_path, "127.0.0.1", within_s=0.0))
+
+
 def test_a_follower_refuses_a_folder_that_another_user_could_have_made(tmp_path: Path) -> None:
     (tmp_path / "rendezvous").mkdir(mode=0o755)
     (tmp_path / "rendezvous").chmod(0o755)

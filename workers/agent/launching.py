@@ -76,7 +76,8 @@ class Planner:
 
     An allocation is of use to a pending job that has not run on it, unless nothing begins there within
     ``starts_within_s`` of its devices, and to the attempt that runs on it. One without devices that is of no use is
-    taken back at once, one with devices after ``patience_s``: its hosts leave by themselves.
+    taken back at once, one with devices after ``patience_s``: its hosts leave by themselves. What is still there after
+    as long again, such as where a node never says that it has ended a job of Slurm's, keeps nobody waiting.
     """
 
     launcher: str
@@ -105,7 +106,7 @@ class Planner:
             else:
                 useless.append(allocation)
         self.useless_since = {one.id: self.useless_since.get(one.id, now) for one in useless}
-        held = {allocation.job_id for allocation in allocations}
+        held = {one.job_id for one in allocations if now - self.useless_since.get(one.id, now) < 2 * self.patience_s}
         wanted = [job for job in pending if job.job_id not in held]
         queued = {job.job_id for job in pending} | {job_id for job_id, job in known.items() if job.state == "queued"}
         self.tries = {job_id: tries for job_id, tries in self.tries.items() if job_id in queued}
@@ -153,6 +154,7 @@ class LauncherDesk:
         self._described_at = float("-inf")
         self.description = "not asked yet"
         self._outage = ""
+        self._taken_back = frozenset[str]()
 
     def tend(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Look once, and do what is due, unless another worker does."""
@@ -162,12 +164,11 @@ class LauncherDesk:
         try:
             allocations = self._launcher.allocations()
             pending, known = self._store.launching.read(self.name, [one.job_id for one in allocations])
-            plan = self._planner.plan(pending, known, allocations, clock())
-            self._launcher.cancel(plan.cancel)
         except LauncherUnavailable as error:
             self._note_outage(str(error))
             return
-        self._note_outage("")
+        plan = self._planner.plan(pending, known, allocations, clock())
+        self._note_outage(self._take_back(plan.cancel))
         reasons = dict(plan.reasons)
         for job in plan.request:
             reasons[job.job_id] = self._request(job, clock())
@@ -178,6 +179,18 @@ class LauncherDesk:
         for path in self._folder.glob("*.log"):
             if time.time() - path.stat().st_mtime > _LOGS_KEPT_S:
                 path.unlink(missing_ok=True)
+
+    def _take_back(self, allocations: Sequence[Booking]) -> str:
+        """Cancel what is of no use; return what the scheduler said if it did not, which keeps no other job waiting."""
+        for one in allocations:
+            if one.id not in self._taken_back:
+                logger.info("taking back %s of %s: %s", one.id, one.job_id, one.reason or "it has devices")
+        self._taken_back = frozenset(one.id for one in allocations)
+        try:
+            self._launcher.cancel(allocations)
+        except LauncherUnavailable as error:
+            return str(error)
+        return ""
 
     def _request(self, job: PendingLaunch, now: float) -> str:
         """Ask for a job's devices; return why it still waits."""

@@ -16,8 +16,8 @@ from workers.launchers.asking import NAME, OperatorOptions, ask
 
 _FIELDS = ("JobID", "Name", "State", "Reason", "RestartCnt", "Comment")
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-_GIVEN_UP = "launch_failed_requeued_held"
-"""The reason of a job that Slurm could not start on a node, and starts no more until somebody lets it."""
+_GIVEN_UP = ("launch_failed_requeued_held", "launch_failure_limit_exceeded_requeued_held", "jobholdmaxrequeue")
+"""The reasons of a job that Slurm could not start on a node, and starts no more until somebody lets it."""
 _FIRST_OF_NODE = '[ "$SLURM_LOCALID" = 0 ] || exit 0; exec "$@"'
 """A step has a task for each rank, so that it gets all that the allocation has; one of each node is enough."""
 _MARGIN_S = 60.0
@@ -130,7 +130,7 @@ def _script(command: Sequence[str]) -> str:
 
 
 def _allocation(number: str, name: str, state: str, reason: str, restarts: str, _: str) -> Booking:
-    is_waiting = state in _WAITING and _GIVEN_UP not in reason.lower().replace(" ", "_")
+    is_waiting = state in _WAITING and reason.lower().replace(" ", "_") not in _GIVEN_UP
     said = f"{state.lower()}, {reason}" if reason not in ("None", "") else state.lower()
     return Booking(
         f"{number}.{restarts}",

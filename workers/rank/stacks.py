@@ -9,6 +9,7 @@ from pathlib import Path
 
 REQUEST = signal.SIGUSR1
 """The signal on which a rank writes its stacks. The interpreter answers in C, so also from within a call that hangs."""
+_CAUGHT = re.compile(r"^SigCgt:\s*(?P<signals>[0-9a-f]+)$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
@@ -22,6 +23,17 @@ def write_on_request(folder: Path, rank: int) -> None:
     """Make :data:`REQUEST` write this rank's stacks from now on; call it once."""
     file = stacks_file(folder, rank).open("w")
     faulthandler.register(REQUEST, file=file, all_threads=True)
+
+
+def answers(pid: int) -> bool:
+    """Return whether a process takes :data:`REQUEST` as a rank does. One that a rank has forked writes its stacks
+    behind the rank's; another would end by it.
+    """
+    try:
+        caught = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught["signals"], 16) >> (REQUEST - 1) & 1)
 
 
 def innermost_frame(stacks: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from service.jobs.curves import CurveKeeper
 from service.jobs.event_files import EventReader, attempt_folders, rank_file, recorded
 from service.jobs.events import Event, MalformedEvent, event_key, parse_event
 from service.jobs.records import AttemptRef
@@ -37,6 +39,7 @@ class Collector:
         self._folder, self._relay, self._uploader, self._disk = folder, relay, uploader, disk
         self._take, self._recover = take, recover
         self._settings = settings
+        self._curves = CurveKeeper()
         self._readers: dict[int, EventReader] = {}
         self._turn = asyncio.Lock()
         self._has_recovered = False
@@ -60,8 +63,16 @@ class Collector:
         self._is_finished = True
         if not self._has_recovered:
             await self._recover(None)
+        await self._disk(self._keep_curves)
         for reader in self._readers.values():
             reader.close()
+
+    def _keep_curves(self) -> None:
+        """Leave thinned curves beside the record; without them the record is read."""
+        sources = {rank_file(self._folder, rank).name: reader.taken for rank, reader in self._readers.items()}
+        if sources:
+            with contextlib.suppress(OSError):
+                self._curves.write(self._folder, min(self._readers), sources)
 
     async def _collect(self) -> None:
         async with self._turn:
@@ -89,6 +100,8 @@ class Collector:
             if event["type"] == "metric" and not self._has_recovered:
                 self._has_recovered = True
                 await self._recover(event)
+            if event["type"] == "metric":
+                self._curves.take(event)
             self._take(event)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -113,6 +113,16 @@ class DiskThread:
 _LONGEST_STACKS = 1 << 20
 
 
+_MOST_FORKS = 16
+_MOMENT_S = 0.05
+
+
+def _place(stacks: str, forks: Iterable[str]) -> str:
+    """Return where a rank stands, and where the processes that it has forked do."""
+    places = dict.fromkeys(innermost_frame(each) for each in forks)
+    return innermost_frame(stacks) + (f" (its processes at {', '.join(places)})" if places else "")
+
+
 class StallWatch:
     """Watches for ``stall_s`` seconds in which no rank reports or prints anything; for no limit where that is None."""
 
@@ -149,10 +159,33 @@ class StallWatch:
         frames: dict[int, str] = {}
         for rank in self._relay.running:
             stacks = await self._stacks(rank)
+            forks = await self._of_forks(rank, stacks)
             if stacks:
-                self._publish_stacks(rank, stacks)
-            frames[rank] = innermost_frame(stacks)
+                named = (f"\nProcess {pid}, which this rank has forked:\n{own}" for pid, own in forks.items())
+                self._publish_stacks(rank, "".join((stacks, *named)))
+            frames[rank] = _place(stacks, forks.values())
         return frames
+
+    async def _of_forks(self, rank: int, stacks: str) -> dict[int, str]:
+        """Return the stacks of the processes that a rank has forked, which write them one by one into the same file."""
+        found: dict[int, str] = {}
+        known = len(stacks)
+        for pid in self._relay.forked_by(rank)[:_MOST_FORKS]:
+            self._relay.ask_fork_for_stacks(rank, pid)
+            text = await self._grown(rank, known)
+            found[pid], known = text[known:], len(text)
+        return found
+
+    async def _grown(self, rank: int, known: int) -> str:
+        """Return the stacks of a rank's file once there are more than was known, and none has come for a moment."""
+        until = time.monotonic() + self._settings.stacks_within_s
+        text = ""
+        while time.monotonic() < until:
+            await asyncio.sleep(_MOMENT_S)
+            before, text = text, await self._stacks(rank)
+            if len(text) > known and text == before:
+                break
+        return text
 
     async def _stacks(self, rank: int) -> str:
         """Return the stacks that a rank wrote on request; empty if it could not."""

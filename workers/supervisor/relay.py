@@ -19,7 +19,8 @@ from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from service.jobs.settings import MAX_LOG_BYTES
 from workers import event_protocol
 from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, lease_until
-from workers.rank.stacks import REQUEST
+from workers.rank.stacks import REQUEST, answers
+from workers.supervisor.keeper import descendants
 from workers.supervisor.logs import LONGEST_LINE, RankLog, RotatedLog, printable
 from workers.supervisor.settings import SupervisorSettings
 
@@ -76,6 +77,7 @@ class Rank:
     number: int
     requests: socket.socket
     """Its control connection, in the other direction: the supervisor's requests."""
+    pid: int = 0
     process: int | None = None
     """A pidfd: signals through it cannot hit a stranger that got the same pid. None once it is gone."""
     done: bool = False
@@ -175,6 +177,21 @@ class Relay:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(rank.process, REQUEST)
 
+    def forked_by(self, number: int) -> list[int]:
+        """Return the processes of a rank that write stacks on request, as it does."""
+        pid = self.ranks[number].pid
+        return [each for each in sorted(descendants(pid)) if answers(each)] if pid else []
+
+    def ask_fork_for_stacks(self, number: int, pid: int) -> None:
+        """Have a process of a rank write where it is, behind what the rank has written."""
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                if answers(pid) and is_descendant(pid, self.ranks[number].pid):  # so it is still that one
+                    signal.pidfd_send_signal(handle, REQUEST)
+            finally:
+                os.close(handle)
+
     def kill(self) -> None:
         """Send SIGKILL to the ranks, so that torchrun reports at once instead of waiting for them."""
         self._killed = True
@@ -236,9 +253,9 @@ class Relay:
     def _meet(self, number: int, connection: socket.socket) -> None:
         if number in self.ranks:
             raise MalformedEvent("this rank greeted twice; the second connection is ignored", str(number).encode())
-        rank = self.ranks[number] = Rank(number, connection.dup())
+        rank = self.ranks[number] = Rank(number, connection.dup(), _peer(connection))
         try:
-            rank.process = os.pidfd_open(_peer(connection))
+            rank.process = os.pidfd_open(rank.pid)
         except ProcessLookupError:
             self._ended(rank)
             return

@@ -60,7 +60,7 @@ class SupervisorSettings:
     first_rank_within_s: float = 600.0
     """Seconds for the first rank to be heard of, before ``stall_s`` counts."""
     stacks_within_s: float = 1.0
-    """Seconds for hanging ranks to write their stacks."""
+    """Seconds for hanging ranks to write their stacks, and at most for each process that one has forked."""
     stall_interval_s: float = 1.0
     """Longest pause between two checks for hanging ranks."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from service.bounds.annotations import annotated
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
+from service.bounds.onnx.quantised import saturation
 from service.bounds.onnx.reading import CannotRunError, Description, Runtime, describe, parse
 from service.bounds.operators.onnx import ABSENT, Array, Call, Value
 from service.formats.onnx import first_line
@@ -60,6 +61,11 @@ class OnnxModel(nn.Module):
     @property
     def outputs(self) -> int:
         return self._description.sizes[1]
+
+    @property
+    def remedy(self) -> str:
+        """Return what to say where onnxruntime computes something else: what is accepted instead, if it is known."""
+        return saturation(self._description.calls, self._description.constants)
 
     def forward(self, x: Tensor) -> Tensor:
         shapes = self._description.shapes
@@ -114,7 +120,7 @@ def load_both(data: bytes) -> tuple[OnnxModel, Runtime]:
     model, runtime = model_of(describe(proto)), Runtime.of(proto)
     if runtime.dtype == np.float64:
         model = model.double()
-    check(model, model.features, runtime, everywhere=False)
+    check(model, model.features, runtime, everywhere=False, remedy=model.remedy)
     return model, runtime
 
 
@@ -140,8 +146,10 @@ class Running(Protocol):
         """Return all outputs for one flat instance, side by side, in float64."""
 
 
-def check(model: Callable[[Tensor], Tensor], features: int, runtime: Running, *, everywhere: bool = True) -> None:
-    """Compare with onnxruntime on random inputs, ``everywhere`` or where it takes them.
+def check(
+    model: Callable[[Tensor], Tensor], features: int, runtime: Running, *, everywhere: bool = True, remedy: str = ""
+) -> None:
+    """Compare with onnxruntime on random inputs, ``everywhere`` or where it takes them; a refusal adds the ``remedy``.
 
     The model takes float32, or float64 where that is its own type. Ranks that have it together all call this.
     """
@@ -150,7 +158,7 @@ def check(model: Callable[[Tensor], Tensor], features: int, runtime: Running, *,
     inputs[0] = 0
     if not everywhere:
         inputs = inputs[[_runs(runtime, each) for each in inputs]]
-    check_at(model, torch.from_numpy(inputs), runtime)
+    check_at(model, torch.from_numpy(inputs), runtime, remedy)
 
 
 def _runs(runtime: Running, instance: Array) -> bool:
@@ -162,7 +170,7 @@ def _runs(runtime: Running, instance: Array) -> bool:
 
 
 @torch.no_grad()
-def check_at(model: Callable[[Tensor], Tensor], inputs: Tensor, runtime: Running) -> float:
+def check_at(model: Callable[[Tensor], Tensor], inputs: Tensor, runtime: Running, remedy: str = "") -> float:
     """Compare with onnxruntime at inputs ``(n, features)``: all instances at once here, one by one there, as batches
     must not matter. Return the largest difference. Ranks that have the model together all call this.
     """
@@ -180,7 +188,7 @@ def check_at(model: Callable[[Tensor], Tensor], inputs: Tensor, runtime: Running
             where = ", ".join(f"{entry:.9g}" for entry in inputs[index, :6].tolist())
             raise UnsupportedModelError(
                 f"the imported model differs from onnxruntime by {worst:.3g} at the input ({where}"
-                f"{', …' if len(inputs[index]) > 6 else ''})"
+                f"{', …' if len(inputs[index]) > 6 else ''}){remedy}"
             )
     differences = np.abs(found - expected)
     return float(differences[np.isfinite(differences)].max(initial=0.0))

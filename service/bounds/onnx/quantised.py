@@ -6,7 +6,7 @@ What is rounded is a floor, with both sides of its ties. A scale that the entrie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,10 +15,29 @@ from torch import Tensor
 
 from service.bounds.onnx.matrices import matrix_product
 from service.bounds.onnx.windows import convolution
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
+from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional
 
 LEVELS = 255.0
 """The largest number of ``DynamicQuantizeLinear``; the least is 0."""
+_SECOND = {"ConvInteger": 1, "MatMulInteger": 1, "QLinearConv": 3, "QLinearMatMul": 3}
+"""Where products of whole numbers have their second factor."""
+
+
+def saturation(calls: Sequence[Call], constants: Mapping[str, Array]) -> str:
+    """Return which products onnxruntime may compute in another way than they are defined, and what to write instead;
+    nothing where there are none.
+
+    Processors without instructions for sums of unsigned by signed numbers add pairs of them in 16 bits.
+    """
+    for call in calls:
+        weights = constants.get(call.inputs[_SECOND[call.operator]]) if call.operator in _SECOND else None
+        if weights is not None and weights.dtype == np.int8:
+            return (
+                f"; {call} has signed weights, and sums of their products with unsigned numbers saturate in "
+                "onnxruntime on some processors: expected weights of 7 bits (reduce_range=True) or unsigned ones, or "
+                "QuantizeLinear and DequantizeLinear around products of floating-point numbers (QuantFormat.QDQ)"
+            )
+    return ""
 
 
 def quantize(call: Call, values: Values, shape: Shape) -> Tensor:

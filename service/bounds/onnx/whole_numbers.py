@@ -61,7 +61,10 @@ def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collect
             name for name in call.inputs if name in depends and name in values and values[name].dtype.kind in "iu"
         ]
         if integers and call.operator not in _READERS:
-            raise call.refuse(f"it computes with whole numbers, {integers[0]!r}, that depend on the input")
+            raise call.refuse(
+                f"it computes with whole numbers, {integers[0]!r}, that depend on the input; expected a Cast of them "
+                "to floating-point numbers before it"
+            )
         if call.operator == "Cast" and call.attributes["to"] in TYPES and call.inputs[0] in whole:
             call = replace(call, operator="Identity", attributes={})  # noqa: PLW2901 - the call that is kept
         found.append(call)

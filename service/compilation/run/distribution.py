@@ -3,7 +3,8 @@
 Two groups of samples, one for each way of computing, are of one distribution if no statistic of theirs stands out among
 those of groups that are drawn from both at random (a permutation test, which needs nothing of the distribution itself).
 The statistics are, for each tensor, the distance of the means, of the second moments, and of the products with the
-loss and outputs: a gradient of other draws than its forward's shows in no mean of its own.
+loss and outputs. A gradient of other draws than its forward's shows in no mean of its own: of some seeds the slope of
+the loss along its gradients is compared too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from service.compilation.run.parity import SETTINGS, scale_of
 from service.compilation.run.program_run import ProgramRun, build, record_step
 from service.compilation.run.reference import Reference
 from service.compilation.run.sampling import Key
+from service.compilation.run.slopes import slopes
 from service.compilation.run.state import Snapshot
 from service.jobs.spec.compile import Tolerance
 
@@ -28,17 +30,21 @@ _FIRST = 10**6
 """A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
 _MOVED = 4
 """Units in the last place."""
+_SLOPES_ROUNDING = 0.01
+"""How far slopes may be apart for rounding, as a part of their size: they are of small differences."""
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
     """Says how many ``seeds`` each side is run with at most, and how many at least where they would take more than
-    ``budget_s`` seconds; how many ``elements`` of a tensor are looked at, among how many ``permutations`` the
-    statistics must not stand out; up to ``related`` elements of two tensors are related to each other.
+    ``budget_s`` seconds; with how many ``slopes`` are measured; how many ``elements`` of a tensor are looked at, among
+    how many ``permutations`` the statistics must not stand out; up to ``related`` elements of two tensors are related
+    to each other.
     """
 
     seeds: int = 96
     fewest: int = 24
+    slopes: int = 12
     budget_s: float = 10.0
     elements: int = 128
     permutations: int = 500
@@ -65,6 +71,8 @@ def differs_in_distribution(
     for first in (_FIRST, 2 * _FIRST):
         groups = [_samples(each, reference, first + own, agree, plan) for own, each in enumerate((eager, compiled))]
         found = _apart(_without(rounding, groups), tolerance, plan)
+        if not agree(float(bool(found))):
+            found = _slopes_apart(eager, compiled, reference, first, plan)
         if not agree(float(bool(found))):
             break
     return found
@@ -101,7 +109,24 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: S
     eager, compiled = groups[0], _without_zeros(groups[1], groups[0])
     if eager.keys() != compiled.keys():
         return f"{' '.join(next(iter(eager.keys() ^ compiled.keys())))}, which only one of both has,"
-    return _standing_out(eager, compiled, tolerance, plan) if eager else ""
+    return _standing_out(eager, compiled, tolerance.absolute, plan) if eager else ""
+
+
+def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference, first: int, plan: SamplingPlan) -> str:
+    """Say whether the loss changes along its gradients by another part of what they say; empty if not, or not known."""
+    if eager.phase == "inference" or not reference.eager.starts:
+        return ""
+    seeds = (range(first + own, first + own + 2 * plan.slopes, 2) for own in range(2))
+    found = [
+        slopes(each, reference.eager.starts[0], own, _first_step)
+        for each, own in zip((eager, compiled), seeds, strict=True)
+    ]
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return ""
+    labels = _labels((plan.slopes, plan.slopes), plan.permutations, torch.Generator().manual_seed(_PERMUTED))
+    statistics = _statistic(torch.cat(known) / (scale_of(known[0]) + 1e-300), labels, _SLOPES_ROUNDING)
+    return "the slope of the loss along its gradients" if statistics[0] > statistics[1:].max() else ""
 
 
 def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
@@ -114,11 +139,12 @@ def _samples(
 ) -> dict[Key, Tensor]:
     """Return of each tensor one row for each seed; every one from the first state, and with the first batch."""
     program_run = program_run.restarted()
+    start = reference.eager.starts[0] if reference.eager.starts else None
     rows: dict[Key, list[Tensor]] = {}
     number, wanted = 0, plan.seeds
     began = 0.0
     while number < wanted:
-        for key, value in _sample(program_run, reference, first + 2 * number).items():
+        for key, value in _sample(program_run, start, first + 2 * number).items():
             rows.setdefault(key, []).append(_thinned(value.flatten(), plan.elements))
         number += 1
         began = began or time.perf_counter()  # without what is compiled in the first step
@@ -128,12 +154,11 @@ def _samples(
     return {key: torch.stack(values) for key, values in rows.items() if len(values) == number}
 
 
-def _sample(program_run: ProgramRun, reference: Reference, seed: int) -> dict[Key, Tensor]:
-    """Return what the first step gives with this seed, and run on until that one comes again."""
-    starts = reference.eager.starts
-    found = _first_step(program_run, starts[0] if starts else None, seed)
+def _sample(program_run: ProgramRun, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
+    """Return what the first step gives from there with this seed, and run on until that one comes again."""
+    found = _first_step(program_run, start, seed)
     for _ in range(1, program_run.program.period):
-        _first_step(program_run, starts[0] if starts else None, seed)
+        _first_step(program_run, start, seed)
     return found
 
 
@@ -151,14 +176,14 @@ def _thinned(values: Tensor, elements: int) -> Tensor:
 
 
 def _standing_out(
-    eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], tolerance: Tolerance, plan: SamplingPlan
+    eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float, plan: SamplingPlan
 ) -> str:
     """Return the tensor whose statistic is larger for the two groups than any of those drawn at random; or nothing."""
     generator = torch.Generator().manual_seed(_PERMUTED)
     moments = _moments({key: torch.cat([eager[key], compiled[key]]) for key in eager}, plan.related)
     sizes = len(next(iter(eager.values()))), len(next(iter(compiled.values())))
     labels = _labels(sizes, plan.permutations, generator)
-    statistics = torch.stack([_statistic(each, labels, tolerance.absolute) for each in moments.values()])
+    statistics = torch.stack([_statistic(each, labels, rounding) for each in moments.values()])
     drawn = statistics[:, 1:]
     standard = (statistics - drawn.mean(1, keepdim=True)) / (drawn.std(1, keepdim=True) + 1e-12)
     worst = int(standard[:, 0].argmax())

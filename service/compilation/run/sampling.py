@@ -43,9 +43,22 @@ def local_part(value: Tensor) -> Tensor:
 def sample(local: Tensor) -> Tensor:
     """Return a CPU copy; of a large tensor ``KEPT`` elements at most, evenly spread."""
     if local.numel() > KEPT:
-        # An odd stride does not stay in one column of a matrix whose rows have an even length, as most have.
-        local = local.flatten()[:: (local.numel() // KEPT + 1) | 1]
+        local = local.flatten()[:: _stride(local)]
     return local.to("cpu", copy=True)
+
+
+def spread(sampled: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor of the shape of ``like`` with the elements that :func:`sample` took where they were taken, and 0
+    elsewhere.
+    """
+    whole = sampled.new_zeros(like.shape)
+    whole.view(-1)[:: _stride(like) if like.numel() > KEPT else 1] = sampled.flatten()
+    return whole
+
+
+def _stride(local: Tensor) -> int:
+    """Return an odd one, which does not stay in one column of a matrix whose rows have an even length, as most have."""
+    return (local.numel() // KEPT + 1) | 1
 
 
 def signed_sums(local: Tensor) -> Tensor:

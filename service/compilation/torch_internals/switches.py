@@ -37,6 +37,12 @@ def own_random_numbers() -> AbstractContextManager[Any]:
     return patch
 
 
+def nothing_compiled() -> AbstractContextManager[Any]:
+    """Raise ``RuntimeError`` where anything would have to be compiled that is not."""
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
+    return stance
+
+
 def _stance() -> str:
     """Return the global stance; private, and taken as the default where it cannot be read."""
     from torch._dynamo import eval_frame  # noqa: PLC0415 - a private module, read only here

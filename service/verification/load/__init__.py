@@ -6,8 +6,10 @@ Each source reads the model and its property, checks that they fit each other, a
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,17 @@ from service.verification.properties import Property, PropertyError, read
 from service.verification.properties.queried import Queried, check_sizes, paired
 from service.verification.task import RefusedModel, Task
 
-__all__ = ["LoadedTasks", "load_tasks"]
+__all__ = ["LoadedTasks", "bring_runtime", "load_tasks"]
+
+
+def bring_runtime(spec: VerifySpec) -> None:
+    """Import onnxruntime, where the job needs it: a thread may start the device meanwhile.
+
+    What is wrong with it is told where it is used.
+    """
+    if isinstance(spec.model, FromOnnx) or isinstance(spec.property, InstancesProperty):
+        with suppress(ImportError):
+            importlib.import_module("onnxruntime")
 
 
 def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> LoadedTasks:

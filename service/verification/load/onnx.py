@@ -119,7 +119,8 @@ def load_onnx(
         engine = typed.engine_of_content(bounded, (module.features,), source.name)
         task = typed.task(module, engine, asked, runtime)
         inputs = _points(asked, part, runtime, loader, engine.network.graph)
-        return replace(task, precision=_told(runtime, check_at(module, inputs, runtime), len(inputs)))
+        difference = check_at(module, inputs, runtime, module.remedy)
+        return replace(task, precision=_told(runtime, difference, len(inputs)))
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -156,9 +157,9 @@ def _load_divided(
     def run(x: Tensor) -> Tensor:
         return engine.network.tp_group.agree(task.module(x.to(task.like)))
 
-    check(run, sizes[0], replace(runtime))
+    check(run, sizes[0], replace(runtime), remedy=module.remedy)
     inputs = _points(asked, part, runtime, loader)
-    told = _told(runtime, check_at(run, inputs, replace(runtime)), len(inputs))
+    told = _told(runtime, check_at(run, inputs, replace(runtime), module.remedy), len(inputs))
     return replace(task, notes=tuple(notes), precision=told)
 
 
@@ -177,10 +178,18 @@ def _points(
     asked: Property, part: Sequence[int] | None, runtime: Running, loader: TaskLoader, graph: Graph | None = None
 ) -> Tensor:
     """Return inputs of the property that are numbers of the model's own type, in the one that it has here."""
-    own = torch.from_numpy(np.empty(0, runtime.dtype)).to(loader.device)
+    own = torch.from_numpy(np.empty(0, runtime.dtype))
+    if graph is None or not is_small(graph):  # a GPU loads kernels for longer than a CPU takes for a small one
+        own = own.to(loader.device)
     found = points(asked, range(asked.count) if part is None else part, own, graph)
-    found = found[found.isfinite().all(dim=1)]
+    found = found[found.isfinite().all(dim=1)].to(loader.device)
     return found if found.dtype == torch.float64 else found.float()
+
+
+def is_small(graph: Graph) -> bool:
+    """Return whether a CPU tries all candidates in some hundredths of a second."""
+    constants = sum(each.numel() for each in ExecutableGraph(graph).buffers())
+    return sum(node.size for node in graph.nodes) <= MOST_NUMBERS // CANDIDATES and constants <= MOST_CONSTANTS
 
 
 @dataclass(eq=False)
@@ -214,6 +223,8 @@ BOXES, EACH = 4, 6
 """The boxes of a property that points are drawn from, and the points of each."""
 CANDIDATES, MOST_NUMBERS, CHOSEN = 256, 2**22, 12
 """How many points are tried for the pieces that they take, in how many numbers at once, and how many are kept."""
+MOST_CONSTANTS = 2**16
+"""The numbers in the constants of a graph that counts as small."""
 
 
 @torch.no_grad()

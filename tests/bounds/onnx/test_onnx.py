@@ -117,6 +117,14 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
         load(MODELS["Tanh"])
 
 
+def test_where_onnxruntime_saturates_the_refusal_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor where it does; here the products are those that are wrong."""
+    wrong = {**CONVERTERS, "QLinearConv": lambda call, values, shape: values[0].float.new_zeros(1, *shape)}
+    monkeypatch.setattr("service.bounds.onnx.model.CONVERTERS", wrong)
+    with pytest.raises(UnsupportedModelError, match=r"onnxruntime by .*; ONNX QLinearConv .*reduce_range=True.*\.QDQ"):
+        load(MODELS["QLinearConv"])
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -133,6 +141,10 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
         (model([node("Relu", ["c"])], IMAGE, {"c": B}), "output 'y' does not depend on the input"),
         (model([node("Pow", ["c", "x"])], [3], {"c": B - 9}), r"Pow \(node 'pow_y'\): its exponent depends"),
         (model([node("NonZero", ["x"], "n"), node("Cast", ["n"], to=1)], [4]), "as many entries as 'x' has of a kind"),
+        (
+            model([node("ArgMax", ["x"], "a"), node("Mul", ["a", "a"], "b"), node("Cast", ["b"], to=1)], [1, 4]),
+            "'a', that depend on the input; expected a Cast",
+        ),
         (model([node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])], IMAGE), "it gives indices too"),
         (model([node("Conv", ["x", "w"])], [2, 2, 6, 6], {"w": W}), "a batch of 2 within one instance"),
     ],

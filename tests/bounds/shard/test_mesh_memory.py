@@ -68,7 +68,8 @@ def taken() -> dict[str, dict[str, list[float]]]:
     for make, radius in ((mlp, 1.0), (transformer, 1e-3)):
         ways = [bounding(each, *make(each), radius) for each in (mesh, single)]
         found[make.__name__] = {
-            "most": [peak_bytes(partial(bound, BoundOptions())) for bound in ways],
+            # Gloo's thread may let go of a buffer late: the least of three runs.
+            "most": [min(peak_bytes(partial(bound, BoundOptions())) for _ in range(3)) for bound in ways],
             "largest": [largest_bytes(partial(bound, BoundOptions(elements=LIMIT))) for bound in ways],
         }
     distributed.stop()

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from ladder_runs import Ascend
 from programs import drawing, sound
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from service.compilation.run.distribution import PLAN, _standing_out
+from service.compilation.run.program_run import ProgramRun, build, record_step
+from service.compilation.run.sampling import Key
+from service.compilation.run.slopes import slopes
+from service.compilation.run.state import Snapshot
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance
@@ -48,6 +53,16 @@ def test_another_distribution_is_a_fault(
     assert result.verdict == "fail_parity"
 
 
+def test_a_dropout_that_the_backward_draws_again_is_a_fault(ascend: Ascend) -> None:
+    """As torch does with a small budget for activations: only the slope of the loss shows that the gradient is of
+    another mask.
+    """
+    config: Any = functorch_config
+    with config.patch(activation_memory_budget=0.0):
+        (result,) = ascend(sound.SoundProgram(drawing.dropped), [RUNGS["aot_eager"]])
+    assert result.verdict == "fail_parity"
+
+
 def test_other_numbers_of_the_same_draws_are_no_other_draws(ascend: Ascend) -> None:
     (result,) = ascend(sound.SoundProgram(drawing.shifted), [RUNGS["aot_eager"]])
     assert result.verdict == "fail_parity"
@@ -64,6 +79,22 @@ def test_what_generated_code_draws_by_itself_is_compared_too(
     assert result.verdict == verdict
     told = any(finding.message.endswith("is another than in eager, over many seeds") for finding in result.findings)
     assert told == (verdict != "pass")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_where_a_program_begins_the_loss_changes_along_its_gradients_by_what_they_say(raises: bool) -> None:
+    """Nothing is said where it would have to be compiled anew for that."""
+    program_run = build(sound.SoundProgram(sound.checkpointed), "train")
+
+    def record(again: ProgramRun, start: Snapshot, seed: int) -> dict[Key, Tensor]:
+        if raises:
+            raise RuntimeError("planted: needs to be compiled")
+        start.restore(again)
+        torch.manual_seed(seed)
+        return record_step(again).tensors
+
+    found = slopes(program_run, Snapshot.of(program_run), range(3), record)
+    assert found is None if raises else torch.allclose(found, torch.ones(3, 1).double(), atol=0.05)
 
 
 def refuses_eagers_draws(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -106,4 +137,4 @@ def samples(seed: int, factor: float = 1.0, shift: float = 0.0) -> dict[tuple[st
 )
 def test_means_and_variances_that_stand_out_are_named(factor: float, shift: float, what: str) -> None:
     for seed in range(4):
-        assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance(), PLAN) == what
+        assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance().absolute, PLAN) == what

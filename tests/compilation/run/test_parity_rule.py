@@ -22,7 +22,7 @@ from service.compilation.run.parity import (
     scale_of,
     terms_scale,
 )
-from service.compilation.run.sampling import KEPT, WHOLE, kept, signed_sums
+from service.compilation.run.sampling import KEPT, WHOLE, kept, signed_sums, spread
 from service.jobs.spec.compile import Tolerance
 
 TOLERANCE = Tolerance()
@@ -229,6 +229,15 @@ def test_whole_numbers_are_right_or_wrong_however_large() -> None:
     assert verdict(tokens.clone(), tokens, tokens).passed
     assert not verdict(tokens + 1, tokens, tokens).passed
     assert not verdict(tokens + 1, tokens, None).passed
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (KEPT // 64 + 1, 64)])
+def test_a_sample_is_spread_where_it_was_taken(shape: tuple[int, int]) -> None:
+    value = torch.randn(shape)
+    sampled = dict(kept("gradient", "x", value))["gradient", "x"]
+    whole = spread(sampled, value)
+    assert torch.equal(whole[whole != 0], value[whole != 0])
+    assert whole.count_nonzero() == sampled.numel() > 0
 
 
 @given(size=st.sampled_from([5, KEPT + 1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from programs.sound import CLASSES, FEATURES
 
@@ -63,6 +64,19 @@ class Shifted(Stochastic):
         return scores
 
 
+class Dropped(nn.Module):
+    """Wide enough that what its gradients are on average does not tell which values were dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(FEATURES, 512), nn.Linear(512, 512), nn.Linear(512, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.dropout(torch.relu(self.first(x)), 0.5)
+        scores: Tensor = self.last(functional.dropout(torch.relu(self.inner(hidden)), 0.5))
+        return scores
+
+
 class Attending(Stochastic):
     """A bias of its keys moves nothing: only rounding is left of its gradient, which compiled code spreads further."""
 
@@ -83,6 +97,10 @@ def stochastic() -> dict[str, nn.Module]:
 
 def attending() -> dict[str, nn.Module]:
     return {"net": Attending()}
+
+
+def dropped() -> dict[str, nn.Module]:
+    return {"net": Dropped()}
 
 
 def deeper() -> dict[str, nn.Module]:

@@ -237,3 +237,16 @@ def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
     assert store.attempts.place() == []
     beat("b", cpu=1)
     assert store.attempts.place() == [gang.id]
+
+
+def test_a_gang_of_which_one_host_does_not_claim_its_part_in_time_starts_nowhere(
+    store: Store, gang: Job, expire: Expire
+) -> None:
+    first, second = parts(gang)
+    store.attempts.claim(first, "s")
+    expire(second)
+    store.attempts.reap()
+    assert store.attempts.renew(first) == "stop"
+    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    reason = store.jobs.get(gang.id).reason or ""
+    assert "nobody on host b claimed the job in time; queued again without using a retry" in reason

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from onnx_models import model, node
-from torch import Tensor
+from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.onnx import load
 from service.jobs.spec.verify import Box
-from service.verification.load.onnx import points
+from service.verification.load.onnx import MOST_CONSTANTS, is_small, points
 from service.verification.properties.box import OneBox
 
 NEEDLE = model([node("Sub", ["x", "c"], "d"), node("Relu", ["d"])], [2], {"c": torch.tensor([9.0, 19.0]).numpy()})
@@ -37,3 +37,9 @@ def test_every_piece_is_taken(asked: OneBox) -> None:
     found = load(NEEDLE)(drawn(asked, by_pieces=True)) > 0
     assert found.any(dim=0).all()
     assert (~found).any(dim=0).all()
+
+
+def test_a_network_is_small_up_to_so_many_values_and_weights() -> None:
+    assert is_small(capture(load(NEEDLE), (2,)))
+    assert not is_small(capture(nn.Linear(8, MOST_CONSTANTS // 8), (8,)))
+    assert not is_small(capture(nn.Sequential(*(nn.ReLU() for _ in range(9))), (2000,)))

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import pytest
+import redis as redis_py
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_fleet import train_spec
 
-from service.jobs.store import KnownJob, PendingLaunch
-from workers.agent.launching import Planner
-from workers.launchers import Booking
+from service.jobs.layout import DataLayout
+from service.jobs.store import KnownJob, PendingLaunch, Store
+from workers.agent.launching import LauncherDesk, Planner
+from workers.launchers import (
+    AllocatedHost,
+    AllocationRequest,
+    Booking,
+    Launcher,
+    LauncherContext,
+    LauncherUnavailable,
+)
 
 PATIENCE_S = 40.0
 
@@ -58,6 +71,54 @@ def test_devices_on_which_nothing_begins_are_given_back_and_asked_for_anew() -> 
         plan = plans.plan([pending("a")], known, [allocation], now)
         assert (plan.request, plan.cancel) == ([], cancelled)
     assert [job.job_id for job in plans.plan([pending("a")], known, [], late_s + 50).request] == ["a"]
+
+
+def test_what_a_scheduler_cannot_take_back_keeps_no_job_waiting() -> None:
+    """Such as what Slurm shows as completing while a node does not say that nothing of it is left."""
+    plans, known, stuck = planner(), {"a": KnownJob("queued", "1.0")}, Booking("1.0", "a", False)
+    for now, asked in ((0.0, []), (2 * PATIENCE_S - 1, []), (2 * PATIENCE_S, ["a"])):
+        plan = plans.plan([pending("a")], known, [stuck], now)
+        assert [job.job_id for job in plan.request] == asked
+    plans.requested("a", 2 * PATIENCE_S)
+    plan = plans.plan([pending("a")], known, [stuck, Booking("2.0", "a", True)], 3 * PATIENCE_S)
+    assert (plan.request, plan.cancel) == ([], [stuck])
+
+
+class StubbornLauncher(Launcher):
+    """Takes nothing back."""
+
+    asked: list[str]
+
+    def describe(self) -> str:
+        return "one node"
+
+    def request(self, request: AllocationRequest) -> str:
+        self.asked.append(request.job_id)
+        return "2"
+
+    def allocations(self) -> list[Booking]:
+        return [Booking("1.0", "gone", True)]
+
+    def cancel(self, allocations: Sequence[Booking]) -> None:
+        raise LauncherUnavailable(f"it does not let go of {allocations[0].id}")
+
+    @staticmethod
+    def here(environment: Mapping[str, str]) -> AllocatedHost:
+        raise NotImplementedError
+
+
+def test_a_scheduler_that_does_not_take_something_back_is_still_asked_for_other_jobs(
+    broker: str, redis: redis_py.Redis, data: DataLayout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.connect(broker, data)
+    job, _ = store.jobs.submit(train_spec("other", launcher="slurm"), "ada")
+    launcher = StubbornLauncher(LauncherContext("someone", tmp_path, "", 10.0))
+    launcher.asked = []
+    LauncherDesk("slurm", launcher, store, "login", folder=tmp_path, supervisor=["supervisor"]).tend()
+    assert launcher.asked == [job.id]
+    assert store.jobs.get(job.id).reason == "waits for slurm, which calls it 2"
+    assert "it does not let go of 1.0" in caplog.text
+    store.close()
 
 
 def test_of_two_allocations_of_a_job_the_first_with_devices_is_kept() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from service.jobs.curves import read_curves
 from service.jobs.event_files import rank_file
 from service.jobs.events import Event
 from workers.supervisor.collector import Collector
@@ -103,3 +105,22 @@ def test_what_an_earlier_attempt_left_is_recovered_once_before_the_first_metric(
     assert [each if isinstance(each, tuple) else each["type"] for each in order] == [
         "progress", ("recovered before", 7), "metric", "metric",
     ]  # fmt: skip
+
+
+def test_thinned_curves_are_left_beside_the_record_at_the_end(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"type": "metric", "time": 1.0, "step": step, "values": {"loss": 2.0 - step}}) for step in (1, 2)
+    ]
+    rank_file(tmp_path, 0).write_text("\n".join([*lines, "no event", ""]))
+
+    async def disk(act: Callable[[], None]) -> None:
+        await asyncio.to_thread(act)
+
+    both: Any = Room()
+    collector = Collector(
+        tmp_path, both, both, take=lambda _: None, recover=recover, disk=disk, settings=SupervisorSettings()
+    )
+    asyncio.run(collector.finish())
+    found = read_curves([tmp_path], None, 100)
+    assert found is not None
+    assert (found[0], found[1]["loss"].step, found[1]["loss"].value) == (["loss"], [1, 2], [1.0, 0.0])

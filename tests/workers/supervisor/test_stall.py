@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +16,7 @@ from typing import Any
 import pytest
 
 from workers.supervisor.ending import StallWatch
+from workers.supervisor.relay import Admission, Rank, Relay
 from workers.supervisor.settings import SupervisorSettings
 
 SETTINGS = SupervisorSettings(first_rank_within_s=10.0, stall_interval_s=0.0, stacks_within_s=0.0)
@@ -28,6 +34,9 @@ class Silent:
 
     def ask_for_stacks(self) -> None:
         self.asked += 1
+
+    def forked_by(self, rank: int) -> list[int]:
+        return []
 
 
 async def _disk(act: Callable[[], None]) -> None:
@@ -47,3 +56,63 @@ def test_an_hour_of_silence_is_a_stall_where_there_is_a_limit(
 
     assert asyncio.run(stalled()) == expected
     assert relay.asked == len(watch.hanging) == int(expected)
+
+
+FORKING = """
+import os, subprocess, sys, time
+from pathlib import Path
+from workers.rank.stacks import write_on_request
+
+def hang_in_a_fork():
+    time.sleep(3600)
+
+def wait_for_it(pid):
+    print(pid, subprocess.Popen(["sleep", "3600"]).pid, flush=True)
+    os.waitpid(pid, 0)
+
+write_on_request(Path(sys.argv[1]), 0)
+pid = os.fork()
+if not pid:
+    hang_in_a_fork()
+wait_for_it(pid)
+"""
+
+
+def test_processes_that_a_hanging_rank_has_forked_say_where_they_are(tmp_path: Path) -> None:
+    """What answers no such request, as a compiler, and would end by it, is not asked."""
+    published: list[str] = []
+    settings = SupervisorSettings(stall_interval_s=0.0, stacks_within_s=2.0)
+    with subprocess.Popen([sys.executable, "-c", FORKING, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        fork, other = map(int, process.stdout.readline().split())
+
+        async def stalled() -> StallWatch:
+            relay = Relay(
+                tmp_path / "socket", tmp_path, published.append, published.append, lambda: None,
+                Admission("s3cret", range(1), os.getpid()), settings,
+            )  # fmt: skip
+            ours, _ = socket.socketpair()
+            relay.ranks[0] = Rank(0, ours, process.pid, os.pidfd_open(process.pid))
+            relay.heard_at = time.monotonic() - 3600
+            watch = StallWatch(
+                relay,
+                tmp_path,
+                60.0,
+                disk=_disk,
+                publish_stacks=lambda _, text: published.append(text),
+                settings=settings,
+            )
+            assert await watch.stalled()
+            return watch
+
+        try:
+            hanging = asyncio.run(stalled()).hanging[0]
+        finally:
+            for pid in (fork, other, process.pid):
+                os.kill(pid, signal.SIGKILL)
+    assert hanging.startswith("wait_for_it (<string>:")
+    assert hanging.endswith(" (its processes at hang_in_a_fork (<string>:7))")
+    rank, fork_said = published[0].split(f"Process {fork}, which this rank has forked:")
+    assert "wait_for_it" in rank
+    assert "hang_in_a_fork" in fork_said
+    assert str(other) not in published[0]

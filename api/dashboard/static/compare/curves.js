@@ -16,7 +16,11 @@ import { blank } from "../ui/status.js";
 /** @typedef {import("../lib/series.js").Series} Series */
 
 /** Jobs of one request. */
-const TOGETHER = 50;
+const TOGETHER = 100;
+/** What is asked for with the names of what there is: most often that is what will be drawn. */
+const FIRST = "loss";
+/** How far the clocks of a browser and of the service may be apart. */
+const CLOCKS_MS = 60_000;
 /** Jobs whose speed and memory are asked for beside the metric that is drawn. */
 const MEASURED_JOBS = 100;
 const AXES = {
@@ -40,6 +44,9 @@ export class Curves {
     /** Series by job and metric. @type {Map<string, Series>} */
     this.series = new Map();
     this.turn = 0;
+    /** What was asked for before the jobs were known. @type {Promise<void> | undefined} */
+    this.coming = undefined;
+    this.expectedAt = Number.POSITIVE_INFINITY;
     /** @type {Chart | null} */
     this.chart = null;
     this.select = h("select", { "aria-label": "Metric" });
@@ -78,6 +85,20 @@ export class Curves {
   }
 
   /**
+   * Asks for the curves of jobs while the jobs themselves are on their way, the first time.
+   * @param {string[]} ids @param {string} wanted
+   */
+  expect(ids, wanted) {
+    if (!this.coming) this.expectedAt = Date.now();
+    this.coming ??= this.fetch(ids, ids.length, wanted || FIRST).catch(() => this.known.clear());
+  }
+
+  /** Whether a job may have ended after its curve was asked for in advance. @param {Job} job */
+  hasJustEnded(job) {
+    return Date.parse(job.ended_at ?? "") > this.expectedAt - CLOCKS_MS;
+  }
+
+  /**
    * Shows a metric of these jobs, the first that there is where the wanted one is not. What ended jobs reported is asked
    * for once.
    * @param {Job[]} jobs @param {string[]} names of the jobs @param {string} wanted
@@ -86,13 +107,15 @@ export class Curves {
     const mine = ++this.turn;
     this.jobs = jobs;
     this.names = names;
-    await this.fetch(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state)), "");
+    await this.coming;
+    await this.ask(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state) || this.hasJustEnded(job)), wanted || FIRST);
+    this.expectedAt = Number.NEGATIVE_INFINITY;
     const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))].filter((name) => !ofDevice(name))).flatMap((panel) => panel.names);
     const metric = found.includes(wanted) ? wanted : (found[0] ?? "");
     this.relist(found, metric);
     const lacking = jobs.filter((job) => this.known.get(job.id)?.includes(metric) &&
       (!this.series.has(`${job.id} ${metric}`) || !isTerminal(job.state)));
-    await this.fetch(lacking, metric);
+    await this.ask(lacking, metric);
     if (mine !== this.turn) return;
     if (metric !== this.metric) this.chart = null;
     this.metric = metric;
@@ -100,17 +123,23 @@ export class Curves {
   }
 
   /** @param {Job[]} jobs @param {string} metric */
-  async fetch(jobs, metric) {
-    const wanted = metric && this.jobs.length <= MEASURED_JOBS ? [metric, ...MEASURED].join(",") : metric;
-    const points = this.jobs.length > TOLD_APART ? 200 : 1000;
-    for (let start = 0; start < jobs.length; start += TOGETHER) {
-      const ids = jobs.slice(start, start + TOGETHER).map((job) => encodeURIComponent(job.id)).join(",");
-      const { items } = await call(`/v1/jobs:metrics?ids=${ids}&names=${encodeURIComponent(wanted)}&max_points=${points}`);
+  ask(jobs, metric) {
+    return this.fetch(jobs.map((job) => job.id), this.jobs.length, metric);
+  }
+
+  /** @param {string[]} ids @param {number} all how many are compared @param {string} metric */
+  async fetch(ids, all, metric) {
+    const wanted = metric && all <= MEASURED_JOBS ? [metric, ...MEASURED].join(",") : metric;
+    const points = all > TOLD_APART ? 200 : 1000;
+    const parts = Array.from({ length: Math.ceil(ids.length / TOGETHER) }, (_, part) => ids.slice(part * TOGETHER, (part + 1) * TOGETHER));
+    await Promise.all(parts.map(async (part) => {
+      const named = part.map(encodeURIComponent).join(",");
+      const { items } = await call(`/v1/jobs:metrics?ids=${named}&names=${encodeURIComponent(wanted)}&max_points=${points}`);
       for (const one of items) {
         this.known.set(one.job, one.names);
         for (const [name, series] of table(one)) this.series.set(`${one.job} ${name}`, series);
       }
-    }
+    }));
   }
 
   /** @param {string[]} found @param {string} metric */

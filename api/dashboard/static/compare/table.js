@@ -21,6 +21,7 @@ export class JobTable {
     this.pointed = pointed;
     /** @type {{head: string[], rows: unknown[][]}} */
     this.sheet = { head: [], rows: [] };
+    this.isToldApart = true;
     this.table = h("table", { class: "table compared" });
     this.same = h("p", { class: "same muted" });
     const save = h("button", { class: "button small", type: "button" }, "Save as CSV");
@@ -37,6 +38,7 @@ export class JobTable {
     const numeric = new Set(["duration", ...columns.filter((column) => column.numeric).map(({ path }) => path)]);
     const values = jobs.map((job, index) => new Map([...(cells[index] ?? []),
       ["job", names[index]], ["state", job.state], ["duration", ran(job, now())]]));
+    this.isToldApart = Math.max(-1, ...drawn.values()) < TOLD_APART;
     const by = sort.replace(/^-/, "");
     const rows = paths.includes(by) ? order(values.map((row) => row.get(by)), sort.startsWith("-")) : jobs.map((_, index) => index);
     setText(this.same, same.size ? `The same for all: ${[...same].map(([path, value]) => `${bare(path)} ${shown(value)}`).join(", ")}` : "");
@@ -67,7 +69,7 @@ export class JobTable {
     const name = String(values.get("job"));
     const curve = drawn.get(name);
     const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
-    const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, Math.max(-1, ...drawn.values()) < TOLD_APART && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
+    const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, this.isToldApart && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
       h("td", {}, stateMark(job.state)),
       ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path), path === "duration" || path.startsWith("result."))));
     row.addEventListener("pointerenter", () => this.pointed(name));

@@ -59,14 +59,17 @@ export function word(value) {
   return typeof value === "string" ? value : (JSON.stringify(value) ?? "–");
 }
 
+/** The numbers among some values, in order: they are looked at once for each value. @type {WeakMap<unknown[], number[]>} */
+const ranked = new WeakMap();
+
 /**
  * Which of some shades a value has: 0 for the least, the last for the greatest, null where there is none.
  * @param {unknown} value @param {unknown[]} all @param {number} shades
  */
 export function shade(value, all, shades) {
-  const numbers = /** @type {number[]} */ (all.filter((each) => typeof each === "number" && Number.isFinite(each)));
-  if (typeof value !== "number" || !Number.isFinite(value) || numbers.length === 0) return null;
-  const sorted = [...numbers].sort((one, other) => one - other);
+  const sorted = ranked.get(all) ?? /** @type {number[]} */ (all.filter(Number.isFinite)).sort((one, other) => one - other);
+  ranked.set(all, sorted);
+  if (typeof value !== "number" || !Number.isFinite(value) || sorted.length === 0) return null;
   const rank = sorted.indexOf(value) / Math.max(sorted.length - 1, 1);
   return Math.min(Math.floor(rank * shades), shades - 1);
 }

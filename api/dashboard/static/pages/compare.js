@@ -15,6 +15,7 @@ import { blank, showConnection } from "../ui/status.js";
 /** @typedef {import("../lib/types.js").Job} Job */
 
 const POLL_MS = 5000;
+/** Jobs that one call names. */
 const PAGE = 100;
 const MOST = 1000;
 /** What of the address says how the jobs are shown, and not which. */
@@ -23,6 +24,7 @@ const OWN = ["metric", "sort", "x", "y", "view"];
 /** @type {Job[]} */
 let jobs = [];
 let isMore = false;
+let isRevealed = false;
 
 const given = () => new URLSearchParams(location.search);
 
@@ -62,17 +64,21 @@ async function fetched() {
   if (!ids.length && ![...given().keys()].some((name) => !OWN.includes(name))) return found;
   const wanted = new URLSearchParams(location.search);
   for (const name of ["ids", "cursor", ...OWN]) wanted.delete(name);
-  const paths = ids.length ? chunks(ids).map((some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}`)
-    : [listPath(wanted.toString(), PAGE)];
-  for (const path of paths) {
-    let cursor = "";
-    do {
-      const page = await call(`${path}&include=spec${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
-      found.push(...page.items);
-      cursor = page.next_cursor ?? "";
-    } while (cursor && found.length < MOST);
-    isMore = cursor !== "" || found.length > MOST;
+  if (ids.length) {
+    curves.expect(ids.slice(0, MOST), given().get("metric") ?? "");
+    const path = (/** @type {string[]} */ some) => `/v1/jobs?ids=${some.map(encodeURIComponent).join(",")}&limit=${PAGE}&include=spec`;
+    const pages = await Promise.all(chunks(ids.slice(0, MOST)).map((some) => call(path(some))));
+    isMore = ids.length > MOST;
+    return pages.flatMap((page) => page.items);
   }
+  const path = `${listPath(wanted.toString(), MOST)}&include=spec`;
+  let cursor = "";
+  do {
+    const page = await call(`${path}${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
+    found.push(...page.items);
+    cursor = page.next_cursor ?? "";
+  } while (cursor && found.length < MOST);
+  isMore = cursor !== "" || found.length > MOST;
   return found.slice(0, MOST);
 }
 
@@ -83,12 +89,13 @@ async function draw() {
   const words = names(jobs);
   setText(byId("summary"), `${many(jobs.length, "job")}${isMore ? `, the first ${number(MOST)}` : ""}`);
   byId("comparison").hidden = jobs.length === 0;
-  list();
+  if (isRevealed) list();
   await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(shown), instances.show(jobs, words)]);
 }
 
 /** All parts appear at once, so that none is pushed down by another. */
 function reveal() {
+  isRevealed = true;
   for (const part of parts) part.classList.remove("awaited");
   fill(byId("blank"), jobs.length === 0 && nothing());
 }

@@ -34,7 +34,7 @@ async function sectionsOf({ kind, children }) {
   if (children) return [new Sweep()];
   if (kindsWithPage.includes(kind)) {
     try {
-      return (await import(`/static/kinds/${encodeURIComponent(kind)}.js`)).sections();
+      return (await import(`../kinds/${encodeURIComponent(kind)}.js`)).sections();
     } catch (error) {
       reportError(error);
     }

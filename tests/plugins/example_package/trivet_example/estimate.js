@@ -1,8 +1,8 @@
 /** What the page of an estimate shows. */
 
-import { Metrics } from "/static/job/metrics.js";
-import { Section } from "/static/job/section.js";
-import { fill, h } from "/static/ui/dom.js";
+import { Metrics } from "../job/metrics.js";
+import { Section } from "../job/section.js";
+import { fill, h } from "../ui/dom.js";
 
 class Estimate extends Section {
   constructor() {

@@ -1,0 +1,78 @@
+"""Names the version of the dashboard's static files, and which modules a page needs.
+
+The version is in the address of each file, so browsers keep them for good; and a page names all modules that it will
+import, so that they are fetched at once and not one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.jobs.kinds.registry import KINDS
+
+STATIC = Path(__file__).parent / "static"
+_IMPORT = re.compile(r'^(?:import|export)\b[^"\n]*"(\.{1,2}/[^"]+)";', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file as it was when the process began."""
+
+    content: bytes
+    media_type: str
+    etag: str
+    imports: tuple[str, ...]
+    """The files that it imports, if it is a module."""
+
+
+@dataclass(frozen=True)
+class Assets:
+    """``version`` changes with any of the files, which are here by their paths below ``static``."""
+
+    version: str
+    files: dict[str, Asset]
+
+    @classmethod
+    def found(cls) -> Assets:
+        """Read the files of the dashboard, and the modules of kinds that packages bring."""
+        paths = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+        for kind, provided in KINDS.provided.items():
+            if (path := provided.declaration.page_file) is not None:
+                paths[f"kinds/{kind}.js"] = path
+        files = {name: _asset(name, path.read_bytes()) for name, path in sorted(paths.items())}
+        tags = "\n".join(f"{name} {file.etag}" for name, file in files.items())
+        return cls(f"v-{_digest(tags.encode())}", files)
+
+    @property
+    def root(self) -> str:
+        """Return the address below which the files lie."""
+        return f"/static/{self.version}"
+
+    def modules(self, page: str) -> list[str]:
+        """Return all that a page's module imports, and that these import, nearest first; for the page of a job also
+        what the kinds of jobs bring.
+        """
+        found = [f"pages/{page}"]
+        if page == "job.js":
+            found += [name for name in self.files if name.startswith("kinds/")]
+        for name in found:
+            file = self.files.get(name)
+            found += [each for each in (file.imports if file else ()) if each not in found]
+        return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _asset(name: str, content: bytes) -> Asset:
+    folder, is_module = posixpath.dirname(name), name.endswith(".js")
+    named = _IMPORT.findall(content.decode()) if is_module else []
+    imports = tuple(posixpath.normpath(posixpath.join(folder, path)) for path in named)
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Asset(content, "text/javascript" if is_module else media_type, f'"{_digest(content)}"', imports)
