@@ -55,7 +55,7 @@ class PlainReads:
         await self._app(scope, receive, send)
 
     def _plain(self, scope: Scope) -> tuple[APIRoute, _Read] | None:
-        """Return what reads, where a request is one that is answered here."""
+        """Return the function that reads, for a request that is answered here."""
         if scope["type"] != "http" or scope["method"] != "GET" or scope["root_path"]:
             return None
         path, query = scope["path"], scope["query_string"]

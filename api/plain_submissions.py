@@ -95,7 +95,7 @@ def _may_be_plain(scope: Scope) -> bool:
 
 
 async def _submission(scope: Scope, secret: str, body: bytes | None) -> Submission | None:
-    """Return what is submitted, where it is plain and by a key that may."""
+    """Return the submission, if it is plain and its key may submit."""
     store = context_of(scope["app"]).store
     try:
         key = None if body is None else await in_loop(store.keys.verify, secret)

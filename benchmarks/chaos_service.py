@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import psutil
+from api_process import free_port
 
 from trivet import Client, Refused, Unreachable
 from workers.agent.launching import PROGRAM
@@ -27,11 +27,6 @@ Role = Literal[
 Group = tuple[str, int]
 """Job id and attempt."""
 Answer = TypeVar("Answer")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
     python benchmarks/house.py [COMMIT …]
 
-Without a commit, the working tree is measured. Sources are ``service``, ``workers``, ``api`` and ``trivet``. A name is
-public unless it, its class or its function begins with an underscore. A helper is used once if its name stands in one
-place of its file beside its definition. A class has the name of another even if one of them begins with an underscore.
+Without a commit, the working tree is measured. Sources are ``service``, ``workers``, ``api`` and ``trivet``. Public
+names are the functions and classes of modules that do not begin with an underscore, without methods. A function is of
+one statement if its body, after the docstring, is one that holds no other: ``if``, ``for``, ``with``, ``try`` and
+nested functions are more. A helper is used once if its name stands in one place of its file beside its definition; its
+lines are those of the definition. A class has the name of another even if one of them begins with an underscore.
 Nothing is asserted; the table is printed.
 """
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("service", "workers", "api", "trivet")
 SHORT_FILE, LONG_FILE, SHORT_HELPER = 100, 400, 3
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+SIMPLE = ast.Return | ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Raise | ast.Delete | ast.Assert
 WORDS = re.compile(r"\w+")
 
 
@@ -81,22 +84,17 @@ def _public(body: list[ast.stmt]) -> Iterator[str]:
                 yield from _public(node.body)
 
 
-def public_names(house: House) -> int:
+def public_names_with_methods(house: House) -> int:
     return sum(len(list(_public(file.tree.body))) for file in house.files)
 
 
-def lines_per_public_name(house: House) -> float:
-    return round(sum(file.lines for file in house.files) / public_names(house), 1)
-
-
-def public_top_names(house: House) -> int:
-    """Count functions and classes of modules, without the methods of classes."""
+def public_names(house: House) -> int:
     named = (node for file in house.files for node in file.tree.body if isinstance(node, Function | ast.ClassDef))
     return sum(not node.name.startswith("_") for node in named)
 
 
-def lines_per_public_top_name(house: House) -> float:
-    return round(sum(file.lines for file in house.files) / public_top_names(house), 1)
+def lines_per_public_name(house: House) -> float:
+    return round(sum(file.lines for file in house.files) / public_names(house), 1)
 
 
 def _statements(function: Function) -> list[ast.stmt]:
@@ -106,7 +104,12 @@ def _statements(function: Function) -> list[ast.stmt]:
 
 def one_statement_functions(house: House) -> str:
     functions = house.functions
-    return f"{sum(len(_statements(each)) <= 1 for each in functions) / len(functions):.0%}"
+    return f"{sum(_is_one_statement(each) for each in functions) / len(functions):.1%}"
+
+
+def _is_one_statement(function: Function) -> bool:
+    statements = _statements(function)
+    return len(statements) == 1 and isinstance(statements[0], SIMPLE)
 
 
 def _helpers_used_once(house: House) -> Iterator[Function]:
@@ -121,14 +124,8 @@ def helpers_used_once(house: House) -> int:
     return len(list(_helpers_used_once(house)))
 
 
-def _length(function: Function) -> int:
-    """Return the lines of a body without its docstring."""
-    statements = _statements(function)
-    return (statements[-1].end_lineno or 0) - statements[0].lineno + 1 if statements else 0
-
-
 def short_helpers_used_once(house: House) -> int:
-    return sum(_length(each) <= SHORT_HELPER for each in _helpers_used_once(house))
+    return sum((each.end_lineno or 0) - each.lineno < SHORT_HELPER for each in _helpers_used_once(house))
 
 
 MEASURES: dict[str, Callable[[House], object]] = {
@@ -139,8 +136,7 @@ MEASURES: dict[str, Callable[[House], object]] = {
     "lines of the median file": lambda house: statistics.median(file.lines for file in house.files),
     "public names": public_names,
     "lines for each public name": lines_per_public_name,
-    "public functions and classes of modules": public_top_names,
-    "lines for each of these": lines_per_public_top_name,
+    "public names with those of methods": public_names_with_methods,
     "class names used twice": class_names_used_twice,
     "functions of one statement": one_statement_functions,
     "private helpers used once": helpers_used_once,

@@ -40,6 +40,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from api_process import ApiProcess
+
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.event_files import rank_file
 from service.jobs.layout import DataLayout
@@ -197,27 +199,13 @@ def reads_per_second(store: Store, isolation: str) -> float:
     """Count what one client reads, one request after the other, from an API process of its own."""
     job = store.jobs.list().items[0]
     secret = store.keys.create("reader", ["read"])[1]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     assert store.files.data is not None
-    environment = os.environ | {
-        "TRIVET_DATA": str(store.files.data.root),
-        "TRIVET_REDIS_URL": store.url,
-        "TRIVET_JOB_ISOLATION": isolation,
-    }
-    api = subprocess.Popen(
-        [sys.executable, "-m", "api", "--port", str(port)], env=environment, stderr=subprocess.DEVNULL
-    )
+    data = store.files.data.root
+    own = {"TRIVET_DATA": str(data), "TRIVET_REDIS_URL": store.url, "TRIVET_JOB_ISOLATION": isolation}
+    api = ApiProcess(own, data.with_suffix(".api.log"))
+    api.start()
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                connection.connect()
-                break
-            if time.monotonic() > deadline:
-                raise SystemExit("the API did not start")
-            time.sleep(0.1)
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
         count, ends = 0, time.monotonic() + READS_S
         while time.monotonic() < ends:
             connection.request("GET", f"/v1/jobs/{job.id}", headers={"Authorization": f"Bearer {secret}"})
@@ -226,8 +214,7 @@ def reads_per_second(store: Store, isolation: str) -> float:
             count += 1
         return count / READS_S
     finally:
-        api.terminate()
-        api.wait()
+        api.stop()
 
 
 def price_of_isolation(options: argparse.Namespace) -> None:

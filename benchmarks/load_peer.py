@@ -13,7 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from chaos_service import free_port
+from api_process import free_port
 from load_client import answer_of, answered, measured_rate, memory
 
 PREFECT = {

@@ -22,7 +22,6 @@ import platform
 import resource
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,6 +30,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from api_process import ApiProcess
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
@@ -78,32 +79,17 @@ def serving(streams: int) -> Iterator[Api]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
         layout = DataLayout(Path(folder) / "data")
         store = Store.connect(broker.url, layout)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url, "TRIVET_MAX_STREAMS": str(streams)}
-        with (Path(folder) / "api.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "api", "--port", str(port)], env=os.environ | own, stdout=log, stderr=log
-            )
+        opened = ApiProcess(own, Path(folder) / "api.log")
         try:
             admin = store.keys.create("bench", ["admin"])[1]
             readers = [store.keys.create(f"reader{n}", ["read"])[1] for n in range(-(-streams // PER_KEY))]
-            api = Api(port, admin, readers, store, process)
-            _wait_ready(api)
-            yield api
+            opened.start()
+            assert opened.process is not None
+            yield Api(opened.port, admin, readers, store, opened.process)
         finally:
-            process.terminate()
-            process.wait()
+            opened.stop()
             store.close()
-
-
-def _wait_ready(api: Api) -> None:
-    for _ in range(600):
-        with contextlib.suppress(OSError, RuntimeError):
-            api.call(api.connect(), "GET", "/v1/me")
-            return
-        time.sleep(0.1)
-    raise SystemExit("the API did not start")
 
 
 @dataclass

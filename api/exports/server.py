@@ -89,7 +89,12 @@ class ExportServer:
             own["authorization"] = f"Bearer {self.token}"
         base = self.address.url + urlsplit(self.url).path.rstrip("/")
         request = self.client.build_request(
-            method, base + path, json=json, content=self._limited(content), params=query, headers=own
+            method,
+            base + path,
+            json=json,
+            content=None if content is None else self._checked(content),
+            params=query,
+            headers=own,
         )
         request.extensions["sni_hostname"] = self.address.host
         answer = self.client.send(request, stream=True)
@@ -102,9 +107,6 @@ class ExportServer:
             return Answer(answer.status_code, body)
         finally:
             answer.close()
-
-    def _limited(self, content: Iterable[bytes] | None) -> Iterator[bytes] | None:
-        return None if content is None else self._checked(content)
 
     def _checked(self, content: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in content:

@@ -116,7 +116,7 @@ class _Wanted:
 
 
 def _kept(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Leave out what only tells followers of lines that they did not get."""
+    """Leave out events that only tell followers of lines that they did not get."""
     return (event for event in events if not event.get("live"))
 
 

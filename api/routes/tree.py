@@ -82,7 +82,7 @@ def get_job_tree(
 
 
 def _searches(event: dict[str, Any]) -> list[SplitTree]:
-    """Return what a rank reported, none if that is not what a rank of Trivet's own would."""
+    """Return a rank's report; none if no rank of Trivet's own would write it."""
     with suppress(ValidationError):
         return _TREES.validate_python(event["searches"])
     return []

@@ -46,8 +46,8 @@ class Ball(Interval):
         return super().nearest(self.middle + away * share.reshape(-1, *[1] * (values.dim() - 1)))
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """Return ``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or what the box gives where rounding makes that
-        more.
+        """Return ``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or the box's own bound where rounding makes that
+        the greater one.
         """
         flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
         # As for a box, with what rounding may cost a sum over the entries.

@@ -51,12 +51,10 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     found = dict[str, Tensor]()
     for prefix, each in module.named_modules():
         for held in (vars(each), each._parameters, each._buffers):
-            found |= {f"{prefix}.{name}".lstrip("."): value for name, value in held.items() if _is_tensor(value)}
+            found |= {
+                f"{prefix}.{name}".lstrip("."): value for name, value in held.items() if isinstance(value, Tensor)
+            }
     return found
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _check_kept(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:

@@ -127,7 +127,7 @@ def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers |
 
 
 def _stepped(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers | None:
-    """Return a floor, or what a comparison chooses; ``None`` of what is no number, but takes many values."""
+    """Return a floor, or the operand that a comparison chooses; ``None`` for an input that takes many values."""
     if not all(isinstance(each, Fraction) for each in inputs[0]):
         return None
     if isinstance(NONLINEAR[node.operator], Floor):

@@ -61,10 +61,10 @@ class Repeated:
 class Node:
     """One application of an operator.
 
-    ``operator`` is its overload's name (``aten.linear.default``), :data:`INPUT` for the input itself.
-    ``arguments`` follow the operator's schema, by name: a :class:`Ref`, a constant tensor or a plain value.
-    ``input_shapes`` are those of ``inputs``, in the same order. ``where`` is the place in the model's source,
-    ``source`` what a model that was read from a file calls the operator there.
+    ``operator`` is its overload's name (``aten.linear.default``), :data:`INPUT` for the input itself. ``arguments``
+    follow the operator's schema, by name: a :class:`Ref`, a constant tensor or a plain value. ``input_shapes`` are
+    those of ``inputs``, in the same order. ``where`` is the place in the model's source, ``source`` the operator's name
+    in the file that the model was read from.
     """
 
     name: str

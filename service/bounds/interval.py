@@ -63,8 +63,7 @@ class Interval:
         return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
 
     def without_nan(self) -> Interval:
-        """Replace what is no number, which compares false with everything, so a rule would take it for a sign that is
-        known.
+        """Replace NaN by infinity: NaN compares false with everything, so a rule would take its sign for known.
 
         A lower end that has overflowed is the largest number instead, since values are finite; an upper one alike.
         """

@@ -31,10 +31,10 @@ class MemoryMeter(Protocol):
     """Tells of the memory of a device, in bytes."""
 
     def used(self, device: torch.device) -> int:
-        """Return what this process takes of it."""
+        """Return how much this process takes."""
 
     def free(self, device: torch.device) -> int:
-        """Return what this process could take beside that."""
+        """Return how much more this process could take."""
 
 
 class SystemMeter(MemoryMeter):
@@ -238,8 +238,8 @@ def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/
 
 
 def _room(folder: Path, limit: str, used: str) -> list[int]:
-    """Return what a group leaves; nothing where there is no limit. Pages of files that nobody uses are given up
-    before any process is ended.
+    """Return what a group leaves; nothing where there is no limit. Unused pages of files are given up before any
+    process is ended.
     """
     (most, *_), (now, *_) = _lines(folder / limit) or [""], _lines(folder / used) or [""]
     if not most.isdecimal() or not now.isdecimal():

@@ -83,7 +83,7 @@ class Brought:
 
 @dataclass(eq=False)
 class Gains:
-    """What optimisation has brought to intermediate bounds, and to those of rows that were asked for."""
+    """How much optimisation has tightened intermediate bounds, and those of the rows asked for."""
 
     intermediate: Brought = field(default_factory=Brought)
     asked: Brought = field(default_factory=Brought)

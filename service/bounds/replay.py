@@ -45,8 +45,8 @@ class Memory:
 
 @dataclass(eq=False)
 class RecordCache(Generic[Key, Value]):
-    """Keeps what repeats recorded bodies, by what these were recorded for: all records in one memory, and no more than
-    ``most`` values, of which the one that was not used for longest makes room.
+    """Keeps recordings of bodies by key: all of them in one memory, and no more than ``most``, of which the least
+    recently used one makes room.
 
     ``repeat`` makes what repeats a body in some memory. A value is taken out while it is used, and so gone if that
     fails.

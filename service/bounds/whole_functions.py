@@ -65,7 +65,7 @@ class _ExpressionReader:
     nodes: Mapping[str, Node]
 
     def replaced(self, node: Node) -> Iterator[Node]:
-        """Yield what a node is: itself, or an operator and what it is multiplied by."""
+        """Yield the nodes that stand for this one: itself, or an operator and the product with its factor."""
         scaled = self._affine(node.name)
         found = None if scaled.offset else self._whole(scaled.node)
         if found is None or scaled.node.shape != node.shape:

@@ -207,7 +207,7 @@ def _proved(context: RunContext, cache: Path | None) -> SelfTest:
 
 
 def _diagnoses(spec: CompileSpec, context: RunContext, found: _Found) -> list[Diagnosis]:
-    """Return what was found of the rungs that stopped the climb; one that crashes would do so here, too."""
+    """Return the findings about the rungs that stopped the climb; one that crashes would do so here, too."""
     stopped = [each for each in found.results if each.verdict not in {"pass", "not_applicable"}]
     to_explain = [each for each in stopped if each.observation is not None and not each.observation.crashed]
     if not to_explain:

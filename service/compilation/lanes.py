@@ -31,8 +31,8 @@ _OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def in_lanes(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> list[tuple[RungCase, ...]]:
-    """Return what each process is to climb: all, a phase, or of each phase what generates code, one by one, and what
-    does not; as many as there are two ``cores`` for each.
+    """Return the cases of each process: all; those of a phase; or, of each phase, each rung that generates code by
+    itself and the others together. Each process has two ``cores`` or more.
     """
     cases = [RungCase(rung, phase) for phase in phases for rung in rungs]
     finest = [tuple(group) for _, group in groupby(cases, lambda case: (case.phase, _own_lane(case.rung)))]
@@ -50,7 +50,7 @@ def climb_apart(
     """Yield the results of all ``lanes`` in their order, as :func:`service.compilation.ladder.climb` does. Each lane is
     the task of one of the ``forks``; ``told`` hears once what was prepared.
 
-    Raises what a process raised that was alone.
+    Raises the error of a process that was the only one.
     """
     with _Climb(forks, lanes, should_stop, told) as under_way:
         blocked: dict[Phase, str] = {}

@@ -39,7 +39,7 @@ Numbered = tuple[int, onnx.NodeProto]
 @dataclass(frozen=True)
 class Dependence:
     """``nodes`` are those that depend on the input's values, with their numbers, in an order of execution. ``values``
-    are the names of what they give and of the input, ``varying`` of those whose shape may depend on them, too.
+    are the names of their results and of the input, ``varying`` of those whose shape may depend on them, too.
     """
 
     nodes: Sequence[Numbered]

@@ -65,7 +65,7 @@ def without_settled_questions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _false(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes that give falsehoods of the shape of what a node asks about."""
+    """Return nodes that give False in the shape of a node's input."""
     shape, value = f"{node.output[0]}.shape", helper.make_tensor("value", TensorProto.BOOL, [1], [False])
     return [
         helper.make_node("Shape", [node.input[0]], [shape]),

@@ -12,7 +12,7 @@ def has_more_fields(content: bytes, descriptor: Any, most: int) -> bool:
     """Return whether a message of this type has more than ``most`` fields, those of the messages within it included.
 
     A message that is empty takes two bytes in a file and more than a hundred in memory. Reads no further than to the
-    field after ``most``. What is not well-formed ends the message that it is in: to refuse that is the parser's part.
+    field after ``most``. A malformed field ends its message; the parser is the one to refuse it.
     """
     left = most
     open_ = [(0, len(content), descriptor)]

@@ -196,16 +196,11 @@ def parse_event(text: bytes, rank: int | None) -> Event:
     for name, expected in _OPTIONAL.get(str(kind), {}).items():
         if name in event and not isinstance(event[name], expected):
             raise MalformedEvent(f"{name!r} of a {kind} event is {_names(expected)}", text)
-    if said := _refusal(event):
+    if said := next((said for wrong, said in _refusals(event) if wrong), ""):
         raise MalformedEvent(said, text)
     if rank is not None or not isinstance(event.get("rank"), int):
         event["rank"] = rank
     return cast(Event, event)
-
-
-def _refusal(event: Mapping[str, Any]) -> str:
-    """Return what is wrong with values of the right types: others than the event's readers take. Empty if nothing."""
-    return next((said for wrong, said in _refusals(event) if wrong), "")
 
 
 def _refusals(event: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:

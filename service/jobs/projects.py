@@ -45,7 +45,7 @@ class Quotas(BaseModel):
 
 
 class ProjectUsage(BaseModel):
-    """Counts what a project has of what quotas bound."""
+    """Counts a project's use of all that has a quota."""
 
     queued_jobs: int
     devices: int

@@ -93,7 +93,7 @@ def load_compile_caches(choice: CompileChoice, modes: Mapping[Phase, str], conte
 def portable_caches(
     choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int, digests: Mapping[str, str]
 ) -> list[bytes]:
-    """Return what the compile job compiled on this rank in the mode that is used.
+    """Return the code that the compile job made on this rank in the mode that is used.
 
     To load it is to run it, so only content whose SHA-256 is in ``digests``, by artifact name, is returned.
     """

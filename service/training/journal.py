@@ -29,7 +29,7 @@ class Journal:
         self._began = time.monotonic()
 
     def begin(self, step: int) -> None:
-        """Tell what is trained, on what, and from which step on."""
+        """Log the model, the data, and the step that training begins at."""
         spec = self._training.spec
         self._say(f"data: {self._data()}")
         self._say(f"model: {self._model()}")

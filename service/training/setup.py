@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
@@ -247,11 +247,7 @@ class TiedStages:
         for original, copy in zip(self.originals, self.copies, strict=True):
             local(copy.detach()).copy_(local(original.detach()))
             for name, value in optimizer.state[copy].items():
-                _copy(value, optimizer.state[original][name])
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    local(target).copy_(local(source))
+                local(value).copy_(local(optimizer.state[original][name]))
 
 
 def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:

@@ -11,7 +11,7 @@ from service.verification.task import Task
 
 
 def begun(loaded: LoadedTasks) -> Iterator[str]:
-    """Yield what is verified, by what, in which layout, and what is to be known of it."""
+    """Yield the instances, the method, the layout, the network, and notes on its analysis."""
     first = loaded.assignment
     count, parallel = first.asked.count, first.spec.parallel
     instances = f"{count:,} instance{'s' * (count != 1)}"

@@ -1,4 +1,4 @@
-"""What rounding may explain of a plain verdict: *verified* is said only where it is less than what was proved.
+"""How far rounding may explain a plain verdict: *verified* is said only where that is less than what was proved.
 
 The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where terms are
 large beside what is left of them, where exponentials overflow and where steps are taken, the two differ by what no

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +14,11 @@ import pytest
 from object_server import object_server
 from waiting import LIMIT_S, eventually
 
+from benchmarks.api_process import ApiProcess
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job
-from trivet import Client, Refused, Unreachable
+from trivet import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 SPEC: dict[str, Any] = {
@@ -39,46 +38,43 @@ class Site:
     def __init__(self, folder: Path, broker: str, store: str) -> None:
         self._folder = folder
         self._shared = {"TRIVET_REDIS_URL": broker, "TRIVET_STORE": store, "TRIVET_LEASE_S": "6"}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-        self._parts: dict[str, subprocess.Popen[bytes]] = {}
+        self._api = ApiProcess(self._settings("api"), folder / "api.log", ("trivet", "api"))
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
 
     def data(self, name: str) -> DataLayout:
         return DataLayout(self._folder / name)
 
     def start(self, name: str) -> None:
         """Start the ``api``, or a worker of this name."""
+        if name == "api":
+            self._api.start()
+            return
         outer = {key: value for key, value in os.environ.items() if not key.startswith("TRIVET_")}
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._workers[name] = subprocess.Popen(
+                [sys.executable, "-m", "workers"], env={**outer, **self._settings(name)}, stdout=log, stderr=log
+            )
+
+    def _settings(self, name: str) -> dict[str, str]:
         own = {"TRIVET_DATA": str(self.data(name).root), "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": name}
         own |= {"TRIVET_WARM_SUPERVISORS": "0", "TRIVET_STOP_JOBS": "true", "OMP_NUM_THREADS": "1"}
-        command = ["trivet", "api", "--port", str(self._port)] if name == "api" else ["workers"]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._parts[name] = subprocess.Popen(
-                [sys.executable, "-m", *command], env={**outer, **self._shared, **own}, stdout=log, stderr=log
-            )
-        if name == "api":
-            eventually(self._answers)
-
-    def _answers(self) -> bool:
-        assert self._parts["api"].poll() is None, self.said()
-        with contextlib.suppress(OSError, Refused, Unreachable):
-            return bool(self.client().hosts() or True)
-        return False
+        return {**self._shared, **own}
 
     def client(self) -> Client:
-        return Client(f"http://127.0.0.1:{self._port}", self.data("api").admin_key.read_text().strip())
+        return Client(self._api.url, self.data("api").admin_key.read_text().strip())
 
     def ended(self, job: Job) -> Job:
         return eventually(lambda: now if (now := self.client().job(job.id)).ended_at is not None else None)
 
     def stop(self, name: str) -> None:
-        process = self._parts.pop(name)
+        process = self._workers.pop(name)
         process.send_signal(signal.SIGTERM)
         process.wait(LIMIT_S)
 
     def close(self) -> None:
-        for name in list(self._parts):
+        for name in list(self._workers):
             self.stop(name)
+        self._api.stop()
 
     def said(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.log")))

@@ -72,7 +72,9 @@ class Mirror:
         return job_files(self.claim.ref.job_id)
 
     def fetch(self) -> None:
-        """Get what the attempt goes on from, and what its spec names. Raises :class:`OSError`."""
+        """Fetch the state that the attempt goes on from, and the files and jobs that its spec names. Raises
+        :class:`OSError`.
+        """
         if (objects := self.objects) is None:
             return
         spec = self.claim.spec
@@ -117,7 +119,7 @@ class Mirror:
                 logger.warning("what the ranks have written is not in the object store yet: %s", error)
 
     def finish(self) -> None:
-        """Put there what is left, and what the ranks reported and printed."""
+        """Store the rest, and the ranks' reports and output."""
         tree, attempt = record_tree(self.claim.ref.attempt), self._paths.attempt(self.claim.ref.attempt)
         if (objects := self.objects) is None or not attempt.exists():
             return
@@ -167,7 +169,7 @@ class Mirror:
         objects.name_files(self._owner, tree, TreeManifest(host=self.claim.ref.host, files=files))
 
     def _fetch_state(self, objects: ObjectStore) -> None:
-        """Get what the last attempt left, in place of what an earlier one left here."""
+        """Fetch the last attempt's state, in place of an earlier one's here."""
         if (found := newest_state(objects, self.claim.ref.job_id)) is None:
             return
         attempt, manifest = found
@@ -182,7 +184,7 @@ class Mirror:
             _fetch_files(objects.tree(self._owner, manifest).files, root)
 
     def _fetch_job(self, objects: ObjectStore, job_id: str, step: int | None) -> None:
-        """Get what another job has published, and its checkpoint of a step, of the newest one where that is None."""
+        """Fetch another job's artifacts, and its checkpoint of ``step``, the newest one where that is None."""
         owner, paths = job_files(job_id), self.layout.job(job_id)
         files = {
             f"{paths.artifacts.name}/{each.name}": RemoteFile(

@@ -142,7 +142,7 @@ COMPARED = 2**24
 
 
 def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, options: BoundOptions) -> Tensor:
-    """Return the better ones of linear bounds of rows of the output and of what its interval says."""
+    """Return, for each row of the output, the tighter of its linear bounds and its interval's."""
     network = backward.network
     interval = backward.intervals.get(network.graph.output.name)
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
@@ -208,7 +208,8 @@ def elements_of_row(backward: Pass, start: str) -> int:
 
 
 def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool = False) -> int:
-    """Return what a row takes in the largest coefficient tensor of one rank, which that rank's own device must hold.
+    """Return the elements of a row in the largest coefficient tensor of one rank, which that rank's own device must
+    hold.
 
     Where ``start`` is divided, each rank has rows of its own, and further on all of them go on on every rank. Rows are
     ``divided`` as those of a pass.

@@ -69,7 +69,7 @@ def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[StageCu
 
 
 def _chosen(graph: Graph, possible: Sequence[StageCut], stages: int) -> list[StageCut]:
-    """Return the least sum of what crosses, where no stage holds much more than it must."""
+    """Return the cuts that the fewest entries cross, among those where no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
             f"parallel.pp: {stages} stages, but the model's graph has {len(possible)} places for a cut; expected at "

@@ -18,7 +18,7 @@ def detect(observation: Observation) -> Iterator[Finding]:
     for module, shapes in observation.usage.shapes.items():
         distinct = frozenset[Shapes]().union(*shapes)
         if _never_settles(shapes):
-            examples = ", ".join(_readable(shape) for shape in sorted(distinct)[:_AT_LEAST])
+            examples = ", ".join(" ".join(str(list(each)) for each in shape) for shape in sorted(distinct)[:_AT_LEAST])
             yield Finding(
                 "unstable",
                 f"{module} is called with new shapes in every step, {len(distinct)} in {len(shapes)} steps "
@@ -35,7 +35,3 @@ def _never_settles(shapes: tuple[frozenset[Shapes], ...]) -> bool:
         news.append(bool(each - seen))
         seen |= each
     return all(news[-max(_AT_LEAST, len(shapes) // 2) :])
-
-
-def _readable(shapes: Shapes) -> str:
-    return " ".join(str(list(shape)) for shape in shapes)

@@ -70,7 +70,7 @@ class CheckedModel:
 
 @dataclass(frozen=True)
 class Subject:
-    """Says what a gate will hold for, and what its report says of it."""
+    """Identifies the program that a gate holds for, and describes it for the report."""
 
     fingerprint: Fingerprint
     about: Mapping[str, Any]

@@ -133,7 +133,7 @@ class _GroupAttempt:
         return bool(self.store.check([DECISION])) and self.store.get(DECISION).decode() == LEFT
 
     def _decide(self, wish: str) -> str:
-        """Return what the first rank wished that came to decide: all stay, or all leave."""
+        """Return the wish of the rank that came first: all stay, or all leave."""
         decided: str = self.store.compare_set(DECISION, "", wish).decode()
         return decided
 

@@ -74,7 +74,7 @@ def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
-    """Return what speaks against CUDA graphs on a device that has them, where they could only be rehearsed."""
+    """Return the objections to CUDA graphs on a device that has them, where they could only be rehearsed."""
     found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
     return [f"{_TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
 

@@ -28,8 +28,8 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Audit:
-    """``unseen`` names tensors whose stale value would be the right one. ``read`` tells what shows that stale memory is
-    read all the same; ``problem`` why nobody can tell; with neither, none is.
+    """``unseen`` names tensors whose stale value would be the right one. ``read`` says which difference proves that
+    stale memory is read all the same, ``problem`` why that cannot be told; with neither, none is read.
     """
 
     unseen: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ def names_of(names: Sequence[str]) -> str:
 def unseen_in(reference: Reference, period: int) -> tuple[Key, ...]:
     """Return the tensors that are the same in each iteration as one iteration before, or one ``period``.
 
-    To the last bit: where numbers are others, if only by little, what is stale shows in those that follow from them.
+    The same to the last bit: a stale value that differs, if only by little, shows in the numbers that follow from it.
     """
     records = reference.eager.records
     keys = dict.fromkeys(key for record in records for key, value in record.tensors.items() if value.numel())

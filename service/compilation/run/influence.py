@@ -31,8 +31,8 @@ def without_influence(
     """Return those of ``names``, parameters that no iteration of training gave a gradient, of which no loss and no
     gradient of another parameter depends.
 
-    Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` makes of
-    what is so here what is so on any rank.
+    Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` returns
+    whether a condition of this rank holds on any rank.
     """
     search = _Halving(build(program, "train"), reference, on_any)
     return frozenset(names) - search.influential(sorted(names))

@@ -30,8 +30,8 @@ _GRADIENT = "gradient"
 
 
 def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Comparison, ...]:
-    """Return what kinks may be the reason of: gradients that are off in fewer than half of the ``iterations``, and what
-    comes after these; nothing where anything else is off, or has the value of an iteration before.
+    """Return the comparisons that kinks may explain: gradients that are off in fewer than half of the ``iterations``,
+    and all that follows from them; none where anything else is off, or has the value of an iteration before.
     """
     wrong = [each for each in comparisons if not each.passed]
     judged = [each for each in wrong if each.iteration < iterations]

@@ -1,11 +1,11 @@
 """Defines the parity rule: a compiled run is at fault only where it is further from the truth than eager is.
 
 The rule is that of PyTorch's own benchmark suite (``torch._dynamo.utils.same``): a tensor passes if it is close to
-eager's, **or** if its root-mean-square distance from the float64 result is at most ``ratio`` times eager's own
-distance plus a tenth of the tolerance. Few elements make a noisy distance, so small tensors get a larger ratio.
-The tolerance is taken relative to the scale of what is compared, so that wrong but tiny gradients do not hide in it.
-Where two eager runs differ, their distance is added to it; but where they differ by a fair part of that scale,
-agreement would prove nothing, and the comparison says so instead of passing.
+eager's, **or** if its root-mean-square distance from the float64 result is at most ``ratio`` times eager's own distance
+plus a tenth of the tolerance. Few elements make a noisy distance, so small tensors get a larger ratio. The tolerance is
+taken relative to the scale of the compared values, so that wrong but tiny gradients do not hide in it. Where two eager
+runs differ, their distance is added to it; but where they differ by a fair part of that scale, agreement would prove
+nothing, and the comparison says so instead of passing.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def scale_of(tensor: Tensor) -> float:
 def terms_scale(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> float:
     """Return the size of the terms whose sum ``eager`` is, as far as they cancel; 0 where they do not.
 
-    What a float32 sum is off by is about one unit in the last place of its terms, in whatever order they are added:
-    nothing else is left of the gradient of a bias before a normalisation, whose true value is 0, and that of the
-    weight beside it lacks a digit or two.
+    A float32 sum is off by about one unit in the last place of its terms, in whatever order they are added: nothing
+    else is left of the gradient of a bias before a normalisation, whose true value is 0, and that of the weight beside
+    it lacks a digit or two.
     """
     own = scale_of(eager) if eager.is_floating_point() else 0.0
     terms = _rounding(eager, truth) / torch.finfo(eager.dtype).eps if own else 0.0

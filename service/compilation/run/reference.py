@@ -171,7 +171,7 @@ class Reference:
 
     def drift(self, iteration: int) -> float | None:
         """Return how far eager has come from float64 by this free iteration, as a part of a tensor's size at most;
-        ``None`` where nobody knows, or where it is too far to tell an error from it.
+        ``None`` where it is unknown, or where it is too far to tell an error from it.
         """
         first = len(self.eager.records) + 1
         if self.truth is None or iteration < first:
@@ -211,8 +211,8 @@ def run_reference(
     program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool] = lambda flag: flag
 ) -> Reference:
     """Run ``program`` uncompiled, three times over, and once more where it draws random numbers; raises what the
-    program raises. ``on_any`` makes of what is so here what is so on any rank, where ranks run together. Where TF32
-    would hide errors, all of it once more without: rungs are to run so, too.
+    program raises. ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together.
+    Where TF32 would hide errors, all of it once more without: rungs are to run so, too.
     """
     found = _reference(program, phase, iterations, on_any)
     moved = found.moved_by_tf32

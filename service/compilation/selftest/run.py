@@ -55,8 +55,8 @@ def self_test() -> tuple[Proof, ...]:
 
 @contextmanager
 def _older_objects_set_aside() -> Iterator[None]:
-    """Hide from the collector what there is already: who holds a result is looked for among all that it knows, and
-    none of a million imported objects holds one of these.
+    """Hide existing objects from the collector: holders of a result are looked for among all that it knows, and none of
+    a million imported objects is one.
     """
     if gc.get_freeze_count():  # by whoever forked this process
         yield

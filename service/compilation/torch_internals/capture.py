@@ -82,7 +82,7 @@ class CompilationRecords:
 
 
 def _records() -> list[Any]:
-    """Return the records of compilations; one of what happened at run time is none."""
+    """Return the records of compilations, without those of run time."""
     return [record for record in utils.get_compilation_metrics() if not getattr(record, "is_runtime", False)]
 
 

@@ -1,4 +1,4 @@
-"""Cuts what PyTorch says to what a report shows."""
+"""Shortens PyTorch's messages for reports."""
 
 from __future__ import annotations
 

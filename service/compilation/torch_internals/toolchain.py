@@ -34,7 +34,9 @@ class VectorProbes:
     """Where those are to be kept that were not tried."""
 
     def assume(self) -> None:
-        """Let torch choose, and take for granted that what this processor has compiles: a kernel is to show that."""
+        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel is to show
+        that.
+        """
         self._choose(assumes=True)
 
     def keep(self) -> None:
@@ -147,8 +149,8 @@ class Toolchain:
         """Compile a trivial kernel and return the seconds of all of the start, so that the first rung does not pay for
         it.
 
-        In a job, what its owner's jobs left on the host helps. Raises what the compiler raises, as it does on a machine
-        that has none.
+        In a job, what its owner's jobs left on the host helps. Raises the compiler's own error, as on a machine that
+        has none.
         """
         if self._preparing is None:
             self.begin()

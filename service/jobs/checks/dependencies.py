@@ -54,7 +54,7 @@ def related(specs: Iterable[CommonSpec], visible: Lookup, lookup: Lookup) -> dic
 
 
 def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
-    """Yield which of the jobs that the spec names cannot be what it needs."""
+    """Yield a problem for each job that the spec names and that cannot be what it needs."""
     for needed in spec.dependencies():
         job = context.lookup(needed.job_id)
         wanted = f"a {needed.kind} job" if needed.kind else "a job"

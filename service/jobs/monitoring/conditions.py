@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from service.jobs.monitoring.numbers import Numbers, Series
+from service.jobs.monitoring.numbers import Numbers
 
 Labels = tuple[tuple[str, str], ...]
 Values = dict[Labels, float]
@@ -227,9 +227,6 @@ def _selected(numbers: Numbers, name: str, wanted: Labels) -> Values:
     return {
         series.labels: value
         for series, value in numbers.items()
-        if series.name == name and all(_matches(series, label, pattern) for label, pattern in wanted)
+        if series.name == name
+        and all(dict(series.labels).get(label) in pattern.split("|") for label, pattern in wanted)
     }
-
-
-def _matches(series: Series, label: str, pattern: str) -> bool:
-    return dict(series.labels).get(label) in pattern.split("|")

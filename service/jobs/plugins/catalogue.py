@@ -90,7 +90,7 @@ def catalogue(
     kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
 ) -> Catalogue[Kind]:
     """Load every declaration; log and set aside any that is broken or claims a taken name, whatever it raises."""
-    provided = {_name_of(each): _Provided(each, HOUSE, house_version()) for each in built_in}
+    provided = {_fixed(each.config, each.tag): _Provided(each, HOUSE, house_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
     unavailable = []
@@ -105,11 +105,6 @@ def catalogue(
             unavailable.append(_Unavailable(kind.group, point.name, *_distribution(point), reason))
             logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
     return Catalogue(kind.tag, provided, tuple(unavailable))
-
-
-def _name_of(declaration: Declaration) -> str:
-    """Return the name that specs use; raises :class:`_PluginError` if the configuration does not fix one."""
-    return _fixed(declaration.config, declaration.tag)
 
 
 def _fixed(config: type[Any], tag: str) -> str:

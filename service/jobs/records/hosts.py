@@ -24,7 +24,7 @@ class Holding(FrozenModel):
 
 
 class AllocatedDevices(FrozenModel):
-    """Describes what one host has of an allocation: devices that a launcher got from its scheduler for one job."""
+    """Describes one host's share of an allocation: devices that a launcher got from its scheduler for one job."""
 
     launcher: str
     id: str

@@ -1,1 +1,1 @@
-"""Declarative job specs: what the built-in kinds are asked in, and what every kind has."""
+"""Declarative job specs: those of the built-in kinds, and the fields that every kind has."""

@@ -30,7 +30,7 @@ TOO_MANY_ERRORS = "too_many_errors"
 
 
 def _id(what: str, printed_by: str, form: str) -> WrapValidator:
-    """Refuse what is no id in words, since who writes a path or a name there does not know that an id is wanted."""
+    """Refuse anything but an id, in words: whoever writes a path or a name there does not know that an id is wanted."""
 
     def check(value: Any, matches: ValidatorFunctionWrapHandler) -> str:
         try:

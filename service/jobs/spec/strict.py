@@ -1,4 +1,4 @@
-"""Defines what fragments of specs are made of: strict models, and the error of fields that do not go together."""
+"""Defines the building blocks of specs: strict models, and the error of fields that contradict each other."""
 
 from __future__ import annotations
 

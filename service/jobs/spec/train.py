@@ -197,10 +197,6 @@ class TrainSpec(CommonSpec):
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return the model's job, the one that is resumed, the gate's, and those of ``after``."""
-        resumed = () if self.resume is None else (_resumed(self.resume),)
+        resumed = () if self.resume is None else (Dependency("resume.job", self.resume.job, "train", self.resume.step),)
         gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
         return (*jobs_of(self.model), *resumed, *gate, *super().dependencies())
-
-
-def _resumed(resume: ResumeSpec) -> Dependency:
-    return Dependency("resume.job", resume.job, "train", resume.step)

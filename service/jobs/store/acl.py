@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,8 @@ def access_list(passwords: Mapping[str, str]) -> str:
     for user, password in passwords.items():
         _check_password(user, password)
     if "api" not in roles or len(roles) < 2:
-        raise ValueError(f"users api and host (or host-NAME for some hosts) are needed; there are {_listed(roles)}")
+        there = ", ".join(roles) or "none"
+        raise ValueError(f"users api and host (or host-NAME for some hosts) are needed; there are {there}")
     rules = [role.rule(user, passwords[user]) for user, role in roles.items()]
     return "\n".join(["user default reset off", PROBE, *rules]) + "\n"
 
@@ -181,7 +182,3 @@ def _check_password(user: str, password: str) -> None:
             f"the password of {user} must have {SHORTEST_PASSWORD} characters or more and no white space; it has "
             f"{len(password)}"
         )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"

@@ -178,7 +178,7 @@ class Attempts:
         return decode.job(view)
 
     def reap(self) -> list[str]:
-        """Give up what nobody answers for; returns the ids of the jobs touched.
+        """Give up the parts that nobody answers for; returns the ids of the jobs touched.
 
         A claimed part whose lease ended is lost (``LeaseLost``), and its devices stay held until a beat of its host no
         longer lists the attempt; its supervisor takes the attempt up again by any write, as long as nobody claimed a

@@ -54,7 +54,7 @@ def _values(flat: list[str]) -> dict[str, Any]:
 
 
 def reason_of(fields: dict[str, str]) -> str | None:
-    """Return why a job is where it is: what its last move was for, and what it waits for."""
+    """Return why a job is in its state: the reason of its last move, or what it waits for."""
     reason, waiting = fields.get("reason"), fields.get("waiting")
     return f"{reason}; {waiting}" if reason and waiting else reason or waiting or None
 

@@ -1,6 +1,6 @@
 """Keeps which ended jobs are still to be exported, and to where.
 
-The script that ends a job notes it. What an export has failed at so far is a field of the job, so that it goes with it.
+The script that ends a job notes it. An export's failures so far are a field of the job, and are deleted with it.
 """
 
 from __future__ import annotations

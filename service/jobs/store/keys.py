@@ -37,7 +37,7 @@ _NO_DIGEST = ""
 
 @dataclass(frozen=True)
 class Credential:
-    """Names what a request was admitted by: a key, and the session that spoke for it, if any."""
+    """Names the key that admitted a request, and the session that spoke for it, if any."""
 
     key_id: str
     session: str = ""

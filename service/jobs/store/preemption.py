@@ -19,8 +19,8 @@ _MOST = 100
 
 @dataclass(frozen=True)
 class Preemptions:
-    """Reads what might be stopped, plans (:mod:`service.jobs.queue.preemption`), and has one script do it, which checks
-    that all of it is still so.
+    """Reads which jobs might be stopped, plans (:mod:`service.jobs.queue.preemption`), and has one script carry it out,
+    which checks that nothing has changed.
     """
 
     client: BrokerClient

@@ -84,7 +84,7 @@ class Projects:
         return changed
 
     def usage(self, name: str) -> ProjectUsage:
-        """Return how much a project has of what quotas bound."""
+        """Return a project's use of all that has a quota."""
         uploads = self.client.call("HVALS", UPLOADS(name))
         held, used_ms = stubs.read_device_use(self.client, self.limits.script_argument, name)
         return ProjectUsage(

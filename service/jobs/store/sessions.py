@@ -27,7 +27,7 @@ _TICKET_S = 300
 
 @dataclass(frozen=True)
 class SessionSecrets:
-    """Carries what a browser gets when it signs in: the cookie's value, and the secret that pages send in a header."""
+    """Holds the two secrets of a browser's session: the cookie's value, and the one that pages send in a header."""
 
     cookie: str
     page: str

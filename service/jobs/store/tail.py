@@ -79,7 +79,9 @@ class StreamTail:
         with translated():
             answer: Any = await self._client.xread(streams, count=count, block=block_ms)
         return {
-            names[name]: [_raw_event(names[name], entry, fields) for entry, fields in entries]
+            names[name]: [
+                RawEvent(names[name], entry.decode(), fields[b"t"].decode(), fields[b"d"]) for entry, fields in entries
+            ]
             for name, entries in (answer or [])
         }
 
@@ -148,10 +150,6 @@ class StreamTail:
 
     async def close(self) -> None:
         await self._client.aclose()
-
-
-def _raw_event(job_id: str, entry: bytes, fields: dict[bytes, bytes]) -> RawEvent:
-    return RawEvent(job_id, entry.decode(), fields[b"t"].decode(), fields[b"d"])
 
 
 _CHUNK = 1000

@@ -39,7 +39,7 @@ _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
 
 
 def joined(*paths: str) -> str:
-    """Return the dotted path of a field of what stands at another path."""
+    """Return the dotted path of a field below another path."""
     return ".".join(filter(None, paths))
 
 

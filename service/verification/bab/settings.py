@@ -188,8 +188,8 @@ class BranchingSettings:
     """Filtered smart branching over activations.
 
     Each score nominates ``candidates`` entries of every domain. The bound of a half is tried with the shares
-    ``multiplier_shares`` of the multiplier with which it has the bound of its whole. A candidate is worth what the
-    half that gains less gains, ``better_half_weight`` times what the other gains, and ``prior_weight`` times its first
+    ``multiplier_shares`` of the multiplier with which it has the bound of its whole. A candidate is worth the gain of
+    the half that gains less, ``better_half_weight`` times the gain of the other, and ``prior_weight`` times its first
     score, which decides where real bounds show no gain. An entry narrower than the share ``narrowest`` of its width at
     the root is not split, unless at a kink: such splits gain nothing but rounding.
     """

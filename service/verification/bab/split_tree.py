@@ -112,7 +112,7 @@ class SearchTree:
                 self.nodes[number].margin = margin
 
     def restart(self, disjunct: int) -> None:
-        """Let go of what was split of a disjunct, whose root begins anew."""
+        """Forget the splits of a disjunct, whose root begins anew."""
         for number in self._within(disjunct):
             node = self.nodes[number]
             if number == disjunct:

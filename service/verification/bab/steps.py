@@ -49,7 +49,7 @@ def step_sides(model: ModelUnderVerification, specification: Specification) -> S
 
 @dataclass(eq=False)
 class StepSides:
-    """Looks at both sides of the steps of a model, at corners and at extremes of what steps are decided by."""
+    """Looks at both sides of the steps of a model, at corners and at extremes of the values that decide steps."""
 
     model: ModelUnderVerification
     specification: Specification

@@ -88,7 +88,7 @@ class Turns:
         return listen
 
     def _result(self, course: Course) -> SearchResult:
-        """Return what the last course found, with what all of them know."""
+        """Return the last course's result, with the domains and the best bound of all."""
         found = [each.latest for each in self.courses]
         shortage = next((each.shortage for each in found if each.shortage is not None), None)
         domains, bound = sum(each.domains for each in found), max(each.bound for each in found)

@@ -49,7 +49,7 @@ class Property(Protocol):
         """Return whether the witnesses are labelled samples, so that their violations measure accuracy."""
 
     def name(self, instance: int) -> str | None:
-        """Return what the user calls the instance, where there is such a name."""
+        """Return the user's name for the instance, if there is one."""
 
     def label(self, instance: int) -> int | None:
         """Return the class of its sample, where there is one."""

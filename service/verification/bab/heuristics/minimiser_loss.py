@@ -11,7 +11,7 @@ from service.verification.bab.heuristics.activation_score import ActivationScore
 
 @dataclass(frozen=True)
 class MinimiserLoss(ActivationScore):
-    """Score an entry by what its relaxation loses at the input that minimises the linear bound.
+    """Score an entry by the loss of its relaxation at the input that minimises the linear bound.
 
     Hidden values there are those that follow if every operator were the line that bounds it. A relaxation that is
     loose elsewhere but exact at the minimiser does not hold the bound back, which BaBSR does not see. The score is

@@ -12,7 +12,7 @@ from service.verification.bab.heuristics.input_score import InputScore, InputVie
 
 @dataclass(frozen=True)
 class RelaxationInfluence(InputScore):
-    """Score an input by its influence on what relaxations lose, as a share of what each open row lacks.
+    """Score an input by its influence on the losses of relaxations, as a share of what each open row lacks.
 
     The slope of the plane times the input's width is a usual score for input splits. But the worse half of a box keeps
     all of what the slope costs, so the slope counts with ``slope_weight`` only, beside the losses of the relaxations,
