@@ -7,18 +7,17 @@ import, so that they are fetched at once and not one after the other.
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import mimetypes
 import posixpath
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import fastapi_swagger
-
 from service.jobs.kinds.registry import KINDS
 
 STATIC = Path(__file__).parent / "static"
-SWAGGER = Path(fastapi_swagger.__file__).parent / "resources"
+SWAGGER = Path(str(importlib.resources.files("fastapi_swagger"))) / "resources"
 _IMPORT = re.compile(r'^(?:import|export)\b[^"\n]*"(\.{1,2}/[^"]+)";', re.MULTILINE)
 
 
