@@ -85,4 +85,5 @@ def test_init_writes_a_file_and_never_over_one(trivet: Cli) -> None:
     assert written.read_text() == "mine"
     trivet.ok("init", "train", "--force")
     trivet.ok("init", "verify", "-o", "other.yaml")
+    assert "trivet submit third.yaml --set model.job=ID" in trivet.ok("init", "compile", "third.yaml").out
     assert "expected train, verify, compile" in trivet("init", "nothing").err

@@ -147,14 +147,20 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 def init(
     kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="file to write; KIND.yaml if absent")] = None,
+    file: Annotated[Path | None, typer.Argument(help="file to write; KIND.yaml if absent")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the same")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there")] = False,
 ) -> None:
-    """Write a spec that runs as it is, with every further field as a comment: its default and its meaning."""
+    """Write a spec that can be submitted at once, with every further field as a comment: its default and its meaning.
+
+    Verifications and compile checks are of the model of a training, whose id is given when they are submitted.
+    """
     if kind not in KINDS:
         refuse(f"there is no kind {kind!r} to begin with; expected {', '.join(KINDS)}")
-    target = output or Path(f"{kind}.yaml")
+    target = output or file or Path(f"{kind}.yaml")
     if target.exists() and not force:
         refuse(f"{target} exists; --force replaces it, --output writes another file")
-    target.write_text(first_spec(kind))
-    out.print(f"{target}: change it, then: trivet submit {target} --watch")
+    text = first_spec(kind)
+    target.write_text(text)
+    of_job = " --set model.job=ID" if "model.job=ID" in text else ""
+    out.print(f"{target}: change it, then: trivet submit {target}{of_job} --watch")
