@@ -31,7 +31,7 @@ class HubSettings:
     """Subscriptions that read for themselves at once."""
     handed_at_once: int = 16
     """Subscriptions that are handed something before other work gets its turn."""
-    rest: float = 3.0
+    rest: float = 1.5
     """How long the hub rests, in times that it worked."""
     longest_rest_s: float = 1.0
     """Longest rest in one round."""

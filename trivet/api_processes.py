@@ -78,10 +78,14 @@ class ApiProcesses:
             said.append(f"the {process.name} was restarted" + ("" if answers else ", and does not answer yet"))
         return said
 
-    def end(self) -> None:
-        """End the processes, and remove the sockets."""
+    def ask_to_end(self) -> None:
+        """Have the processes begin to end."""
         for process in self.processes:
             process.process.terminate()
+
+    def end(self) -> None:
+        """End the processes, and remove the sockets."""
+        self.ask_to_end()
         for process in self.processes:
             process.end()
         self._listening.close()

@@ -140,9 +140,13 @@ class LocalService:
         return said
 
     def stop(self) -> None:
-        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
+        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start. Where none
+        runs here, nobody follows it, and the API ends beside the worker.
+        """
         worker = self.parts.pop("worker", None)
         if worker is not None:  # without a worker of its own, what runs on this host belongs to another service
+            if self.api is not None and not self._registry().live():
+                self.api.ask_to_end()
             self._end_jobs(worker)
         if self.api is not None:
             self.api.end()
@@ -174,8 +178,10 @@ class LocalService:
     def _end_jobs(self, worker: ChildProcess) -> None:
         launched = _children(worker.process.pid)
         worker.end()
-        registry = SupervisorRegistry(self.settings.layout.host(self.settings.worker_name))
-        registry.stop_all(launched, self.settings.stop_grace_s, self.times.report_within_s)
+        self._registry().stop_all(launched, self.settings.stop_grace_s, self.times.report_within_s)
+
+    def _registry(self) -> SupervisorRegistry:
+        return SupervisorRegistry(self.settings.layout.host(self.settings.worker_name))
 
     def _start(self, api: ApiProcesses) -> None:
         self.url = api.url

@@ -7,6 +7,7 @@ import, so that they are fetched at once and not one after the other.
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import mimetypes
 import posixpath
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from service.jobs.kinds.registry import KINDS
 
 STATIC = Path(__file__).parent / "static"
+SWAGGER = Path(str(importlib.resources.files("fastapi_swagger"))) / "resources"
 _IMPORT = re.compile(r'^(?:import|export)\b[^"\n]*"(\.{1,2}/[^"]+)";', re.MULTILINE)
 
 
@@ -39,8 +41,9 @@ class Assets:
 
     @classmethod
     def found(cls) -> Assets:
-        """Read the files of the dashboard, and the modules of kinds that packages bring."""
+        """Read the files of the dashboard, those of Swagger UI, and the modules of kinds that packages bring."""
         paths = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+        paths |= {f"swagger/{path.name}": path for path in SWAGGER.iterdir() if path.suffix in (".css", ".js")}
         for kind, provided in KINDS.provided.items():
             if (path := provided.declaration.page_file) is not None:
                 paths[f"kinds/{kind}.js"] = path

@@ -18,7 +18,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
-from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from api.dashboard.assets import Assets
@@ -77,17 +76,9 @@ PAGES = (
 )
 
 
-class _RevalidatedFiles(StaticFiles):
-    """Files that browsers keep but ask about, so that an upgraded service never meets yesterday's modules."""
-
-    def file_response(self, *args: object, **kwargs: object) -> Response:
-        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
-        response.headers.update(_REVALIDATED)
-        return response
-
-
 class _OwnFiles:
-    """An application: the dashboard's files from memory, and at ``kinds/`` the modules that kinds of jobs bring.
+    """An application: the dashboard's files from memory, at ``kinds/`` the modules that kinds of jobs bring, and at
+    ``swagger/`` what draws the API reference.
 
     Below a folder with the version of :class:`Assets` a file is never asked about again. One of another version, of a
     process that was started before or after this one, is served as it is here.
@@ -133,9 +124,6 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None 
             name=f"dashboard:{page.module}",
         )
     _mount_missing(app, environment, signed_in)
-    app.mount(
-        "/static/swagger", _RevalidatedFiles(packages=[("fastapi_swagger", "resources")]), name="dashboard:swagger"
-    )
     app.mount("/static", _OwnFiles(assets), name="dashboard:static")
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from service.jobs.safe_files import Folder
 
-LEVELS = (200, 2000)
+LEVELS = (100, 400, 2000)
 """Points of a curve at most: for many jobs on one axis, and for one job."""
 _MOST_POINTS = 1_000_000
 """Points of all curves of one file: with more names than that allows there is no file."""

@@ -32,9 +32,13 @@ def test_a_part_of_all_charts_is_shown_and_curves_are_smoothed(page: Page, fleet
     for step in range(101):
         attempt.metric(step, loss=float(step % 2), lr=0.1, eval_loss=1.0)
     attempt.succeed()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.split("/v1/")[-1]))
     page.goto(f"/jobs/{attempt.job_id}")
     loss, rate = (page.locator(f"[data-chart='{name}']") for name in ("Loss", "Learning rate"))
     expect(loss.locator("canvas")).to_have_attribute("data-view", "0 to 100")
+    job = f"jobs/{attempt.job_id}"
+    assert [path for path in asked if path == job or "/metrics?" in path] == [job, f"{job}/metrics?max_points=2000"]
     box = loss.locator("canvas").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)

@@ -283,7 +283,7 @@ def test_hostile_words_stay_words(page: Page, fleet: Fleet) -> None:
     other = fleet.run(train_spec())
     other.succeed({attack: 1.0, "constructor": 2.0, "toString": attack, "nested": {"__proto__": 3.0}})
     shown(page, f"/jobs/{other.job_id}")
-    expect(page.locator("#result dd")).to_have_text(["1", "2", attack, "3"])
+    expect(page.locator("#result dd")).to_have_text(["1", "2", "3", attack])
     assert page.evaluate("window.hit") is None
     assert page.locator("main img, main script").count() == 0
 

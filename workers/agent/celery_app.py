@@ -7,12 +7,13 @@ Celery's redelivery. The broker cannot be made to run anything but :data:`TASK`,
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from celery import Celery
+from celery import Celery, signals
 from celery.apps.worker import Worker
 
 from service.jobs.broker_url import tls_options
@@ -112,6 +113,12 @@ def serve(app: Celery, host: str, launch: Launch) -> None:
         quiet=True,
         loglevel=logging.WARNING,
     )
+
+    def look(**_: Any) -> None:  # the loop, which sleeps up to a second before it looks whether it is to stop
+        if (hub := getattr(worker, "hub", None)) is not None:
+            threading.Thread(target=hub.call_soon, args=(lambda: None,), daemon=True).start()
+
+    signals.worker_shutting_down.connect(look, weak=False)
     try:
         worker.start()
     except SystemExit as goodbye:

@@ -130,7 +130,7 @@ class Planner:
 
 
 def _is_of_use(allocation: Booking, job: KnownJob | None) -> bool:
-    if job is None or not job.state or job.state in TERMINAL:
+    if allocation.is_given_up or job is None or not job.state or job.state in TERMINAL:
         return False
     has_run_there = job.allocation == allocation.id
     return not has_run_there if job.state == "queued" else has_run_there

@@ -41,11 +41,11 @@ class Booking:
     """What :class:`AllocatedHost` will have: another each time that the scheduler starts it again."""
     job_id: str
     is_waiting: bool
-    """Whether it has no devices yet, and will get some. What has them, or will get none, and on which no attempt begins
-    in time, is taken back.
-    """
+    """Whether it has no devices yet. What has them, and on which no attempt begins in time, is taken back."""
     reason: str = ""
     """Why it has none yet, in the scheduler's words."""
+    is_given_up: bool = False
+    """Whether it has none and the scheduler will give it none by itself: it is taken back, and asked for anew."""
 
 
 @dataclass(frozen=True)

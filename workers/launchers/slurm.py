@@ -130,13 +130,14 @@ def _script(command: Sequence[str]) -> str:
 
 
 def _allocation(number: str, name: str, state: str, reason: str, restarts: str, _: str) -> Booking:
-    is_waiting = state in _WAITING and reason.lower().replace(" ", "_") not in _GIVEN_UP
+    is_waiting, is_given_up = state in _WAITING, reason.lower().replace(" ", "_") in _GIVEN_UP
     said = f"{state.lower()}, {reason}" if reason not in ("None", "") else state.lower()
     return Booking(
         f"{number}.{restarts}",
         name.removeprefix(NAME),
         is_waiting,
         f"Slurm job {number} is {said}" if is_waiting else "",
+        is_given_up,
     )
 
 

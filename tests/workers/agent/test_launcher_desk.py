@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -64,13 +64,21 @@ def test_an_allocation_serves_one_attempt() -> None:
 
 
 def test_devices_on_which_nothing_begins_are_given_back_and_asked_for_anew() -> None:
-    """Such as where Slurm has lost the node of a batch job, or will start it no more."""
+    """Such as where Slurm shows a batch job as running, and a node has lost it."""
     plans, known, allocation = planner(), {"a": KnownJob("queued", "")}, Booking("1.1", "a", False)
     late_s = plans.starts_within_s
     for now, cancelled in ((0.0, []), (late_s - 1, []), (late_s, []), (late_s + PATIENCE_S, [allocation])):
         plan = plans.plan([pending("a")], known, [allocation], now)
         assert (plan.request, plan.cancel) == ([], cancelled)
     assert [job.job_id for job in plans.plan([pending("a")], known, [], late_s + 50).request] == ["a"]
+
+
+def test_what_the_scheduler_has_given_up_is_taken_back_at_once_and_asked_for_anew() -> None:
+    plans, known = planner(), {"a": KnownJob("queued", "1.0")}
+    held = Booking("1.1", "a", True, "launch failed requeued held", is_given_up=True)
+    plan = plans.plan([pending("a")], known, [held], 0.0)
+    assert (plan.request, plan.cancel, plan.reasons) == ([], [held], {})
+    assert [job.job_id for job in plans.plan([pending("a")], known, [], 1.0).request] == ["a"]
 
 
 def test_what_a_scheduler_cannot_take_back_keeps_no_job_waiting() -> None:
@@ -179,7 +187,7 @@ class World:
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["give", "lose", "finish", "vanish", "restart", "cancel"]), st.integers(0, 3))
+    st.tuples(st.sampled_from(["give", "hold", "lose", "finish", "vanish", "restart", "cancel"]), st.integers(0, 3))
 )
 
 
@@ -193,8 +201,10 @@ def test_every_job_runs_in_the_end_and_nothing_is_left(script: list[tuple[str, i
         world.look(plans, now)
         job_id = f"job{which}"
         job, own = world.states[job_id], [one for one in world.allocations.values() if one.job_id == job_id]
-        if what == "give" and own and own[0].is_waiting:
+        if what == "give" and own and own[0].is_waiting and not own[0].is_given_up:
             world.give(own[0])
+        elif what == "hold" and own and own[0].is_waiting:
+            world.allocations[own[0].id] = replace(own[0], is_given_up=True)
         elif what in {"lose", "finish"} and job.state == "running":
             world.end(job_id, "queued" if what == "lose" else "succeeded")
         elif what == "vanish" and own and own[0].is_waiting:
@@ -207,7 +217,7 @@ def test_every_job_runs_in_the_end_and_nothing_is_left(script: list[tuple[str, i
         now += 1.0
         world.look(plans, now)
         for one in list(world.allocations.values()):
-            if one.is_waiting:
+            if one.is_waiting and not one.is_given_up:
                 world.give(one)
         for job_id, job in list(world.states.items()):
             if job.state == "running":

@@ -53,17 +53,18 @@ def test_a_step_with_gpus_has_as_many_devices_as_it_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "waits"), [("JobHeldUser", True), ("launch failed requeued held", False), ("JobHoldMaxRequeue", False)]
+    ("reason", "is_given_up"),
+    [("JobHeldUser", False), ("launch failed requeued held", True), ("JobHoldMaxRequeue", True)],
 )
-def test_what_slurm_will_start_no_more_by_itself_waits_for_nothing(
-    reason: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_slurm_will_start_no_more_by_itself_is_given_up(
+    reason: str, is_given_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squeue = tmp_path / "squeue"
     squeue.write_text(f"#!/bin/sh\necho '7|trivet-job_x|PENDING|{reason}|6|trivet:someone|'\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (booking,) = Slurm(LauncherContext("someone", tmp_path, "", 10.0)).allocations()
-    assert (booking.id, booking.job_id, booking.is_waiting) == ("7.6", "job_x", waits)
+    assert (booking.id, booking.job_id, booking.is_given_up) == ("7.6", "job_x", is_given_up)
 
 
 class Watch:

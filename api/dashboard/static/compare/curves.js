@@ -6,7 +6,7 @@ import { MEASURED } from "../lib/plane.js";
 import { bySeed, mean, named } from "../lib/seeds.js";
 import { ofDevice, panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
-import { call } from "../ui/api.js";
+import { callAt } from "../ui/api.js";
 import { Crosshair } from "../ui/canvas.js";
 import { Chart, TOLD_APART } from "../ui/chart.js";
 import { fill, h, setAttribute } from "../ui/dom.js";
@@ -15,12 +15,12 @@ import { blank } from "../ui/status.js";
 /** @typedef {import("../lib/types.js").Job} Job */
 /** @typedef {import("../lib/series.js").Series} Series */
 
+/** More curves than that are drawn from fewer points. */
+const MANY = 200;
 /** Jobs of one request. */
 const TOGETHER = 100;
 /** What is asked for with the names of what there is: most often that is what will be drawn. */
 const FIRST = "loss";
-/** How far the clocks of a browser and of the service may be apart. */
-const CLOCKS_MS = 60_000;
 /** Jobs whose speed and memory are asked for beside the metric that is drawn. */
 const MEASURED_JOBS = 100;
 const AXES = {
@@ -46,7 +46,8 @@ export class Curves {
     this.turn = 0;
     /** What was asked for before the jobs were known. @type {Promise<void> | undefined} */
     this.coming = undefined;
-    this.expectedAt = Number.POSITIVE_INFINITY;
+    /** When the first of these answers was given, by the service's clock, in milliseconds. */
+    this.answeredAt = Number.POSITIVE_INFINITY;
     /** @type {Chart | null} */
     this.chart = null;
     this.select = h("select", { "aria-label": "Metric" });
@@ -89,13 +90,12 @@ export class Curves {
    * @param {string[]} ids @param {string} wanted
    */
   expect(ids, wanted) {
-    if (!this.coming) this.expectedAt = Date.now();
     this.coming ??= this.fetch(ids, ids.length, wanted || FIRST).catch(() => this.known.clear());
   }
 
-  /** Whether a job may have ended after its curve was asked for in advance. @param {Job} job */
+  /** Whether a job may have ended after its curve was asked for. @param {Job} job */
   hasJustEnded(job) {
-    return Date.parse(job.ended_at ?? "") > this.expectedAt - CLOCKS_MS;
+    return Date.parse(job.ended_at ?? "") > this.answeredAt;
   }
 
   /**
@@ -108,8 +108,9 @@ export class Curves {
     this.jobs = jobs;
     this.names = names;
     await this.coming;
-    await this.ask(jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state) || this.hasJustEnded(job)), wanted || FIRST);
-    this.expectedAt = Number.NEGATIVE_INFINITY;
+    const asked = jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state) || this.hasJustEnded(job));
+    this.answeredAt = Number.POSITIVE_INFINITY;
+    await this.ask(asked, wanted || FIRST);
     const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))].filter((name) => !ofDevice(name))).flatMap((panel) => panel.names);
     const metric = found.includes(wanted) ? wanted : (found[0] ?? "");
     this.relist(found, metric);
@@ -130,12 +131,13 @@ export class Curves {
   /** @param {string[]} ids @param {number} all how many are compared @param {string} metric */
   async fetch(ids, all, metric) {
     const wanted = metric && all <= MEASURED_JOBS ? [metric, ...MEASURED].join(",") : metric;
-    const points = all > TOLD_APART ? 200 : 1000;
+    const points = all > MANY ? 100 : all > TOLD_APART ? 400 : 1000;
     const parts = Array.from({ length: Math.ceil(ids.length / TOGETHER) }, (_, part) => ids.slice(part * TOGETHER, (part + 1) * TOGETHER));
     await Promise.all(parts.map(async (part) => {
       const named = part.map(encodeURIComponent).join(",");
-      const { items } = await call(`/v1/jobs:metrics?ids=${named}&names=${encodeURIComponent(wanted)}&max_points=${points}`);
-      for (const one of items) {
+      const { body, after } = await callAt(`/v1/jobs:metrics?ids=${named}&names=${encodeURIComponent(wanted)}&max_points=${points}`);
+      this.answeredAt = Math.min(this.answeredAt, Number.parseInt(after));
+      for (const one of body.items) {
         this.known.set(one.job, one.names);
         for (const [name, series] of table(one)) this.series.set(`${one.job} ${name}`, series);
       }

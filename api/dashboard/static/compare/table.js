@@ -1,6 +1,7 @@
 /** The jobs as a table of what they differ in and what came of them, in any order, and as a file. */
 
 import { compared, csv, order, shown } from "../lib/compare.js";
+import { duration } from "../lib/format.js";
 import { ran } from "../lib/state.js";
 import { TOLD_APART, swatchOf } from "../ui/chart.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
@@ -8,6 +9,8 @@ import { now, stateMark } from "../ui/parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
+/** What is told as a duration. */
+const SECONDS = new Set(["duration", "result.seconds", "result.wall_seconds"]);
 /** How long a job ran is no result of its own, such as the `seconds` of a training. */
 const FIXED = ["job", "state", "duration"];
 
@@ -71,7 +74,7 @@ export class JobTable {
     const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
     const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, this.isToldApart && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
       h("td", {}, stateMark(job.state)),
-      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path), path === "duration" || path.startsWith("result."))));
+      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path), path === "duration" || path.startsWith("result."), SECONDS.has(path))));
     row.addEventListener("pointerenter", () => this.pointed(name));
     row.addEventListener("pointerleave", () => this.pointed(null));
     link.addEventListener("focus", () => this.pointed(name));
@@ -95,9 +98,9 @@ const bare = (path) => path.replace(/^result\./, "");
 
 /**
  * A value, whole in its title where the cell has less of it; a number that nobody measured stands as it was written.
- * @param {unknown} value @param {boolean} isRight @param {boolean} isMeasured
+ * @param {unknown} value @param {boolean} isRight @param {boolean} isMeasured @param {boolean} [seconds]
  */
-function cell(value, isRight, isMeasured) {
-  const text = isMeasured || typeof value !== "number" || Number.isInteger(value) ? shown(value) : String(value);
+function cell(value, isRight, isMeasured, seconds = false) {
+  const text = seconds && typeof value === "number" ? duration(value) : isMeasured || typeof value !== "number" || Number.isInteger(value) ? shown(value) : String(value);
   return h("td", { class: isRight ? "right" : null, title: typeof value === "string" && text !== value ? value : null }, text);
 }

@@ -6,6 +6,8 @@ import { Section } from "./section.js";
 
 /** Numbers that were written this short are shown as they were written. */
 const SHORT = 5;
+/** Letters of what is no figure but a sentence. */
+const WORDS = 24;
 
 /** Maps, since the names come from a job: an object would answer to `constructor` too. */
 const NAMES = new Map([["seconds", "time"], ["wall_seconds", "wall time"], ["memory_gib", "memory (GiB)"]]);
@@ -31,8 +33,10 @@ export class Figures extends Section {
   show(job) {
     const figures = flat(kept(job.result ?? {}, this.skip)).filter(([, value]) => value !== false);
     this.element.hidden = figures.length === 0;
-    fill(this.list, ...figures.map(([name, value]) =>
-      h("div", {}, h("dt", {}, (NAMES.get(name) ?? name).replaceAll("_", " ").replaceAll(".", " · ")), h("dd", {}, shown(name, value)))));
+    const isWords = (/** @type {unknown} */ value) => typeof value === "string" && value.length > WORDS;
+    const ordered = [...figures.filter(([, value]) => !isWords(value)), ...figures.filter(([, value]) => isWords(value))];
+    fill(this.list, ...ordered.map(([name, value]) =>
+      h("div", { class: isWords(value) ? "words" : null }, h("dt", {}, (NAMES.get(name) ?? name).replaceAll("_", " ").replaceAll(".", " · ")), h("dd", {}, shown(name, value)))));
   }
 }
 

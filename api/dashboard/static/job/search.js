@@ -2,7 +2,8 @@
 
 import { duration, fixed, many, number } from "../lib/format.js";
 import { extent } from "../lib/scales.js";
-import { curves, latest, take } from "../lib/search.js";
+import { curves, latest, longest, take } from "../lib/search.js";
+import { isTerminal } from "../lib/state.js";
 import { call, items, jobPath } from "../ui/api.js";
 import { Crosshair } from "../ui/canvas.js";
 import { Chart } from "../ui/chart.js";
@@ -25,6 +26,7 @@ export class Search extends Section {
     this.domains = new Chart({ title: "Domains", unit: "bounded, and still open", log: true }, crosshair, AXIS);
     this.bound = new Chart({ title: "Proved bound", unit: "of the margin, over all domains", log: false }, crosshair, AXIS);
     this.choice = h("select", { "aria-label": "Instance" });
+    this.ended = false;
     this.choice.addEventListener("change", () => this.choose(this.choice.value === "" ? null : Number(this.choice.value)));
     this.aside.append(this.choice);
     this.body.append(h("div", { class: "pair" }, this.domains.element, this.bound.element));
@@ -47,6 +49,13 @@ export class Search extends Section {
     this.update();
   }
 
+  /** @param {import("../lib/types.js").Job} job */
+  show(job) {
+    if (this.ended === isTerminal(job.state)) return;
+    this.ended = isTerminal(job.state);
+    this.draw();
+  }
+
   /** @param {import("../lib/types.js").StreamedEvent} streamed */
   take({ event }) {
     if (event.type !== "search") return;
@@ -57,7 +66,7 @@ export class Search extends Section {
   update() {
     this.element.hidden = this.searches.size === 0;
     this.list();
-    const instance = this.chosen ?? latest(this.searches);
+    const instance = this.chosen ?? (this.ended ? longest(this.searches) : latest(this.searches));
     const moments = (instance !== null && this.searches.get(instance)) || [];
     const last = moments.at(-1);
     if (!last) return;
@@ -81,8 +90,9 @@ export class Search extends Section {
     const known = [...this.searches.keys()].sort((a, b) => a - b);
     setAttribute(this.choice, "hidden", known.length < 2);
     const wanted = ["", ...known.map(String)];
-    if (wanted.join() === [...this.choice.options].map((option) => option.value).join()) return;
-    this.choice.replaceChildren(...wanted.map((value) => h("option", { value }, value === "" ? "newest" : `instance ${value}`)));
+    const word = this.ended ? "the longest" : "newest";
+    if (this.choice.options[0]?.text === word && wanted.join() === [...this.choice.options].map((option) => option.value).join()) return;
+    this.choice.replaceChildren(...wanted.map((value) => h("option", { value }, value === "" ? word : `instance ${value}`)));
     this.choice.value = this.chosen === null ? "" : String(this.chosen);
   }
 }

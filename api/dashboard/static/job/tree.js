@@ -69,7 +69,7 @@ export class Tree extends Section {
     setAttribute(this.choice, "hidden", found.instances.length < 2);
     fill(this.choice, ...found.instances.map((each) => h("option", { value: each, selected: each === found.instance }, `instance ${each}`)));
     const shown = found.searches.reduce((sum, tree) => sum + tree.state.length, 0);
-    this.remark([found.instances.length < 2 && `instance ${found.instance}`, many(found.domains, "domain"), duration(found.seconds),
+    this.remark([found.instances.length < 2 && `instance ${found.instance}`, `${many(found.domains, "domain")} bounded`, duration(found.seconds),
       found.ranks > 1 && `what the first of ${found.ranks} ranks split`].filter(Boolean).join(" · "));
     this.drawings = found.searches.map((tree) => new Drawing(tree, shown));
     fill(this.body, ...this.drawings.map((drawing) => drawing.element));

@@ -61,7 +61,8 @@ export class Verify extends Section {
     this.tbody = h("tbody", {});
     this.more = h("button", { class: "button small", type: "button" }, "Show more rows");
     this.empty = h("div", {});
-    this.content = h("div", {}, this.tally, this.strip, this.plot(), this.outputs.element, this.table(), this.more);
+    this.figure = this.plot();
+    this.content = h("div", {}, this.tally, this.strip, this.figure, this.outputs.element, this.table(), this.more);
     this.body.append(this.content, this.empty);
     this.more.addEventListener("click", () => {
       this.limit += PAGE;
@@ -122,6 +123,7 @@ export class Verify extends Section {
     this.count(all);
     this.remark([method(this.spec), question(this.spec.property ?? {}, all), all.length > 0 && many(all.length, "row")].filter(Boolean).join(" · "));
     this.margins.set(all);
+    this.figure.hidden = this.ended && all.length < 2;
     setText(this.unit, `lower bound, in the colour of the verdict${all.every((row) => isNumber(row.margin)) ? "" : "; × has no margin"}`);
     this.scale = extent([...all.map((row) => span(row).filter(isNumber)), [0]]) ?? [0, 1];
     const names = all.map((row) => this.named(row));

@@ -28,16 +28,30 @@ export function take(searches, event) {
 export const latest = (searches) => [...searches.keys()].at(-1) ?? null;
 
 /**
+ * The instance whose search took longest.
+ * @param {Map<number, Moment[]>} searches
+ */
+export const longest = (searches) =>
+  [...searches].reduce((/** @type {[number, number] | null} */ most, [instance, moments]) => {
+    const seconds = moments.at(-1)?.seconds ?? 0;
+    return most && most[1] >= seconds ? most : [instance, seconds];
+  }, null)?.[0] ?? null;
+
+/** Moments of a search that are few enough to be marked. */
+const FEW = 12;
+
+/**
  * Curves of one search over its seconds: domains visited and open, and the bound that is proved over all of them.
  * @param {readonly Moment[]} moments
  */
 export function curves(moments) {
   const x = moments.map((moment) => moment.seconds);
+  const marked = moments.length <= FEW;
   return {
     domains: [
-      { name: "visited", x, y: moments.map((moment) => moment.domains) },
-      { name: "open", x, y: moments.map((moment) => moment.open) },
+      { name: "visited", marked, x, y: moments.map((moment) => moment.domains) },
+      { name: "open", marked, x, y: moments.map((moment) => moment.open) },
     ],
-    bound: [{ name: "bound", x, y: moments.map((moment) => moment.bound ?? Number.NaN) }],
+    bound: [{ name: "bound", marked, x, y: moments.map((moment) => moment.bound ?? Number.NaN) }],
   };
 }

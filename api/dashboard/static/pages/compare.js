@@ -90,10 +90,20 @@ async function draw() {
   setText(byId("summary"), `${many(jobs.length, "job")}${isMore ? `, the first ${number(MOST)}` : ""}`);
   byId("comparison").hidden = jobs.length === 0;
   if (isRevealed) list();
-  await Promise.all([curves.show(jobs, words, given().get("metric") ?? "").then(shown), instances.show(jobs, words)]);
+  const asked = instances.show(jobs, words);
+  asked.catch(() => undefined);
+  await curves.show(jobs, words, given().get("metric") ?? "");
+  curves.element.classList.remove("awaited");
+  if (jobs.length) fill(byId("blank"));
+  if (!isRevealed) await painted();
+  shown();
+  await asked;
 }
 
-/** All parts appear at once, so that none is pushed down by another. */
+/** Until a frame was shown: curves are seen before a thousand rows are made. */
+const painted = () => new Promise((resolve) => requestAnimationFrame(() => window.setTimeout(resolve)));
+
+/** What is below the curves appears at once, so that none is pushed down by another. */
 function reveal() {
   isRevealed = true;
   for (const part of parts) part.classList.remove("awaited");

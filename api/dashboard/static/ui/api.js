@@ -111,12 +111,20 @@ export async function callAt(path) {
   return { body: await response.json(), after: `${date - OVERLAP_MS}-0` };
 }
 
+/** What the page asked for before its modules were there, once (early.js). @param {string} path */
+function begun(path) {
+  const early = /** @type {{early?: Map<string, Promise<Response>>}} */ (window).early;
+  const answer = early?.get(path);
+  early?.delete(path);
+  return answer;
+}
+
 /** @param {string} path @param {RequestInit} options */
 async function answer(path, options) {
   let response;
   try {
     const headers = { Accept: "application/json", ...sessionHeader() };
-    response = await fetch(path, { credentials: "same-origin", headers, ...options });
+    response = await (options.method ? undefined : begun(path)) ?? await fetch(path, { credentials: "same-origin", headers, ...options });
   } catch {
     throw new Problem(0, "No connection", "The service cannot be reached.");
   }

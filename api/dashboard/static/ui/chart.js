@@ -271,7 +271,7 @@ export class Chart {
     context.strokeStyle = this.seriesColour(curve.index);
     context.lineWidth = curve.name === this.raised ? 2.4 : kept.x.length > 600 ? 1.1 : 1.6;
     context.lineJoin = "round";
-    context.setLineDash(dashOf(curve.index));
+    context.setLineDash(this.curves.length > TOLD_APART ? [] : dashOf(curve.index));
     context.beginPath();
     let pen = false;
     const alone = kept.x.length === 1;
