@@ -204,7 +204,7 @@ async def _adopt(store: Store) -> None:
 
 
 async def _expire_uploads(store: Store) -> None:
-    """Delete uploads that nobody uses any more, now and then."""
+    """Delete unused uploads, now and then."""
     while True:
         with suppress(StoreUnavailable, OSError):
             while await asyncio.to_thread(store.files.expire):

@@ -75,7 +75,7 @@ def may_reach(address: str, scheme: str, allowed: Sequence[_Network]) -> bool:
 
 
 async def vetted(url: str, allowed: Sequence[_Network]) -> WebhookAddress:
-    """Resolve a webhook's URL. Raises :class:`ForbiddenTarget`, or ``OSError`` for a name that nobody knows."""
+    """Resolve a webhook's URL. Raises :class:`ForbiddenTarget`, or ``OSError`` for a name that does not resolve."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -102,8 +102,8 @@ class NamedAddresses:
         self._own = {"export.mlflow": settings.export_mlflow, "export.otlp": settings.export_otlp}
 
     async def problems(self, specs: Mapping[str, str]) -> list[Problem]:
-        """Return why specs, given as JSON by their paths, name what nothing may be sent to. A name that nobody knows,
-        or not in time, is no problem yet.
+        """Return why specs, given as JSON by their paths, name what nothing may be sent to. A name that does not
+        resolve, or not in time, is no problem yet.
         """
         naming = {at: text for at, text in specs.items() if "://" in text}  # most name no address
         found = [(path, url) for at, text in naming.items() for path, url in self._urls(at, json.loads(text))]

@@ -20,8 +20,6 @@ import json
 import math
 import os
 import platform
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from api_process import ApiProcess
 from playwright.sync_api import Page, expect, sync_playwright
 
 from service.jobs.curves import CurveKeeper
@@ -73,35 +72,14 @@ window.shown = (wanted) => new Promise((resolve) => {
 
 @dataclass
 class Dashboard:
-    """A store, and an API on ``port`` that may be stopped and started."""
+    """A store, and an API that may be stopped and started."""
 
     store: Store
     layout: DataLayout
-    port: int
-    environment: dict[str, str]
-    process: subprocess.Popen[bytes] | None = None
+    api: ApiProcess
     thinned: bool = True
     """Whether attempts leave thinned curves beside their record."""
     written: dict[tuple[int, int, bool], Path] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Return once the API answers."""
-        command = [sys.executable, "-m", "api", "--port", str(self.port)]
-        self.process = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=sys.stderr)
-        for _ in range(1200):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/readyz", timeout=5):
-                return
-            time.sleep(0.05)
-        raise SystemExit("the API did not start")
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
 
     def trained(self, count: int, steps: int) -> list[str]:
         """Return the ids of trainings that have ended, each with so many steps on record."""
@@ -143,16 +121,14 @@ def serving() -> Iterator[Dashboard]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
         layout = DataLayout(Path(folder) / "data")
         store = Store.connect(broker.url, layout, StoreLimits(lease_s=3600, heartbeat_s=3600))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url}
-        dashboard = Dashboard(store, layout, port, os.environ | own)
+        dashboard = Dashboard(store, layout, ApiProcess(own, Path(folder) / "api.log"))
         store.hosts.beat(HostReport("paper", "10.0.0.7", (), 4, {"trivet": "0", "torch": "0", "python": "0"}))
         try:
-            dashboard.start()
+            dashboard.api.start()
             yield dashboard
         finally:
-            dashboard.stop()
+            dashboard.api.stop()
             store.close()
 
 
@@ -174,7 +150,7 @@ def answered(dashboard: Dashboard, key: str, ids: list[str], repeat: int) -> Non
         began, size = time.monotonic(), 0
         for first in range(0, len(ids), PER_CALL):
             named = ",".join(ids[first : first + PER_CALL])
-            address = f"{dashboard.url}/v1/jobs:metrics?ids={named}&names=loss&max_points=100"
+            address = f"{dashboard.api.url}/v1/jobs:metrics?ids={named}&names=loss&max_points=100"
             request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
             with urllib.request.urlopen(request, timeout=LIMIT_MS / 1000) as answer:
                 size += len(answer.read())
@@ -186,9 +162,9 @@ def restarted(page: Page, dashboard: Dashboard) -> None:
     page.goto("/")
     status = page.locator("#connection")
     expect(status).to_have_attribute("data-state", "live", timeout=LIMIT_MS)
-    dashboard.stop()
+    dashboard.api.stop()
     expect(status).not_to_have_attribute("data-state", "live", timeout=LIMIT_MS)
-    dashboard.start()
+    dashboard.api.start()
     began = time.monotonic()
     expect(status).to_have_attribute("data-state", "live", timeout=LIMIT_MS)
     print(f"restart: connected {1000 * (time.monotonic() - began):.0f} ms after the API answered", flush=True)
@@ -207,7 +183,7 @@ def main() -> None:
         (recorded,) = dashboard.trained(1, asked.steps)
         dashboard.thinned = True
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_context(base_url=dashboard.url, viewport={"width": 1280, "height": 900}).new_page()
+        page = browser.new_context(base_url=dashboard.api.url, viewport={"width": 1280, "height": 900}).new_page()
         page.set_default_timeout(LIMIT_MS)
         page.add_init_script(WATCH)
         page.goto("/login")

@@ -35,7 +35,7 @@ from service.bounds.network import prepare  # noqa: E402
 from service.bounds.rank_group import RankGroup  # noqa: E402
 from service.compilation import job as compilation  # noqa: E402
 from service.jobs.layout import DataLayout  # noqa: E402
-from service.jobs.runtime import RecordingReporter, RunContext  # noqa: E402
+from service.jobs.runtime import NullReporter, RunContext  # noqa: E402
 from service.jobs.spec.compile import CompileSpec  # noqa: E402
 from service.jobs.spec.train import TrainSpec  # noqa: E402
 from service.jobs.spec.verify import VerifySpec  # noqa: E402
@@ -106,7 +106,7 @@ def stays(files: Iterable[str]) -> dict[str, int]:
 def walk(kind: Any, spec: Any, data: DataLayout, job: str) -> dict[str, Any]:
     """Run a job of this kind, which ``kind.run`` is, and count what a reader comes through."""
     read: dict[CodeType, None] = {}
-    context = RunContext(job, 1, 0, 0, 1, "cpu", data, RecordingReporter(), lambda: False)
+    context = RunContext(job, 1, 0, 0, 1, "cpu", data, NullReporter(), lambda: False)
     for folder in (context.paths.artifacts, context.paths.attempt(1)):
         folder.mkdir(parents=True)
     with profiled(lambda frame: read.setdefault(frame.f_code)):

@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from queries import Net
+from recording_reporter import RecordingReporter
 
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from workers import forks
 from workers.launcher import preloading

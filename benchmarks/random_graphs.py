@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from recording_reporter import RecordingReporter
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
@@ -31,7 +32,7 @@ from service.bounds.network import Network, prepare
 from service.bounds.onnx import load
 from service.bounds.onnx.reading import Runtime, parse
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.verification.job import run
 from service.verification.rounding_guard import FACTOR

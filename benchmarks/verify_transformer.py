@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from recording_reporter import RecordingReporter
 from torch.profiler import ProfilerActivity, profile
 
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import NullReporter, RecordingReporter, RunContext
+from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.training.job import run as train

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from service.bounds.annotations import kept_by
 from service.bounds.decompositions.table import decomposed
 from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
-from service.bounds.graph import Graph, UnsupportedModelError
+from service.bounds.graph import Graph, UnsupportedModelError, kept_by
 from service.bounds.operators import OPERATORS
 from service.parallel.tensor.placement import local
 

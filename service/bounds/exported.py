@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
-from service.bounds.annotations import source_of
 from service.bounds.graph import (
     CHOICE,
     COMPARABLE,
@@ -28,6 +27,7 @@ from service.bounds.graph import (
     Repeated,
     UnsupportedModelError,
     refs,
+    source_of,
 )
 from service.bounds.scalars import as_vectors
 from service.bounds.whole_functions import written_whole

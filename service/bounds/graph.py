@@ -2,18 +2,22 @@
 
 Shapes are those of one instance, without the batch dimension. Every value that depends on the input has the batch
 first, so that instances never mix; what does not depend on it is a constant.
+Operations are marked by their names in the file that the model came from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Node as FxNode
+from torch.fx.traceback import annotate, preserve_node_meta
 
 from service.jobs.runtime import RefusedError
 
@@ -149,3 +153,23 @@ def refs(value: Any) -> tuple[Ref, ...]:
     if isinstance(value, tuple):
         return tuple(ref for item in value for ref in refs(item))
     return ()
+
+
+_KEY = "trivet_source"
+
+
+def annotated(name: str) -> AbstractContextManager[object]:
+    """Return a context whose traced operations belong to the operation ``name``."""
+    return annotate({_KEY: name})
+
+
+def kept_by(module: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which a trace keeps the names, for a module that says by ``names_operations`` that it gives
+    them.
+    """
+    return preserve_node_meta() if getattr(module, "names_operations", False) else nullcontext()
+
+
+def source_of(fx: FxNode) -> str:
+    """Return the name that a traced operation was marked with; empty without one."""
+    return str((fx.meta.get("custom") or {}).get(_KEY, ""))

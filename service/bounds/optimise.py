@@ -234,7 +234,7 @@ class SlopeOptimiser:
             parameter.copy_(self.network.tp_group.agree(parameter))
 
     def _is_replicated(self, name: str) -> bool:
-        """Whether each of several ranks has the same entries of this node."""
+        """Return whether each of several ranks has the same entries of this node."""
         divided = self.backward.divided or self.network.is_own(name)
         return self.network.tp_group.axis.size > 1 and not divided
 
@@ -313,7 +313,7 @@ class RowOptimiser(SlopeOptimiser):
         self.settled.logical_or_(found if self.above is not None else torch.cat([found, found], dim=1))
 
     def _is_any_free(self) -> bool:
-        """Whether there is a parameter, on any rank or in a stage before, which alone knows of its own."""
+        """Return whether there is a parameter, on any rank or in a stage before, which alone knows of its own."""
         own = any(each.numel() for each in self.parameters)
         group = self.network.tp_group
         return self.network.before is not None or bool(group.largest(int(own), self.backward.device))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -138,32 +138,3 @@ class NullReporter(Reporter):
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
         """Discard the announcement."""
-
-
-class RecordingReporter(NullReporter):
-    """Keeps metrics, bounds, searches, trees and artifacts in memory: for tests and for running a kind by itself."""
-
-    def __init__(self) -> None:
-        self.metrics: list[tuple[int, dict[str, float]]] = []
-        self.bounds: list[dict[str, Any]] = []
-        self.searches: list[dict[str, Any]] = []
-        self.trees: list[dict[str, Any]] = []
-        self.artifacts: list[Path] = []
-
-    def metric(self, step: int, values: Mapping[str, float]) -> None:
-        self.metrics.append((step, dict(values)))
-
-    def bound(self, row: BoundsRow) -> None:
-        self.bounds.append(row.as_dict())
-
-    def search(self, moment: Mapping[str, Any]) -> None:
-        self.searches.append(dict(moment))
-
-    def tree(self, found: Mapping[str, Any]) -> None:
-        self.trees.append(dict(found))
-
-    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
-        self.artifacts.append(path)
-
-    def series(self, name: str) -> Sequence[float]:
-        return [values[name] for _, values in self.metrics if name in values]

@@ -33,7 +33,7 @@ class DeviceUse:
     """Says what a device did since it was looked at last.
 
     ``busy`` is a share of the time: on CUDA that in which any kernel ran, on a CPU the processor time of the rank,
-    where one core is 1. ``held_gib`` is memory now; ``power_w`` is 0 where nobody measures it.
+    where one core is 1. ``held_gib`` is memory now; ``power_w`` is 0 where it is not measured.
     """
 
     busy: float = 0.0

@@ -1,14 +1,14 @@
-"""The verification job: certify a property of a model, on this rank of a mesh."""
+"""The verification job: certify a property of a model, on this rank of a mesh, and tell of it in the job's log."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from service.parallel import distributed, early_start
 from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.distributed import peak_memory_gib
 from service.parallel.mesh import Mesh
-from service.verification import journal, results
+from service.verification import results
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.load import LoadedTasks, bring_runtime, load_tasks
@@ -72,7 +72,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     first = loaded.assignment
     ranks = _MeshReduction(first.mesh, device)
     if context.rank == 0:
-        for line in journal.begun(loaded):
+        for line in _begun(loaded):
             context.report.log(line)
     own = _InstanceRunner(loaded, context, clock, ranks)
     context.report.phase("first row")
@@ -83,7 +83,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     if context.rank != 0:
         return None
     result = _result(loaded, own.resume_log, context)
-    context.report.log(journal.ended(result["verdicts"], time.monotonic() - started))
+    context.report.log(_ended(result["verdicts"], time.monotonic() - started))
     return {
         **result,
         "time": dict(zip(PHASES, spent, strict=True)),
@@ -184,7 +184,7 @@ class _InstanceRunner:
                 row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
                 self._decided([DecidedRow(_shown(row, task, checker), entry.layers)])
                 if self.loaded.assignment.leads:
-                    self.context.report.log(journal.searched(row))
+                    self.context.report.log(_searched(row))
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are told again: the last ones may not have
@@ -332,3 +332,36 @@ def _shown(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> Bounds
 def _at_input(enclose: Callable[[Interval], Interval], like: Tensor, x: Tensor) -> Interval:
     """Return bounds ``(outputs,)`` of the outputs at one input ``(features,)``."""
     return enclose(Interval.point(x[None].to(like)))
+
+
+def _begun(loaded: LoadedTasks) -> Iterator[str]:
+    """Yield the instances, the method, the layout, the network, and notes on its analysis."""
+    first = loaded.assignment
+    count, parallel = first.asked.count, first.spec.parallel
+    instances = f"{count:,} instance{'s' * (count != 1)}"
+    yield f"{instances} by {first.method_label} on {parallel.arithmetic} rank{'s' * (parallel.world_size > 1)}"
+    yield from dict.fromkeys(line for task in loaded.tasks for line in (_network(task), *task.notes))
+    yield from dict.fromkeys(task.precision for task in loaded.tasks if task.precision is not None)
+
+
+def _network(task: Task) -> str:
+    inputs, budget = prod(task.engine.network.graph.input.shape), task.spec.budget
+    neurons, layers = sum(layer.neurons for layer in task.layers), len(task.layers)
+    seconds = "" if budget.seconds is None else f", {budget.seconds:g} s for an instance"
+    return (
+        f"network: {inputs:,} inputs, {neurons:,} nonlinear neurons in {layers} layer{'s' * (layers != 1)}; "
+        f"batches of {budget.batch}{seconds}"
+    )
+
+
+def _searched(row: BoundsRow) -> str:
+    """Return how the search for one instance ended."""
+    how = f" by {row.decided_by}" if row.decided_by else f", {row.reason}" if row.reason else ""
+    domains = f"{row.domains:,} domain{'s' * (row.domains != 1)}"
+    return f"instance {row.instance}: {row.verdict}{how} ({domains}, {row.seconds:.1f} s)"
+
+
+def _ended(verdicts: Mapping[str, int], seconds: float) -> str:
+    """Return what the job found."""
+    found = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.items() if count)
+    return f"{found or 'no instances'} after {seconds:.1f} s"

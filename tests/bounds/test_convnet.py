@@ -18,8 +18,9 @@ def certify(folder: str, tp: int) -> dict[str, Any]:
 
     import torch
 
+    from benchmarks.recording_reporter import RecordingReporter
     from service.jobs.layout import DataLayout
-    from service.jobs.runtime import RecordingReporter, RunContext
+    from service.jobs.runtime import RunContext
     from service.jobs.spec.verify import VerifySpec
     from service.verification import job
 

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch._dynamo.utils import counters
 from training_runs import train
 
+from benchmarks.recording_reporter import RecordingReporter
 from service import models
 from service.compilation import detectors, job
 from service.compilation.host_fault import HostFaultError
@@ -32,7 +33,7 @@ from service.compilation.selftest import run as selftest_run
 from service.compilation.selftest.faults import FAULTS
 from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice

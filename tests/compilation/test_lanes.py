@@ -14,6 +14,7 @@ import torch
 from ladder_runs import ascend, quick_plan
 from programs import clean
 
+from benchmarks.recording_reporter import RecordingReporter
 from service.compilation import entry, forks, job, lane_process
 from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
@@ -24,7 +25,7 @@ from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec, Phase
 from service.parallel.boundary import StepBoundary
 from workers.forks import threads

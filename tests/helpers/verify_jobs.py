@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from benchmarks.recording_reporter import RecordingReporter
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.runtime import RunContext
 from service.jobs.spec.model import MlpConfig
 from service.jobs.spec.verify import RobustnessProperty, VerifySpec
 from service.models import build, load_into

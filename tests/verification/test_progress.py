@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from lanes import slow_but_for
 from verify_jobs import context, specification
 
+from benchmarks.recording_reporter import RecordingReporter
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions, ProgressMeter
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RecordingReporter
 from service.verification import progress
 from service.verification.job import run
 from service.verification.progress import JobProgress

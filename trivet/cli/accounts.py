@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli.context import JsonFlag, client, fails_well, future, out, print_json, refuse, table
 from trivet.cli.fleet import ExpiresOption, print_secret
 from trivet.cli.jobs import age
-from trivet.cli.moments import future
 
 accounts_app = typer.Typer(help="Service accounts (needs an admin key).", no_args_is_help=True)
 

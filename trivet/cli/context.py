@@ -1,11 +1,13 @@
-"""Gives every command the client, a way to print and a way to fail."""
+"""Gives every command the client, a way to print, a way to fail, and times as users write them."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
@@ -165,3 +167,45 @@ def _show_refusal(error: Refused) -> None:
         cells = (name, field["message"], got, field["expected"])
         fields.add_row(*(paragraph(str(cell)) for cell in cells))
     err.print(fields)
+
+
+_DURATION = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def past(text: str | None) -> datetime | None:
+    """Return the time that an option names: so long ago, or a time."""
+    length = duration(text)
+    try:
+        return _time(text) if length is None else datetime.now(UTC) - length
+    except OverflowError:
+        refuse(f"{text!r} is longer ago than time reaches back")
+
+
+def future(text: str | None) -> datetime | None:
+    """Return the time that an option names: so long from now, or a time."""
+    length = duration(text)
+    try:
+        return _time(text) if length is None else datetime.now(UTC) + length
+    except OverflowError:
+        refuse(f"{text!r} is further away than time reaches")
+
+
+def duration(text: str | None) -> timedelta | None:
+    """Return the length of time that a text such as 90d or 24h names; ``None`` for any other text."""
+    found = _DURATION.fullmatch(text or "")
+    try:
+        return None if found is None else timedelta(**{_UNITS[found[2]]: int(found[1])})
+    except OverflowError:
+        refuse(f"{text!r} is longer than time can be counted")
+
+
+def _time(text: str | None) -> datetime | None:
+    """Return a time, in UTC where it names no zone."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        refuse(f"{text!r} is neither a length of time such as 2h or 7d nor a time such as 2026-01-31T12:00")
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -13,9 +13,8 @@ from service.jobs.monitoring.alerts import ShownAlert
 from service.jobs.projects import ROLES, SCOPES, Scope
 from service.jobs.records import ApiKey, Host
 from service.jobs.settings import Settings, describe
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli.context import JsonFlag, client, duration, fails_well, future, out, print_json, refuse, table
 from trivet.cli.jobs import age
-from trivet.cli.moments import duration, future
 
 keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
 ExpiresOption = Annotated[

@@ -97,7 +97,7 @@ def _is_spec(source: str) -> bool:
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:
     # These import every spec, which other commands do not need.
-    from service.jobs.checks.parallel import check_pipeline  # noqa: PLC0415
+    from service.jobs.checks.fit import check_pipeline  # noqa: PLC0415
     from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415
     from service.jobs.plan import plan  # noqa: PLC0415
     from service.jobs.spec.train import TrainSpec  # noqa: PLC0415

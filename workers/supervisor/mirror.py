@@ -153,7 +153,7 @@ class Mirror:
                     self._forget_earlier(objects)
 
     def _forget_earlier(self, objects: ObjectStore) -> None:
-        """Delete what earlier attempts have left, now that this one has named what it goes on from."""
+        """Delete the state of earlier attempts, now that this one has named its own."""
         for number in objects.numbers(f"{self._owner}/attempts"):
             if number < self.claim.ref.attempt:
                 objects.remove(f"{self._owner}/{state_tree(number)}")

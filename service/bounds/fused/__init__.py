@@ -5,8 +5,7 @@ same in several steps. Results differ by rounding only.
 """
 
 from service.bounds.fused.adam import Adam
-from service.bounds.fused.boxes import least
-from service.bounds.fused.images import least_in_patches, propagate_patches
+from service.bounds.fused.boxes import least, least_in_patches, propagate_patches
 from service.bounds.fused.lines import FreeSlopes, propagate_free_slopes, propagate_lines, weighted
 from service.bounds.fused.products import propagate_matrices, propagate_products
 from service.bounds.fused.tables import product, product_in_ascent, propagate_table

@@ -1,4 +1,7 @@
-"""The least value of linear functions over boxes."""
+"""The least value of linear functions over boxes, and rows over images, in patches.
+
+Of patches there are kernels only: ``None`` where there is none for a case.
+"""
 
 from __future__ import annotations
 
@@ -55,3 +58,55 @@ class _Least(torch.autograd.Function):
             onto = onto.contiguous()
             ctx.kernels.backward_least[(onto.numel(),)](a, centre, radius, onto, to_a, n, rows, *strides(a), **block(n))
         return to_a, None, None, None
+
+
+Pair = tuple[int, int]
+
+
+def propagate_patches(
+    values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lines: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor | None] | None:
+    """Propagate values ``(b, rows, channels, height, width)`` of patches through what these show of lines over images.
+
+    ``place`` ``(batch or 1, rows, 2)`` times the first of ``moves`` plus the second is a patch's upper left corner.
+    Lines are slopes and intercepts ``(batch, …, channels, tall, broad)``, the lower first. Gives values, which are 0
+    outside of the images, and a bias.
+    """
+    given = [each for each in lines if each is not None]
+    kernels = kernels_for(values, *given)
+    if kernels is None or (torch.is_grad_enabled() and any(each.requires_grad for each in (values, *given))):
+        return None
+    batch, rows, size = len(given[0]), values.shape[1], values.shape[2:]
+    out = values.new_empty(batch, rows, *size)
+    bias = values.new_empty(batch, rows) if len(given) > SLOPES else None
+    images = [None if each is None else each.contiguous() for each in lines]
+    if out.numel():
+        a = flat(values)
+        numbers = rows, *given[0].shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
+        flags = {"BELOW": lines[2] is not None, "ABOVE": lines[3] is not None, **block(size.numel())}
+        kernels.lines_in_patches[(batch * rows,)](a, place.contiguous(), *images, out, bias, *numbers, **flags)
+    return out, bias
+
+
+SLOPES = 2
+
+
+def least_in_patches(
+    values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lower: Tensor, upper: Tensor
+) -> Tensor | None:
+    """Return the least value ``(batch, rows)`` over boxes of images; see :func:`propagate_patches`."""
+    kernels = kernels_for(values, lower, upper)
+    if kernels is None or (torch.is_grad_enabled() and any(each.requires_grad for each in (values, lower, upper))):
+        return None
+    batch, rows, size = len(lower), values.shape[1], values.shape[2:]
+    out = values.new_empty(batch, rows)
+    if out.numel():
+        a = flat(values)
+        numbers = rows, *lower.shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
+        ends = lower.contiguous(), upper.contiguous()
+        kernels.least_in_patches[(batch * rows,)](a, place.contiguous(), *ends, out, *numbers, **block(size.numel()))
+    return out
+
+
+def _placed(place: Tensor, moves: tuple[Pair, Pair]) -> tuple[int, ...]:
+    return (place.shape[1] * 2 if len(place) > 1 else 0, *moves[0], *moves[1])

@@ -1,7 +1,8 @@
 """Linear bounds, propagated backward, that hold in real arithmetic.
 
 The coefficients are whatever float64 makes of them. Each step's allowance, joining the coefficients of two consumers,
-the sum over the box and the sum of the biases are all charged to one error that is taken off at the end.
+the sum over the box and the sum of the biases are all charged to one error that is taken off at the end:
+see :class:`RoundedSums`.
 
 Rows are sharded over tensor-parallel ranks as in the plain arithmetic. Where values are divided every rank is charged
 for its own coefficients; where they are replicated each has a share of the rows, which no other rank computes in
@@ -22,13 +23,101 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import InitialRows, Propagated
-from service.bounds.linear.rounding_error import RoundedSums, RoundedTerms, charge, least_in, weighted
 from service.bounds.linear.row_traversal import RowArithmetic, RowTraversal
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.structured import StructuredRows
-from service.bounds.linear.sharding import Pending, RowSharding, dense
+from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding, dense
 from service.bounds.network import Network
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
+
+
+@dataclass(eq=False)
+class RoundedTerms:
+    """Terms of a sum and what they may be off by, ``(batch, rows)`` each."""
+
+    values: list[Tensor] = field(default_factory=list)
+    errors: list[Tensor] = field(default_factory=list)
+
+    def lower_bound(self) -> Tensor:
+        """Return the values' sum less all errors; −inf where overflow has left no number."""
+        values = torch.stack(self.values or [torch.zeros_like(self.errors[0])])
+        error = gamma(len(values)) * values.abs().sum(dim=0) + TINY
+        if self.errors:
+            error = error + torch.stack(self.errors).sum(dim=0)
+        # Sums of so few and of so many terms are themselves right to far better than a millionth.
+        found = down(values.sum(dim=0) - error * (1 + 1e-6))
+        return found.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+class RoundedSums(ByOwnership[RoundedTerms]):
+    """The terms of a traversal; the stages before count among the replicated or a rank's own."""
+
+    @classmethod
+    def empty(cls) -> RoundedSums:
+        return cls(RoundedTerms(), RoundedTerms(), RoundedTerms())
+
+    def of_common_rows(self, tp_group: RankGroup) -> Tensor:
+        """Return lower bounds of rows that all ranks have, the first rank's of what is replicated: equal on all."""
+        terms = _with_parts(self.replicated, self.partial, tp_group.sum, tp_group.axis.size)
+        return tp_group.agree(terms.lower_bound())
+
+    def of_own_rows(self, tp_group: RankGroup) -> Tensor:
+        """Return lower bounds of this rank's share of the rows."""
+        terms = _with_parts(self.own, self.partial, lambda ends: tp_group.own_sum(ends, 2), tp_group.axis.size)
+        common = self.replicated
+        before = [tp_group.own(common.lower_bound(), 1)] if common.values or common.errors else []
+        return RoundedTerms([*terms.values, *before], terms.errors).lower_bound()
+
+
+def _with_parts(
+    terms: RoundedTerms, partial: RoundedTerms, add_up: Callable[[Tensor], Tensor], ranks: int
+) -> RoundedTerms:
+    """Add a lower bound of the sum of the ranks' parts: the sum of their bounds, in any order, less its rounding.
+
+    All ranks have a part, or none has.
+    """
+    if not partial.values and not partial.errors:
+        return terms
+    own = partial.lower_bound()
+    total, sizes = add_up(torch.stack([own, own.abs()])).unbind()
+    return RoundedTerms([*terms.values, total], [*terms.errors, gamma(ranks + 1) * sizes])
+
+
+def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
+    """Return ``A·m − d·‖A‖₂``, rounded down."""
+    batch, terms = len(ball.lower), coefficients[0, 0].numel()
+    distance = ball.distance.flatten(1)[:, :1]
+    reach = distance * coefficients.flatten(2).expand(batch, -1, -1).norm(dim=2)
+    at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
+    # Squares below the normal numbers are lost, of which the root is far above them.
+    lost = terms * 2.0**-500 * (1 + distance)
+    error = gamma(terms + 8) * (weighted(sizes, at_middle.abs()) + reach) + lost
+    return down(weighted(coefficients, at_middle) - reach - error)
+
+
+def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
+    """Return ``|A|·error + lost``, ``(batch, rows)``, of a step that the rows A take."""
+    if isinstance(rows, IdentityRows) and step.error.shape[1] == 1:
+        entries = step.error.flatten(1)
+        one = entries.gather(1, rows.index.expand(len(entries), -1))
+        charged = torch.cat([one, one], dim=1) if rows.mirrored else one
+    else:
+        like = step.error
+        dense = rows if isinstance(rows, Tensor) else rows.dense(tuple(like.shape[2:]), like)
+        charged = weighted(dense.abs(), step.error)
+    return charged + step.lost.unsqueeze(1)
+
+
+def weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
+    """Return ``(batch or 1, rows, *shape)`` times ``(batch, rows or 1, *shape)``: ``(batch, rows)``."""
+    batch = len(entries)
+    flat = coefficients.flatten(2).expand(batch, -1, -1)
+    if entries.shape[1] == 1:
+        return torch.bmm(flat, entries.reshape(batch, -1, 1)).squeeze(-1)
+    return (flat * entries.flatten(2)).sum(dim=2)
+
 
 Answer = Callable[[Tensor, bool], Tensor]
 """``(rows, own)`` of a stage's input to lower bounds ``(batch, rows)``."""
@@ -200,7 +289,7 @@ class _RigorousRowArithmetic(RowArithmetic):
 
     def charge_step(self, node: Node, arrived: Pending) -> None:
         assert isinstance(arrived.rows, InitialRows)
-        self._terms(node.name, arrived.own).errors.append(charge(arrived.rows, self.backward.steps[node.name]))
+        self._terms(node.name, arrived.own).errors.append(_charge(arrived.rows, self.backward.steps[node.name]))
 
     def charge_sum(self, node: Node, own: bool, total: Tensor) -> None:
         size = magnitude(self.backward.intervals[node.name])
@@ -241,7 +330,7 @@ class _RigorousRowArithmetic(RowArithmetic):
         error = weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
         found = down(least - error)
         if isinstance(box, Ball):
-            found = torch.maximum(found, least_in(box, coefficients))
+            found = torch.maximum(found, _least_in(box, coefficients))
         self._terms(node.name, arrived.own).values.append(found)
 
     def _dense(self, node: Node, pending: Pending) -> Tensor:

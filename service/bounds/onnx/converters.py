@@ -15,8 +15,6 @@ from service.bounds.onnx import (
     extensions,
     logic,
     matrices,
-    norms,
-    pools,
     quantised,
     recurrent,
     reductions,
@@ -41,7 +39,7 @@ def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
 
 
 _FAMILIES = (
-    arranging, attention, entrywise, extensions, logic, matrices, norms, pools, quantised, recurrent, reductions,
+    arranging, attention, entrywise, extensions, logic, matrices, quantised, recurrent, reductions,
     scattering, selecting, windows,
 )  # fmt: skip
 CONVERTERS: Mapping[str, Converter] = declared(

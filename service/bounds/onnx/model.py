@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from service.bounds.annotations import annotated
-from service.bounds.graph import UnsupportedModelError
+from service.bounds.graph import UnsupportedModelError, annotated
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.quantised import saturation
 from service.bounds.onnx.reading import CannotRunError, Description, Runtime, describe, parse

@@ -192,7 +192,7 @@ def _attribute(call: Call, entry: onnx.AttributeProto) -> Any:
 
 
 def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
-    """Every named value, for an input of zeros: the constants' own, the others for their shapes."""
+    """Return every named value, for an input of zeros: the constants' own, the others for their shapes."""
     known = {tensor.name: _array(tensor) for tensor in model.graph.initializer if tensor.name in names}
     given = graph_input(model)
     if given.name in names:

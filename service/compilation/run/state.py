@@ -76,7 +76,7 @@ class Snapshot:
         return replace(self, values=tuple(_nudged(each, units, index) for index, each in enumerate(self.values)))
 
     def vary(self, program_run: ProgramRun, iteration: int) -> None:
-        """Set the parameters to what they were, times a number near 1 that is another in each of ``_VARIED``
+        """Set the parameters to their first values times a number near 1, another one in each of ``_VARIED``
         iterations. Buffers stay as they are.
         """
         factor = 1 + (iteration % _VARIED) / 256

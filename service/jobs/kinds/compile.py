@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, resolve
-from service.jobs.checks.fit import check_data
-from service.jobs.checks.parallel import check_mesh, check_pipeline
+from service.jobs.checks.fit import check_data, check_mesh, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.compile import CompileSpec

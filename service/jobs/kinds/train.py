@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from service.jobs.checks.dependencies import check_archive, resolve
-from service.jobs.checks.fit import check_data, check_export
+from service.jobs.checks.fit import check_data, check_export, check_float8, check_mesh, check_pipeline
 from service.jobs.checks.gate import check_gate
-from service.jobs.checks.parallel import check_float8, check_mesh, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
 from service.jobs.spec.families import TransformerConfig

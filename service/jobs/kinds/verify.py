@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, resolve
-from service.jobs.checks.fit import check_property
-from service.jobs.checks.parallel import check_mesh
+from service.jobs.checks.fit import check_mesh, check_property
 from service.jobs.checks.queries import check_queries
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem

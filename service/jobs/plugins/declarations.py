@@ -115,7 +115,7 @@ class DataSource(Declaration):
 
 @dataclass(frozen=True)
 class ObjectiveKind(Declaration):
-    """``factory(config, subject)`` gives what training minimises and evaluation reports."""
+    """``factory(config, context)`` gives what training minimises and evaluation reports."""
 
     group = "trivet.objectives"
     tag = "name"

@@ -18,7 +18,7 @@ from service.jobs.launchers import PendingLaunch
 from service.jobs.layout import DataLayout
 from service.jobs.objects import ObjectStore
 from service.jobs.store.artifacts import ArtifactStore
-from service.jobs.store.attempts import Attempts, KnownJob, Launching, parse_ref
+from service.jobs.store.attempts import Attempts, KnownJob, Launching, Preemptions, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
 from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
@@ -30,7 +30,6 @@ from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.loop_calls import in_loop
-from service.jobs.store.preemption import Preemptions
 from service.jobs.store.projects import Projects, ServiceAccounts
 from service.jobs.store.queue import Queue, Shares, WaitingJob
 from service.jobs.store.sessions import Sessions, SignInFlow, SignInFlows, SignIns

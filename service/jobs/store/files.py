@@ -187,7 +187,7 @@ class Files:
             return writer.commit(media_type, name)
 
     def delete_abandoned(self, age_s: float = _ABANDONED_S) -> list[Path]:
-        """Delete what uploads left behind whose process was killed: drafts that nobody wrote to for so many seconds."""
+        """Delete the drafts of uploads whose process was killed: those that were not written to for so many seconds."""
         oldest = time.time() - age_s
         gone = []
         for draft in self.data.files.glob(f"{_DRAFT}*"):
@@ -247,8 +247,8 @@ class Files:
         self._forget(project, file_id, 0)
 
     def expire(self, most: int = 100) -> int:
-        """Delete uploads that nobody used for ``keep_days``, at most so many; how many were deleted. What an unfinished
-        job names counts as used.
+        """Delete uploads unused for ``keep_days``, at most so many; how many were deleted. What an unfinished job names
+        counts as used.
         """
         if self.keep_days is None:
             return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_dependencies, check_files
-from service.jobs.checks.parallel import check_fleet
+from service.jobs.checks.fit import check_fleet
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem

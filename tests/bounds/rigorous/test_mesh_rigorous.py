@@ -25,7 +25,7 @@ from rigorous_ranks import (
 )
 from torch import Tensor, nn
 
-from service.bounds.linear.rounding_error import RoundedTerms, _with_parts
+from service.bounds.linear.rigorous import RoundedTerms, _with_parts
 
 pytestmark = pytest.mark.distributed
 

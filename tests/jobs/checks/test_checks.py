@@ -26,7 +26,7 @@ from checked_specs import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.checks.parallel import pool_of
+from service.jobs.checks.fit import pool_of
 from service.jobs.plugins import CheckContext
 from service.jobs.submission.check import check
 

@@ -119,7 +119,7 @@ def test_kernel_settings_that_could_be_changed_leave_files_open_rather_than_cuda
     monkeypatch.setattr(confinement, "_limit", lambda *_, **__: None)
     monkeypatch.setattr(confinement, "_may_change_kernel_settings", lambda: True)
     monkeypatch.setattr(confinement.namespaces, "drop_capabilities", lambda: None)
-    monkeypatch.setattr(confinement.system_calls, "leave_other_processes_alone", lambda: True)
+    monkeypatch.setattr(confinement, "leave_other_processes_alone", lambda: True)
     assert Confinement("auto", cuda=True).enforce(in_user_namespace=False) == {"limits"}
     with pytest.raises(ConfinementError, match="does not allow: ranks open"):
         Confinement("required", cuda=True).enforce(in_user_namespace=False)
@@ -129,7 +129,7 @@ def test_required_isolation_refuses_a_host_that_lacks_some_of_it(monkeypatch: py
     held: list[str] = []
     monkeypatch.setattr(confinement, "_limit", lambda *_, **__: held.append("limits"))
     monkeypatch.setattr(confinement.namespaces, "drop_capabilities", lambda: None)
-    monkeypatch.setattr(confinement.system_calls, "leave_other_processes_alone", lambda: True)
+    monkeypatch.setattr(confinement, "leave_other_processes_alone", lambda: True)
     monkeypatch.setattr(confinement.landlock, "abi", lambda: 0)
     with pytest.raises(ConfinementError, match=r"does not allow: ranks open .*Landlock.*; ranks do not see the broker"):
         Confinement("required").enforce(in_user_namespace=False)

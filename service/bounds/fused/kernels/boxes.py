@@ -87,7 +87,7 @@ def least_in_patches(
     a, place, lower, upper, out, rows, channels, tall, broad, height, width,
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The least value of each row's patch over boxes of images; see ``lines_in_patches``."""
+    """Compute the least value of each row's patch over boxes of images; see ``lines_in_patches``."""
     program = tl.program_id(0).to(tl.int64)
     instance, row = program // rows, program % rows
     n = channels * height * width

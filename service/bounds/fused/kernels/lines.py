@@ -17,7 +17,7 @@ def _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEX
 
 @triton.jit
 def _lower_slope(slope, free, codes, lines, j, here, flattest, instance, row_free, n, FREE: tl.constexpr):
-    """The fixed slope, or the free one where a code is that of an open entry: see ``forward_lines``."""
+    """Return the fixed slope, or the free one where a code is that of an open entry: see ``forward_lines``."""
     fixed = tl.load(slope + lines + j, here, 0.0)
     if FREE:
         code = tl.load(codes + instance * n + j, here, -1)

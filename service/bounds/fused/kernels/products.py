@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _planes(positive, place, x_low, x_high, y_low, y_high):
-    """The plane at ``place`` between a product's two: its slopes along x and y, its constant."""
+    """Return the plane at ``place`` between a product's two: its slopes along x and y, its constant."""
     near = tl.where(positive, y_low, y_high)
     far = tl.where(positive, y_high, y_low)
     along_x = near + place * (far - near)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def ones(out, BLOCK: tl.constexpr):
-    """The least kernel there is: whether kernels can be built here."""
+    """Write ones: the smallest kernel there is, which tells whether kernels can be built here."""
     tl.store(out + tl.arange(0, BLOCK), 1.0)
 
 
@@ -40,7 +40,7 @@ def rough_product(
 
 @triton.jit
 def adam(place, gradient, mean, square, steps, pace, count, BLOCK: tl.constexpr):
-    """A step of Adam (Kingma and Ba, 2015) down the gradient, kept within 0 and 1; ``steps`` made before this one.
+    """Take a step of Adam (Kingma and Ba, 2015) down the gradient, kept within 0 and 1; ``steps`` made before this one.
 
     ``pace`` has the first step's rate and the logarithm of what it is multiplied by: as tensors, since Triton takes
     plain numbers as float32. All tensors are of one type, and so is the arithmetic.

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
-    """The line at a place of a table ``(batch, 2·lines, n)``, and how fast it changes there."""
+    """Return the line at a place of a table ``(batch, 2·lines, n)``, and how fast it changes there."""
     scaled = place * (lines - 1)
     line = tl.minimum(tl.maximum(tl.floor(scaled), 0.0), lines - 2)
     beyond = scaled - line

@@ -106,7 +106,7 @@ class DualObjective:
     ) -> None:
         self.network, self.box, self.bounds, self.specification_rows = network, box, bounds, specification_rows
         self.preactivations = Preactivations.of(network)
-        self._site_of = self.preactivations.numbers(box.lower.device)
+        self._preactivation_number = self.preactivations.numbers(box.lower.device)
         self.neuron_index = self._indexed(box.lower.device)
         before = {node.name for node in network.graph.until(specification_rows.start)}
         self.relaxed_nodes = tuple(node for node in network.nonlinear if node.name in before)
@@ -152,7 +152,7 @@ class DualObjective:
         return DomainBatch(
             number=domains.index,
             splits=splits,
-            preactivation=self._site_of[splits.index],
+            preactivation=self._preactivation_number[splits.index],
             held=within.arranged(lambda end: end.gather(1, splits.index)),
             empty=self.neuron_index.anywhere(self.empty(clipped)),
             bounds=bounds,

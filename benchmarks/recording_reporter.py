@@ -1,0 +1,39 @@
+"""A reporter for tests and measurements that run a kind of job by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.jobs.bounds_row import BoundsRow
+from service.jobs.runtime import NullReporter
+
+
+class RecordingReporter(NullReporter):
+    """Keeps metrics, bounds, searches, trees and artifacts in memory."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[int, dict[str, float]]] = []
+        self.bounds: list[dict[str, Any]] = []
+        self.searches: list[dict[str, Any]] = []
+        self.trees: list[dict[str, Any]] = []
+        self.artifacts: list[Path] = []
+
+    def metric(self, step: int, values: Mapping[str, float]) -> None:
+        self.metrics.append((step, dict(values)))
+
+    def bound(self, row: BoundsRow) -> None:
+        self.bounds.append(row.as_dict())
+
+    def search(self, moment: Mapping[str, Any]) -> None:
+        self.searches.append(dict(moment))
+
+    def tree(self, found: Mapping[str, Any]) -> None:
+        self.trees.append(dict(found))
+
+    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
+        self.artifacts.append(path)
+
+    def series(self, name: str) -> Sequence[float]:
+        return [values[name] for _, values in self.metrics if name in values]
