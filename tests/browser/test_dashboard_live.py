@@ -104,6 +104,7 @@ def test_the_log_is_followed_paused_and_filtered(page: Page, fleet: Fleet) -> No
     expect(lines).to_have_count(60)
     attempt.log("line 60")
     expect(lines).to_have_count(61)
+    view.scroll_into_view_if_needed()
     expect(lines.last).to_be_in_viewport()
     foot = "(view) => view.scrollHeight - view.scrollTop - view.clientHeight"
     assert view.evaluate(foot) < 4
