@@ -56,6 +56,10 @@ class Assets:
         """Return the address below which the files lie."""
         return f"/static/{self.version}"
 
+    def address(self, name: str) -> str:
+        """Return the address of a file, also of one that a package serves below ``/static``."""
+        return f"{self.root if name in self.files else '/static'}/{name}"
+
     def modules(self, page: str) -> list[str]:
         """Return all that a page's module imports, and that these import, nearest first; for the page of a job also
         what the kinds of jobs bring.

@@ -41,7 +41,7 @@ export class JobTable {
     const numeric = new Set(["duration", ...columns.filter((column) => column.numeric).map(({ path }) => path)]);
     const values = jobs.map((job, index) => new Map([...(cells[index] ?? []),
       ["job", names[index]], ["state", job.state], ["duration", ran(job, now())]]));
-    this.isToldApart = Math.max(-1, ...drawn.values()) < TOLD_APART;
+    this.isToldApart = drawn.size > 0 && Math.max(...drawn.values()) < TOLD_APART;
     const by = sort.replace(/^-/, "");
     const rows = paths.includes(by) ? order(values.map((row) => row.get(by)), sort.startsWith("-")) : jobs.map((_, index) => index);
     setText(this.same, same.size ? `The same for all: ${[...same].map(([path, value]) => `${bare(path)} ${shown(value)}`).join(", ")}` : "");

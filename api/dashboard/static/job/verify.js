@@ -146,7 +146,9 @@ export class Verify extends Section {
       if (!button || !number) return;
       setText(number, String(found[verdict] ?? 0));
       setAttribute(button, "aria-pressed", String(this.filter === verdict));
-      /** @type {HTMLElement} */ (this.strip.children[index]).style.setProperty("flex-grow", String(found[verdict] ?? 0));
+      const part = /** @type {HTMLElement} */ (this.strip.children[index]);
+      part.style.setProperty("flex-grow", String(found[verdict] ?? 0));
+      part.hidden = !found[verdict];
     });
   }
 
