@@ -33,9 +33,11 @@ def test_a_tree_is_walked_by_keys_and_looked_at_closer(page: Page, fleet: Fleet)
     expect(said).to_contain_text("relu_0 [0] ≤ 0: split")
     page.keyboard.press("Enter")
     above, closer = drawing.locator("[data-index='0'] rect"), drawing.locator("[data-chosen] rect")
-    assert above.get_attribute("width") == closer.get_attribute("width")
+    wide = closer.get_attribute("width") or ""
+    expect(above).to_have_attribute("width", wide)
     page.get_by_role("button", name="whole tree").click()
-    assert above.get_attribute("width") != closer.get_attribute("width")
+    expect(closer).not_to_have_attribute("width", wide)
+    expect(above).to_have_attribute("width", wide)
 
 
 @pytest.mark.slow
