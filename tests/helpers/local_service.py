@@ -76,6 +76,27 @@ def belonging_to(data: Path, word: str = "") -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
+def processes_of(job_id: str) -> list[psutil.Process]:
+    """Every process on this machine that carries the job's id in its environment or command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marks = [*process.environ().values(), *process.cmdline()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(job_id in mark for mark in marks):
+            found.append(process)
+    return found
+
+
+def give_way(job_id: str) -> None:
+    """Let the ranks of an endless job leave the processors to whatever starts beside them."""
+    for process in processes_of(job_id):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "RANK" in process.environ():
+                process.nice(19)
+
+
 def parts_of(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     """The children of a running ``trivet up`` by a word of their command: ``valkey-server``, ``api`` or ``workers``."""
     found = []

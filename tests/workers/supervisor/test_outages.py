@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import LIMIT_S, eventually
+from waiting import LIMIT_S, POLL_S, eventually
 from worker_fleet import HOST, SHORT_LEASES, Fleet, MortalBroker, Worker, all_gone, processes_of, train_spec
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreUnavailable
 from service.jobs.store.keyspace import LEASES
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.waits]
 
 
 def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:
@@ -64,6 +64,7 @@ def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mor
     while processes_of(ref):
         assert looked_at - down_at < outage.limits.lease_s, "the group outlived its lease"
         looked_at = time.monotonic()
+        time.sleep(POLL_S)
     assert supervisor.poll() is None, "the supervisor has yet to report"
     mortal.up()
     eventually(lambda: outage.store.attempts.reap() or outage.job(ref).state == "queued")
@@ -90,6 +91,7 @@ def test_c3_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mor
         outage.store.attempts.reap()
         outage.beat()
         outage.store.attempts.place()
+        time.sleep(POLL_S)
     assert (job.state, job.attempt) == ("succeeded", 1)
     assert job.result is not None
     steps = {event["step"] for event in outage.events(ref, "metric")}
