@@ -27,7 +27,7 @@ _SHUTDOWN_S = 5
 
 
 @dataclass(frozen=True)
-class InheritedDescriptors:
+class _InheritedDescriptors:
     """Describes what the process that started this one has opened for it. Sockets that it keeps open too lose no
     connection while this one is restarted: they wait there.
     """
@@ -47,7 +47,7 @@ class InheritedDescriptors:
 def main(arguments: list[str] | None = None) -> int:
     """Serve until a signal. Returns 2 when it refuses to start, and says why."""
     options = vars(_parser().parse_args(arguments))
-    inherited = InheritedDescriptors(options.pop("fd"), options.pop("private_fd"), options.pop("ready_fd"))
+    inherited = _InheritedDescriptors(options.pop("fd"), options.pop("private_fd"), options.pop("ready_fd"))
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = Settings(**given)
@@ -118,7 +118,7 @@ def _warn_of_forgetting(store: Store) -> None:
         )
 
 
-def _serve(settings: Settings, store: Store, listening: socket.socket, inherited: InheritedDescriptors) -> int:
+def _serve(settings: Settings, store: Store, listening: socket.socket, inherited: _InheritedDescriptors) -> int:
     config = uvicorn.Config(
         create_app(settings, store),
         ssl_certfile=settings.tls_cert,

@@ -19,7 +19,7 @@ from service.jobs.store import Store, in_loop
 SomeJob = TypeVar("SomeJob", bound=ListedJob)
 
 
-def sees(caller: ApiKey, job: ListedJob) -> bool:
+def _sees(caller: ApiKey, job: ListedJob) -> bool:
     """Return whether a caller may read a job and what it produced."""
     return caller.project is None or job.is_visible_to(caller.project)
 
@@ -36,7 +36,7 @@ def as_seen(caller: ApiKey, job: SomeJob) -> SomeJob:
 def visible_job(caller: ApiKey, store: Store, job_id: str) -> Job:
     """Return a job that the caller may read. Raises :class:`NotFound` for any other."""
     job = store.jobs.get(job_id)
-    if not sees(caller, job):
+    if not _sees(caller, job):
         raise NotFound(f"there is no job {job_id}")
     return as_seen(caller, job)
 

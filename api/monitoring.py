@@ -121,10 +121,10 @@ class RequestTimes:
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else _OTHER
-        self._meter.observe("trivet_request_seconds", seconds, method, route_of(scope), str(status))
+        self._meter.observe("trivet_request_seconds", seconds, method, _route_of(scope), str(status))
 
 
-def route_of(scope: Mapping[str, Any]) -> str:
+def _route_of(scope: Mapping[str, Any]) -> str:
     """Return the template of the route that took a request, such as ``/v1/jobs/{job_id}``; never what was asked for.
     A route knows its path below the router that it is declared in, and the only one that has a prefix is that of V1.
     """
@@ -155,7 +155,7 @@ class Traces:
 
             async def send_traced(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    span.rename(f"{scope['method']} {route_of(scope)}")
+                    span.rename(f"{scope['method']} {_route_of(scope)}")
                     if message["status"] >= 500:
                         span.fail(str(message["status"]))
                 await send(message)

@@ -64,7 +64,7 @@ def split_ids(ids: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids.split(",")))
 
 
-def choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
+def _choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
     """Return names separated by commas; ``None`` when the parameter is absent."""
     if text is None:
         return None
@@ -76,7 +76,7 @@ def choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str]
 
 
 def event_types(text: str | None) -> frozenset[str] | None:
-    return choices("types", text, EVENT_TYPES)
+    return _choices("types", text, EVENT_TYPES)
 
 
 def stream_id(path: str, text: str | None) -> str:

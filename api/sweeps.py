@@ -27,7 +27,7 @@ def children_of(spec: CommonSpec) -> list[Child]:
         except ValidationError as error:
             located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
             for found in from_validation(located, locator):
-                blamed = found.model_copy(update={"path": blame(spec, swept.parameters, found.path)})
+                blamed = found.model_copy(update={"path": _blame(spec, swept.parameters, found.path)})
                 errors.setdefault((blamed.path, str(blamed.got)), blamed)
     if errors:
         raise invalid(list(errors.values()))
@@ -38,7 +38,7 @@ def _expanded(spec: CommonSpec) -> Iterator[SweptSpec]:
     try:
         yield from expand(spec)
     except NoPlace as error:
-        path = blame(spec, {error.path: None}, error.path)
+        path = _blame(spec, {error.path: None}, error.path)
         raise invalid(
             [FieldError(path=path, message=str(error), got=error.path, expected="the path of a field of the spec")]
         ) from error
@@ -57,13 +57,13 @@ def refusals(spec: CommonSpec, children: list[Child], problems: Iterable[Problem
         errors.setdefault(
             (path, error.message),
             error.model_copy(
-                update={"path": blame(spec, parameters, path), "message": f"with {where}: {error.message}"}
+                update={"path": _blame(spec, parameters, path), "message": f"with {where}: {error.message}"}
             ),
         )
     return list(errors.values())
 
 
-def blame(spec: CommonSpec, parameters: Parameters, path: str) -> str:
+def _blame(spec: CommonSpec, parameters: Parameters, path: str) -> str:
     """Return where the user gave the field at ``path``: in the sweep where it is or lies within a swept one."""
     assert spec.sweep is not None
     places = spec.sweep.places()

@@ -69,7 +69,7 @@ class FileCalls:
         )
 
     def _save_once(self, url: str, target: Path) -> int:
-        with self._connection.stream(url) as response, writing(target) as file:
+        with self._connection.stream(url) as response, _writing(target) as file:
             return sum(file.write(chunk) for chunk in response.iter_bytes())
 
 
@@ -78,7 +78,7 @@ _NOT_OURS = (Path("/dev"), Path("/proc"))
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[IO[bytes]]:
+def _writing(target: Path) -> Iterator[IO[bytes]]:
     """Open ``target`` to be written to. A file, also one that a link leads to, is replaced when all is written, and
     only then; a device, a pipe or a socket is written to as it is.
     """

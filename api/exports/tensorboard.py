@@ -31,11 +31,11 @@ class TensorBoardExporter:
         folder.parent.mkdir(exist_ok=True)
         with atomic_draft(folder) as draft:
             draft.mkdir()
-            write_events(draft / f"events.out.tfevents.{_ended(told):.0f}.trivet", told)
+            _write_events(draft / f"events.out.tfevents.{_ended(told):.0f}.trivet", told)
         return str(folder)
 
 
-def write_events(path: Path, told: ExportedJob) -> None:
+def _write_events(path: Path, told: ExportedJob) -> None:
     """Write one event file with all that there is of a job."""
     with path.open("wb") as file:
         for event in chain([_event(_ended(told), 0, _text_field(3, "brain.Event:2"))], _texts(told), _scalars(told)):

@@ -36,7 +36,7 @@ DRAWS = 2
 
 
 @torch.no_grad()
-def needed_entries(graph: Graph, tp_group: RankGroup = ALONE, own: Collection[str] = ()) -> Mapping[str, Tensor]:
+def _needed_entries(graph: Graph, tp_group: RankGroup = ALONE, own: Collection[str] = ()) -> Mapping[str, Tensor]:
     """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only of values of which
     there are others, too.
 
@@ -200,7 +200,7 @@ class Network:
         """
         if self.before is not None:
             return {}
-        return needed_entries(self.graph, self.tp_group, [name for name in self.placements if self.is_own(name)])
+        return _needed_entries(self.graph, self.tp_group, [name for name in self.placements if self.is_own(name)])
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""

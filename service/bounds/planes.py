@@ -130,7 +130,7 @@ class BoxPlanes:
         if not len(owner):
             return
         start = _PendingRows(
-            {source: both(matrix[entry]) for source, matrix in form.matrices.items()}, both(form.bias[entry])
+            {source: _both(matrix[entry]) for source, matrix in form.matrices.items()}, _both(form.bias[entry])
         )
         coefficients, bias, _ = self._back(start, len(self._relaxed), owner)
         box = self.box.map(lambda end: end[owner])
@@ -233,7 +233,7 @@ def _owned(relaxed: Relaxation, owner: Tensor) -> Relaxation:
     return Relaxation(relaxed.lower_slope[owner], relaxed.upper_slope[owner], lower, upper)
 
 
-def both(rows: Tensor) -> Tensor:
+def _both(rows: Tensor) -> Tensor:
     return torch.stack([rows, -rows], dim=1)
 
 

@@ -36,7 +36,7 @@ class Range(ABC):
 
 
 @dataclass(frozen=True)
-class WithinLimit(Range):
+class _WithinLimit(Range):
     """``|value| ≤ limit``, give or take rounding."""
 
     limit: float
@@ -47,7 +47,7 @@ class WithinLimit(Range):
 
 
 @dataclass(frozen=True)
-class OfScores(Range):
+class _OfScores(Range):
     """A function of ``scores`` along ``axes`` of an instance.
 
     What propagation found counts besides where it may be tighter: where no power is so much smaller than another that
@@ -77,7 +77,7 @@ class OfScores(Range):
 
 
 @dataclass(frozen=True)
-class LogSumExp(OfScores):
+class LogSumExp(_OfScores):
     """``log Σ exp``, which rises with every score."""
 
     keepdim: bool
@@ -96,7 +96,7 @@ class LogSumExp(OfScores):
 
 
 @dataclass(frozen=True, eq=False)
-class Softmax(OfScores):
+class Softmax(_OfScores):
     """``a_i exp(x_i) / Σ a_j exp(x_j)``, which rises with its own score and falls with the others; ``weights`` are
     constants of at least 0, as those of a mask.
     """
@@ -196,7 +196,7 @@ def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str)
         return None
     count = torch.Size(squares.shape[axis] for axis in axes).numel()
     limit = sqrt(count) if sized.operator == MEAN else 1.0
-    return WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit)
+    return _WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit)
 
 
 def _is_centred(nodes: Mapping[str, Node], node: Node, axes: tuple[int, ...]) -> bool:

@@ -131,7 +131,7 @@ class Recorded:
 
     def _warm(self, body: Callable[[], None], times: int) -> None:
         """Run on a stream of its own: what is recorded may not be the default stream's."""
-        stream = recording_stream(self.device)
+        stream = _recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(times):
@@ -139,7 +139,7 @@ class Recorded:
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def _recorded(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        stream, record = recording_stream(self.device), torch.cuda.CUDAGraph()
+        stream, record = _recording_stream(self.device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         before = torch.cuda.memory_reserved(self.device)
         with torch.cuda.stream(stream), _no_collection():
@@ -171,7 +171,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @cache
-def recording_stream(device: torch.device) -> torch.cuda.Stream:
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
     """Return one stream for each device: libraries keep a workspace for every stream that they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -157,7 +157,7 @@ class Multipliers:
 
 
 @dataclass(frozen=True, eq=False)
-class Constrained(Relaxed):
+class _Constrained(Relaxed):
     """An operator with ``added`` ``(batch, *shape)`` to each input's coefficients, and to the bias ``(batch,)``."""
 
     relaxed: Relaxed
@@ -200,7 +200,7 @@ def constrained(
         }
         extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
         first, *others = (bias[preactivation] for preactivation in own.values())
-        result[name] = Constrained(relaxed[name], extra, sum(others, start=first))
+        result[name] = _Constrained(relaxed[name], extra, sum(others, start=first))
     return result
 
 

@@ -49,11 +49,11 @@ Tensors = Callable[[onnx.ModelProto], Iterator[tuple[str, TensorProto]]]
 """Every tensor of a model, with words for where it is."""
 
 
-def is_zip(content: bytes) -> bool:
+def _is_zip(content: bytes) -> bool:
     return content.startswith(_ZIP)
 
 
-def joined(
+def _joined(
     content: bytes, most: int, read_model: Callable[[bytes], onnx.ModelProto], tensors: Tensors
 ) -> onnx.ModelProto:
     """Return the model of a zip, with all weights in it. Raises :class:`ArchiveError`.
@@ -181,7 +181,7 @@ def _with_every_output(content: bytes) -> onnx.ModelProto:
 def message_of(content: bytes) -> onnx.ModelProto:
     """Return what the file says, as it says it, the weights of a zip in their places. Raises :class:`OnnxError`."""
     try:
-        model = joined(content, LARGEST, _message, tensors_in) if is_zip(content) else _message(content)
+        model = _joined(content, LARGEST, _message, tensors_in) if _is_zip(content) else _message(content)
     except ArchiveError as error:
         raise OnnxError(str(error)) from error
     check_texts(model)

@@ -47,7 +47,7 @@ class ExpansionError(yaml.YAMLError):
     """Aliases make more of a document than may be read, or a value that holds itself."""
 
 
-class CoreLoader(yaml.SafeLoader):
+class _CoreLoader(yaml.SafeLoader):
     """Reads YAML by the core schema of version 1.2."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
@@ -82,7 +82,7 @@ class CoreLoader(yaml.SafeLoader):
         return _SURROGATES.sub(_joined, str(self.construct_scalar(node)))
 
 
-class CoreDumper(yaml.SafeDumper):
+class _CoreDumper(yaml.SafeDumper):
     """Writes YAML that version 1.1 and the core schema of version 1.2 read as the same."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
@@ -91,10 +91,10 @@ class CoreDumper(yaml.SafeDumper):
 
 
 for _name, _form, _first in _CORE:
-    for _kind in (CoreLoader, CoreDumper):
+    for _kind in (_CoreLoader, _CoreDumper):
         _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_form})\Z"), list(_first))
 for _name in ("int", "float", "str"):
-    CoreLoader.add_constructor(f"tag:yaml.org,2002:{_name}", getattr(CoreLoader, f"construct_yaml_{_name}"))
+    _CoreLoader.add_constructor(f"tag:yaml.org,2002:{_name}", getattr(_CoreLoader, f"construct_yaml_{_name}"))
 
 
 def _joined(pair: re.Match[str]) -> str:
@@ -117,13 +117,13 @@ def parse(text: str) -> Any:
 
 def parse_yaml(text: str) -> Any:
     """Return what a text of YAML holds. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
-    compose(text)
-    return yaml.load(text, Loader=CoreLoader)  # noqa: S506 - a SafeLoader
+    _compose(text)
+    return yaml.load(text, Loader=_CoreLoader)  # noqa: S506 - a SafeLoader
 
 
-def compose(text: str) -> yaml.Node | None:
+def _compose(text: str) -> yaml.Node | None:
     """Return the nodes of a text, with their places. Raises as :func:`parse_yaml` does."""
-    node: yaml.Node | None = yaml.compose(text, Loader=CoreLoader)
+    node: yaml.Node | None = yaml.compose(text, Loader=_CoreLoader)
     if node is not None and _values(node, {}) > _MOST_VALUES:
         raise ExpansionError(f"has aliases that make more than {_MOST_VALUES:,} values of it")
     return node
@@ -183,12 +183,12 @@ def _written_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-CoreDumper.add_representer(str, _written_text)
+_CoreDumper.add_representer(str, _written_text)
 
 
 def dump(value: Any) -> str:
     """Return a value as YAML, in the order of its fields."""
-    written: str = yaml.dump(value, Dumper=CoreDumper, sort_keys=False, allow_unicode=True)
+    written: str = yaml.dump(value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True)
     return written
 
 
@@ -202,7 +202,7 @@ def positions(text: str) -> dict[str, Position]:
     Nothing of JSON that is no YAML, for all its depth, is found.
     """
     try:
-        root = compose(text)
+        root = _compose(text)
     except (yaml.YAMLError, RecursionError):
         return {}
     return {} if root is None else dict(_fields(root, "", root))

@@ -22,7 +22,7 @@ def _entries(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def addresses(text: str) -> str:
+def _addresses(text: str) -> str:
     """Return a list of addresses and networks. Raises ``ValueError`` that names an entry which is neither."""
     for entry in _entries(text):
         try:
@@ -92,7 +92,7 @@ class ApiSettings(BaseModel):
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_are_addresses(cls, text: str) -> str:
-        return addresses(text)
+        return _addresses(text)
 
     @property
     def proxies(self) -> list[str]:
@@ -217,7 +217,7 @@ class DeliverySettings(BaseModel):
     @field_validator("webhook_allow")
     @classmethod
     def _webhooks_lead_to_addresses(cls, text: str) -> str:
-        return addresses(text)
+        return _addresses(text)
 
     @property
     def webhook_networks(self) -> list[str]:

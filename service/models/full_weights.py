@@ -27,7 +27,7 @@ _CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
 
-class Weight(Protocol):
+class _Weight(Protocol):
     """A whole tensor, in memory or in files, of which parts can be taken: for every dimension a slice."""
 
     @property
@@ -36,7 +36,7 @@ class Weight(Protocol):
     def __getitem__(self, part: tuple[slice, ...], /) -> Tensor: ...
 
 
-Weights = Mapping[str, Weight]
+Weights = Mapping[str, _Weight]
 """Weights by the names of the parameters."""
 
 
@@ -108,7 +108,7 @@ def _shape(parameter: Tensor, rows: int | None) -> torch.Size:
     return parameter.shape if rows is None else torch.Size((rows, *parameter.shape[1:]))
 
 
-def _fill(target: Tensor, whole: Weight, own: tuple[slice, ...], rows: int | None) -> None:
+def _fill(target: Tensor, whole: _Weight, own: tuple[slice, ...], rows: int | None) -> None:
     """Copy a rank's own part; what of it lies behind ``rows`` is padding, and zero."""
     if rows is not None and own[0].stop > rows:
         target[(count := max(rows - own[0].start, 0)) :] = 0

@@ -178,10 +178,10 @@ def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) 
 def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:
     """Return mesh, torch version and device architecture, which belong to every fingerprint."""
     fields: Fingerprint = {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}
-    return fields | {"torch": torch.__version__, "device": device.type, "architecture": architecture(device)}
+    return fields | {"torch": torch.__version__, "device": device.type, "architecture": _architecture(device)}
 
 
-def architecture(device: torch.device) -> str:
+def _architecture(device: torch.device) -> str:
     """Return what generated code depends on: ``sm_90 NVIDIA H200`` for a GPU, ``x86_64`` for a CPU."""
     if device.type != "cuda":
         return platform.machine()

@@ -93,7 +93,7 @@ def start(device_type: str) -> torch.device:
         folder = os.environ.get(rendezvous_folder.VARIABLE)
         dist.init_process_group(
             _BACKENDS[device_type],
-            store=None if folder is None else join(Path(folder), launch.world_size),
+            store=None if folder is None else _join(Path(folder), launch.world_size),
             rank=-1 if folder is None else launch.rank,
             world_size=-1 if folder is None else launch.world_size,
             device_id=device if device.type == "cuda" and launch.world_size > 1 else None,
@@ -148,7 +148,7 @@ _DIGEST = "sha256"
 _SIGNATURE = hashlib.new(_DIGEST).digest_size
 
 
-def join(folder: Path, world_size: int) -> distributed_c10d.Store:
+def _join(folder: Path, world_size: int) -> distributed_c10d.Store:
     """Return the store of the group that meets in ``folder``; this process then takes objects of its group only."""
     authenticate_objects(rendezvous_folder.secret(folder))
     return dist.FileStore(str(folder / rendezvous_folder.RANKS), world_size)  # type: ignore[attr-defined]

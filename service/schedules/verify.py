@@ -56,7 +56,7 @@ def verify(schedule: Schedule) -> Report:
     _check_progress(schedule)
     peaks = [_peaks(schedule, instructions) for instructions in schedule.ranks]
     activations, receives, buffers = zip(*peaks, strict=True)
-    return Report(activations, receives, buffers, bubble(schedule))
+    return Report(activations, receives, buffers, _bubble(schedule))
 
 
 def predict(schedule: Schedule) -> tuple[ComputationSpan, ...]:
@@ -64,7 +64,7 @@ def predict(schedule: Schedule) -> tuple[ComputationSpan, ...]:
     return tuple(span for spans in _clock(schedule).spans for span in spans)
 
 
-def bubble(schedule: Schedule) -> float:
+def _bubble(schedule: Schedule) -> float:
     """Return the predicted idle share of all ranks, under the assumptions of :class:`Report`."""
     clock = _clock(schedule)
     busy = sum(span.end - span.start for spans in clock.spans for span in spans)

@@ -127,7 +127,7 @@ def layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
     ]
 
 
-class LayerSums(NamedTuple):
+class _LayerSums(NamedTuple):
     """Sums over the entries of one non-linear node's inputs, for one instance; fields are columns of
     :func:`layer_sums`."""
 
@@ -139,11 +139,11 @@ class LayerSums(NamedTuple):
     """All entries."""
 
 
-_LAYER_SUMS = len(LayerSums._fields)
+_LAYER_SUMS = len(_LayerSums._fields)
 
 
 def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
-    """Return the columns of :class:`LayerSums` for each instance and non-linear node, float64 ``(batch, nodes, 3)``.
+    """Return the columns of :class:`_LayerSums` for each instance and non-linear node, float64 ``(batch, nodes, 3)``.
     Summed over the ranks that divide a value; each calls it.
     """
     nodes, batch = network.nonlinear, len(outcome.verdicts)
@@ -171,10 +171,10 @@ def layer_means(layers: Sequence[NonlinearLayer], entries: Sequence[DecidedRow])
     totals = torch.zeros(len(layers), _LAYER_SUMS, dtype=torch.float64)
     for entry in (each for each in entries if each.layers):  # the others could not be bounded
         totals += torch.tensor(entry.layers, dtype=torch.float64)
-    return [_layer_entry(layer, LayerSums(*sums)) for layer, sums in zip(layers, totals.tolist(), strict=True)]
+    return [_layer_entry(layer, _LayerSums(*sums)) for layer, sums in zip(layers, totals.tolist(), strict=True)]
 
 
-def _layer_entry(layer: NonlinearLayer, total: LayerSums) -> dict[str, Any]:
+def _layer_entry(layer: NonlinearLayer, total: _LayerSums) -> dict[str, Any]:
     return {
         "layer": layer.name,
         "operator": layer.operator,

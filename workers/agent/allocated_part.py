@@ -37,7 +37,7 @@ _REPORT_WITHIN_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-class HostOfAllocation:
+class _HostOfAllocation:
     """Runs one part of one attempt."""
 
     def __init__(
@@ -184,7 +184,7 @@ def run(launcher: str, job_id: str, supervisor: subprocess.Popen[bytes]) -> int:
     fields: dict[str, str | int] = {"process": "allocated host", "job": job_id}
     log_to_stderr(settings.log_level, f"%(asctime)s {job_id} %(levelname)s %(message)s", settings.log_format, **fields)
     try:
-        return HostOfAllocation(launcher, here, settings, job_id, supervisor).run()
+        return _HostOfAllocation(launcher, here, settings, job_id, supervisor).run()
     except BrokerRefused as error:
         logger.error("%s", error)  # noqa: TRY400 - the reason is the whole message
         return 2

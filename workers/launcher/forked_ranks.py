@@ -43,12 +43,12 @@ def fork_ranks(environment: Mapping[str, str]) -> None:
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             set_by_torchrun = {name: value for name, value in env.items() if os.environ.get(name) != value}
-            return ForkedProgram(args, {**environment, **set_by_torchrun})
+            return _ForkedProgram(args, {**environment, **set_by_torchrun})
 
     api.get_subprocess_handler = Handler
 
 
-class ForkedProgram(forks.Child):
+class _ForkedProgram(forks.Child):
     """A fork that runs a Python program, with the part of :class:`subprocess.Popen` that torchrun uses."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ def _begin_computing_anew(environment: Mapping[str, str]) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     torch.default_generator.seed()
-    recompute(environment)
+    _recompute(environment)
 
 
 def _run_as_main(arguments: list[str]) -> int:
@@ -123,7 +123,7 @@ def _run_as_main(arguments: list[str]) -> int:
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def recompute(environment: Mapping[str, str]) -> None:
+def _recompute(environment: Mapping[str, str]) -> None:
     """Set, in this process, what already imported modules would compute from ``environment`` if they were
     imported now.
     """

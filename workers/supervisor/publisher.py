@@ -54,7 +54,7 @@ def publish(
     return Artifact(name=name, bytes=size, sha256=digest, media_type=media_type, created_at=datetime.now(UTC))
 
 
-def publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
+def _publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
     """Publish a text of the service's own, which no rank has touched."""
     content = text.encode()
     digest = hashlib.sha256(content).hexdigest()
@@ -179,7 +179,7 @@ class Publisher:
     def publish_text(self, rank: int, name: str, text: str) -> None:
         """Publish a text of the service about a rank, in its turn."""
         event = ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
-        self._begin(event, functools.partial(publish_text, self._paths, name, text))
+        self._begin(event, functools.partial(_publish_text, self._paths, name, text))
 
     def _begin(self, event: ArtifactEvent, taken: Callable[[], Artifact]) -> None:
         task = asyncio.get_running_loop().create_task(self._publish(event, taken))

@@ -25,8 +25,8 @@ def average_pool(  # noqa: PLR0917 - the signature of the operator, as below
 ) -> Tensor:
     """Return a convolution of each channel with a constant kernel, divided by what each window counts."""
     dimensions, channels = x.ndim - 2, x.shape[1]
-    kernel = each(kernel_size, dimensions)
-    pads, steps = each(padding, dimensions), each(stride or kernel, dimensions)
+    kernel = _each(kernel_size, dimensions)
+    pads, steps = _each(padding, dimensions), _each(stride or kernel, dimensions)
     spatial = [int(length) for length in x.shape[2:]]
     extra = [_beyond(*window, ceil_mode) for window in zip(spatial, kernel, steps, pads, strict=True)]
     widths = [width for pad, more in zip(reversed(pads), reversed(extra), strict=True) for width in (pad, pad + more)]
@@ -62,8 +62,8 @@ def max_pool(  # noqa: PLR0917
     A window that reaches over the border also holds the border's entry, so that repeating it changes nothing.
     """
     dimensions = x.ndim - 2
-    kernel, apart = each(kernel_size, dimensions), each(dilation, dimensions)
-    pads, steps = each(padding, dimensions), each(stride or kernel, dimensions)
+    kernel, apart = _each(kernel_size, dimensions), _each(dilation, dimensions)
+    pads, steps = _each(padding, dimensions), _each(stride or kernel, dimensions)
     if (ceil_mode or any(pads)) and any(step != 1 for step in apart):
         raise NotImplementedError("max pooling with dilation and padding or ceil_mode")
     for index in range(dimensions):
@@ -78,7 +78,7 @@ def max_pool(  # noqa: PLR0917
             start = offset * apart[index]
             entry = aten.slice(entry, index + 2, start, start + (reach[index] - 1) * steps[index] + 1, steps[index])
         entries.append(entry)
-    return in_pairs(entries, torch.maximum)
+    return _in_pairs(entries, torch.maximum)
 
 
 def max_pool_with_indices(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def max_pool_with_indices(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor
     return max_pool(x, *arguments), x.new_empty(0)  # type: ignore[arg-type]
 
 
-def in_pairs(entries: list[Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _in_pairs(entries: list[Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     while len(entries) > 1:
         paired = [join(first, second) for first, second in zip(entries[::2], entries[1::2], strict=False)]
         entries = paired + entries[len(paired) * 2 :]
@@ -123,7 +123,7 @@ def _extreme(x: Tensor, dim: Sequence[int] | int, keepdim: bool, join: Callable[
 
 def adaptive_average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Along each dimension a matrix whose rows average a window each."""
-    for index, count in enumerate(each(output_size, x.ndim - 2)):
+    for index, count in enumerate(_each(output_size, x.ndim - 2)):
         length = int(x.shape[index + 2])
         row, entry = torch.arange(count, device=x.device)[:, None], torch.arange(length, device=x.device)
         start, end = row * length // count, ((row + 1) * length + count - 1) // count
@@ -133,7 +133,7 @@ def adaptive_average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    for index, count in enumerate(each(output_size, x.ndim - 2)):
+    for index, count in enumerate(_each(output_size, x.ndim - 2)):
         dim = index + 2
         windows = _windows(int(x.shape[dim]), count)
         x = torch.cat([largest(along(x, dim, start, end), dim, True) for start, end in windows], dim)
@@ -200,6 +200,6 @@ def _repeat_border(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     return torch.cat([first] * before + [x] + [last] * after, dim)
 
 
-def each(given: Sequence[int], dimensions: int) -> list[int]:
+def _each(given: Sequence[int], dimensions: int) -> list[int]:
     values = list(given)
     return values * dimensions if len(values) == 1 else values

@@ -63,14 +63,14 @@ class BackwardRules:
         }
 
 
-class Named(Protocol):
+class _Named(Protocol):
     """A node, or what stands for one."""
 
     @property
     def name(self) -> str: ...
 
 
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=_Named)
 P = TypeVar("P")
 
 

@@ -2,7 +2,7 @@
 
 The coefficients are whatever float64 makes of them. Each step's allowance, joining the coefficients of two consumers,
 the sum over the box and the sum of the biases are all charged to one error that is taken off at the end:
-see :class:`RoundedSums`.
+see :class:`_RoundedSums`.
 
 Rows are sharded over tensor-parallel ranks as in the plain arithmetic. Where values are divided every rank is charged
 for its own coefficients; where they are replicated each has a share of the rows, which no other rank computes in
@@ -51,11 +51,11 @@ class RoundedTerms:
         return found.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-class RoundedSums(ByOwnership[RoundedTerms]):
+class _RoundedSums(ByOwnership[RoundedTerms]):
     """The terms of a traversal; the stages before count among the replicated or a rank's own."""
 
     @classmethod
-    def empty(cls) -> RoundedSums:
+    def empty(cls) -> _RoundedSums:
         return cls(RoundedTerms(), RoundedTerms(), RoundedTerms())
 
     def of_common_rows(self, tp_group: RankGroup) -> Tensor:
@@ -93,8 +93,8 @@ def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
     at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
     # Squares below the normal numbers are lost, of which the root is far above them.
     lost = terms * 2.0**-500 * (1 + distance)
-    error = gamma(terms + 8) * (weighted(sizes, at_middle.abs()) + reach) + lost
-    return down(weighted(coefficients, at_middle) - reach - error)
+    error = gamma(terms + 8) * (_weighted(sizes, at_middle.abs()) + reach) + lost
+    return down(_weighted(coefficients, at_middle) - reach - error)
 
 
 def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
@@ -106,11 +106,11 @@ def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
     else:
         like = step.error
         dense = rows if isinstance(rows, Tensor) else rows.dense(tuple(like.shape[2:]), like)
-        charged = weighted(dense.abs(), step.error)
+        charged = _weighted(dense.abs(), step.error)
     return charged + step.lost.unsqueeze(1)
 
 
-def weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
+def _weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
     """Return ``(batch or 1, rows, *shape)`` times ``(batch, rows or 1, *shape)``: ``(batch, rows)``."""
     batch = len(entries)
     flat = coefficients.flatten(2).expand(batch, -1, -1)
@@ -219,7 +219,7 @@ class _RigorousRowArithmetic(RowArithmetic):
     own: bool
     divided: bool
     shared: bool
-    sums: RoundedSums = field(default_factory=RoundedSums.empty)
+    sums: _RoundedSums = field(default_factory=_RoundedSums.empty)
     arrived: Pending | None = None
     """The coefficients of the input, once it is reached."""
 
@@ -293,7 +293,7 @@ class _RigorousRowArithmetic(RowArithmetic):
 
     def charge_sum(self, node: Node, own: bool, total: Tensor) -> None:
         size = magnitude(self.backward.intervals[node.name])
-        self._terms(node.name, own).errors.append(weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
+        self._terms(node.name, own).errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
 
     def ends(self, node: Node, arrived: Pending) -> bool:
         if node is self.backward.network.graph.input:
@@ -326,8 +326,8 @@ class _RigorousRowArithmetic(RowArithmetic):
         centre = box.centre
         radius = up(torch.maximum(box.upper - centre, centre - box.lower))
         terms, sizes = coefficients[0, 0].numel(), coefficients.abs()
-        least = weighted(coefficients, centre.unsqueeze(1)) - weighted(sizes, radius.unsqueeze(1))
-        error = weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
+        least = _weighted(coefficients, centre.unsqueeze(1)) - _weighted(sizes, radius.unsqueeze(1))
+        error = _weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
         found = down(least - error)
         if isinstance(box, Ball):
             found = torch.maximum(found, _least_in(box, coefficients))

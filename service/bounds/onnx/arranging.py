@@ -18,29 +18,29 @@ OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
 """Attributes of ``Resize`` that are about some of its dimensions."""
 
 
-def same_entries(call: Call, values: Values, shape: Shape) -> Tensor:
+def _same_entries(call: Call, values: Values, shape: Shape) -> Tensor:
     """Reshapes of every kind: the shape is known."""
     return values[0].float.reshape(-1, *shape)
 
 
-def concatenate(call: Call, values: Values, shape: Shape) -> Tensor:
+def _concatenate(call: Call, values: Values, shape: Shape) -> Tensor:
     batch = next(value.float.shape[0] for value in values if not value.constant)
     return torch.cat([batched(value, batch) for value in values], dim=axis(call.attributes["axis"], len(shape)))
 
 
-def transpose(call: Call, values: Values, shape: Shape) -> Tensor:
+def _transpose(call: Call, values: Values, shape: Shape) -> Tensor:
     rank = len(values[0].shape)
     order = call.attributes.get("perm", list(range(rank))[::-1])
     return values[0].float.permute(0, *(position + 1 for position in order))
 
 
-def expand(call: Call, values: Values, shape: Shape) -> Tensor:
+def _expand(call: Call, values: Values, shape: Shape) -> Tensor:
     value = values[0]
     x = value.float.reshape(-1, *(1,) * (len(shape) - len(value.shape)), *value.shape)
     return x.expand(-1, *shape)
 
 
-def slices(call: Call, values: Values, shape: Shape) -> Tensor:
+def _slices(call: Call, values: Values, shape: Shape) -> Tensor:
     x, rank = values[0].float, len(values[0].shape)
     starts, ends = integers(call, values, 1, "starts"), integers(call, values, 2, "ends")
     if starts is None or ends is None:
@@ -57,7 +57,7 @@ def slices(call: Call, values: Values, shape: Shape) -> Tensor:
     return x
 
 
-def gather(call: Call, values: Values, shape: Shape) -> Tensor:
+def _gather(call: Call, values: Values, shape: Shape) -> Tensor:
     data, indices = values
     if data.constant:
         return looked_up(call, values, shape)
@@ -68,7 +68,7 @@ def gather(call: Call, values: Values, shape: Shape) -> Tensor:
     return data.float.index_select(dim, torch.tensor(chosen, device=data.float.device)).reshape(-1, *shape)
 
 
-def split(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _split(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     x = values[0].float
     dim = axis(call.attributes.get("axis", 0), len(values[0].shape))
     lengths = integers(call, values, 1, "split")
@@ -78,11 +78,11 @@ def split(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return list(torch.split(x, lengths, dim=dim))
 
 
-def pad(call: Call, values: Values, shape: Shape) -> Tensor:
+def _pad(call: Call, values: Values, shape: Shape) -> Tensor:
     x, rank = values[0].float, len(values[0].shape)
     pads, mode = integers(call, values, 1, "pads"), call.attributes.get("mode", "constant")
     if mode != "constant":
-        return moved(call, values, shape)
+        return _moved(call, values, shape)
     if pads is None:
         raise call.refuse("it has no pads")
     axes = integers(call, values, 3, "axes") or list(range(rank))
@@ -93,7 +93,7 @@ def pad(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.pad(x, widths, value=number(call, values, 2, "value") or 0.0)
 
 
-def moved(call: Call, values: Values, shape: Shape) -> Tensor:
+def _moved(call: Call, values: Values, shape: Shape) -> Tensor:
     """Whatever repeats, drops or reorders entries: onnxruntime does it to their numbers. 0 is what it fills in."""
     if not all(value.constant for value in values[1:] if value.present) or values[0].constant:
         raise call.refuse("more than its first input depends on the input")
@@ -106,7 +106,7 @@ def moved(call: Call, values: Values, shape: Shape) -> Tensor:
     return chosen.reshape(-1, *shape)
 
 
-def resize(call: Call, values: Values, shape: Shape) -> Tensor:
+def _resize(call: Call, values: Values, shape: Shape) -> Tensor:
     """Along one dimension after the other, by the matrix that onnxruntime applies to each entry alone."""
     if str(call.attributes.get("coordinate_transformation_mode", "")) == "tf_crop_and_resize":
         raise call.refuse("coordinate_transformation_mode 'tf_crop_and_resize' is not supported")
@@ -152,25 +152,25 @@ def _along(call: Call, values: Values, index: int, before: int, after: int) -> A
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Compress": moved,
-    "Concat": concatenate,
-    "DepthToSpace": moved,
-    "Expand": expand,
-    "Flatten": same_entries,
-    "Gather": gather,
-    "GatherElements": moved,
-    "GatherND": moved,
-    "Pad": pad,
-    "Reshape": same_entries,
-    "Resize": resize,
-    "ReverseSequence": moved,
-    "Slice": slices,
-    "SpaceToDepth": moved,
-    "Split": split,
-    "Squeeze": same_entries,
-    "Tile": moved,
-    "Transpose": transpose,
-    "Trilu": moved,
-    "Unsqueeze": same_entries,
-    "Upsample": resize,
+    "Compress": _moved,
+    "Concat": _concatenate,
+    "DepthToSpace": _moved,
+    "Expand": _expand,
+    "Flatten": _same_entries,
+    "Gather": _gather,
+    "GatherElements": _moved,
+    "GatherND": _moved,
+    "Pad": _pad,
+    "Reshape": _same_entries,
+    "Resize": _resize,
+    "ReverseSequence": _moved,
+    "Slice": _slices,
+    "SpaceToDepth": _moved,
+    "Split": _split,
+    "Squeeze": _same_entries,
+    "Tile": _moved,
+    "Transpose": _transpose,
+    "Trilu": _moved,
+    "Unsqueeze": _same_entries,
+    "Upsample": _resize,
 }

@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.float64] | None
 """What is added to scores, known before anything is traced; ``None`` for nothing."""
 
 
-def attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Attend as ONNX's operator does, to heads ``(batch, heads, length, width)`` or side by side."""
     _refuse_inputs(call, values, range(4, 7))
     if float(call.attributes.get("softcap", 0.0)) or call.outputs[1:]:
@@ -33,7 +33,7 @@ def attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return [found if len(shape) == 4 else _side_by_side(found)]
 
 
-def fused_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _fused_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Attend with the projections to queries, keys and values, whose weights are side by side."""
     _refuse_inputs(call, values, (4, 6, *range(7, len(values))))
     if call.attributes.get("do_rotary", 0) or any(call.outputs[1:]):
@@ -47,7 +47,7 @@ def fused_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
 
 
-def multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Attend with queries, keys and values that are given, side by side or packed; a bias is added to all of them."""
     _refuse_inputs(call, values, range(6, len(values)))
     given = [optional(values, index) for index in range(3)]
@@ -130,7 +130,7 @@ def _refuse_inputs(call: Call, values: Values, places: range | tuple[int, ...]) 
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Attention": attention,
-    "com.microsoft.Attention": fused_attention,
-    "com.microsoft.MultiHeadAttention": multi_head_attention,
+    "Attention": _attention,
+    "com.microsoft.Attention": _fused_attention,
+    "com.microsoft.MultiHeadAttention": _multi_head_attention,
 }

@@ -27,7 +27,7 @@ from service.bounds.operators.onnx import Converter
 from service.formats.onnx_operators import OPERATORS as LISTED
 
 
-def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
+def _declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
     """Return the converters of what a spec may ask for, which the torch-free list of names decides.
 
     Raises ``ImportError`` that names what has no converter, and converters that are not in the list.
@@ -42,7 +42,7 @@ _FAMILIES = (
     arranging, attention, entrywise, extensions, logic, matrices, quantised, recurrent, reductions,
     scattering, selecting, windows,
 )  # fmt: skip
-CONVERTERS: Mapping[str, Converter] = declared(
+CONVERTERS: Mapping[str, Converter] = _declared(
     {
         name: converter
         for converters in (

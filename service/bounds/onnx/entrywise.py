@@ -15,15 +15,15 @@ from service.bounds.onnx.whole_numbers import TYPES
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
 
-def same(call: Call, values: Values, shape: Shape) -> Tensor:
+def _same(call: Call, values: Values, shape: Shape) -> Tensor:
     return values[0].float
 
 
-def mean_of(call: Call, values: Values, shape: Shape) -> Tensor:
+def _mean_of(call: Call, values: Values, shape: Shape) -> Tensor:
     return reduce(torch.add, aligned(values)) / len(values)
 
 
-def cast(call: Call, values: Values, shape: Shape) -> Tensor:
+def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convert a cast between floating-point types, or of a truth, which is a number here, to them and back; one to
     integers cuts off what is behind the point.
     """
@@ -39,37 +39,37 @@ def cast(call: Call, values: Values, shape: Shape) -> Tensor:
     return x
 
 
-def prelu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _prelu(call: Call, values: Values, shape: Shape) -> Tensor:
     x, slope = aligned(values)
     return slope * x + (1 - slope) * torch.relu(x)  # one ReLU: nothing is lost
 
 
-def celu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _celu(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.celu(values[0].float, float(call.attributes.get("alpha", 1.0)))
 
 
-def swish(call: Call, values: Values, shape: Shape) -> Tensor:
+def _swish(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float
     return x * torch.sigmoid(float(call.attributes.get("alpha", 1.0)) * x)
 
 
-def selu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _selu(call: Call, values: Values, shape: Shape) -> Tensor:
     alpha = float(call.attributes.get("alpha", 1.67326319217681884765625))
     return functional.elu(values[0].float, alpha) * float(call.attributes.get("gamma", 1.05070102214813232421875))
 
 
-def hard_sigmoid(call: Call, values: Values, shape: Shape) -> Tensor:
+def _hard_sigmoid(call: Call, values: Values, shape: Shape) -> Tensor:
     slope, middle = float(call.attributes.get("alpha", 0.2)), float(call.attributes.get("beta", 0.5))
     return (slope * values[0].float + middle).clamp(0, 1)
 
 
-def clip(call: Call, values: Values, shape: Shape) -> Tensor:
+def _clip(call: Call, values: Values, shape: Shape) -> Tensor:
     lowest, highest = number(call, values, 1, "min"), number(call, values, 2, "max")
     x = values[0].float
     return x if lowest is None and highest is None else x.clamp(lowest, highest)
 
 
-def shrink(call: Call, values: Values, shape: Shape) -> Tensor:
+def _shrink(call: Call, values: Values, shape: Shape) -> Tensor:
     """Return the operator as two ReLUs, where it has no jump."""
     at, bias = float(call.attributes.get("lambd", 0.5)), float(call.attributes.get("bias", 0.0))
     x = values[0].float
@@ -78,12 +78,12 @@ def shrink(call: Call, values: Values, shape: Shape) -> Tensor:
     return chosen(-x - at, x + bias, chosen(x - at, x - bias, _zero(x)))
 
 
-def thresholded_relu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _thresholded_relu(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float
     return chosen(x - float(call.attributes.get("alpha", 1.0)), x, _zero(x))
 
 
-def remainder(call: Call, values: Values, shape: Shape) -> Tensor:
+def _remainder(call: Call, values: Values, shape: Shape) -> Tensor:
     """Return what is left of a division by a constant whose result is cut off behind the point."""
     if values[1].array is None or not call.attributes.get("fmod", 0):
         raise call.refuse("its divisor depends on the input, or fmod is 0")
@@ -97,24 +97,24 @@ def _zero(like: Tensor) -> Tensor:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Cast": cast,
+    "Cast": _cast,
     "Ceil": entrywise(torch.ceil),
-    "Celu": celu,
-    "Clip": clip,
+    "Celu": _celu,
+    "Clip": _clip,
     "Cosh": entrywise(torch.cosh),
-    "Dropout": same,
-    "HardSigmoid": hard_sigmoid,
-    "Identity": same,
-    "Mean": mean_of,
+    "Dropout": _same,
+    "HardSigmoid": _hard_sigmoid,
+    "Identity": _same,
+    "Mean": _mean_of,
     "Min": of_two(torch.minimum),
-    "Mod": remainder,
-    "PRelu": prelu,
+    "Mod": _remainder,
+    "PRelu": _prelu,
     "Round": entrywise(torch.round),
-    "Selu": selu,
-    "Shrink": shrink,
+    "Selu": _selu,
+    "Shrink": _shrink,
     "Sinh": entrywise(torch.sinh),
     "Softsign": entrywise(lambda x: x / (1 + x.abs())),
-    "Swish": swish,
-    "ThresholdedRelu": thresholded_relu,
+    "Swish": _swish,
+    "ThresholdedRelu": _thresholded_relu,
     "Tan": entrywise(lambda x: x.sin() / x.cos()),
 }

@@ -17,28 +17,28 @@ from service.bounds.onnx.selecting import looked_up, place_of_largest
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned, optional
 
 
-def bias_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _bias_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
     x, bias = aligned(values)
     return functional.gelu(x + bias)
 
 
-def fast_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _fast_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
     bias = optional(values, 1)
     x = values[0].float if bias is None else sum(aligned([values[0], bias]))
     assert isinstance(x, Tensor)
     return functional.gelu(x, approximate="tanh")
 
 
-def gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _gelu(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.gelu(values[0].float)
 
 
-def quick_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
+def _quick_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float
     return x * torch.sigmoid(float(call.attributes.get("alpha", 1.702)) * x)
 
 
-def fused_product(call: Call, values: Values, shape: Shape) -> Tensor:
+def _fused_product(call: Call, values: Values, shape: Shape) -> Tensor:
     """Multiply matrices, either of them transposed, and the product by a number."""
     unusual = [name for name in ("transBatchA", "transBatchB") if call.attributes.get(name, 0)]
     if unusual:
@@ -56,12 +56,12 @@ def _transposed(value: Value) -> Value:
     return Value(shape, value.float.transpose(-1, -2), value.array)
 
 
-def skip_layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _skip_layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Normalise a sum; the fourth output is the sum itself."""
     return _normalised_sum(call, values, shape, (2, 3, 4), centred=True)
 
 
-def skip_rms_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _skip_rms_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return _normalised_sum(call, values, shape, (2, None, 3), centred=False)
 
 
@@ -82,17 +82,17 @@ def _normalised_sum(
     return [found, total, total, total]
 
 
-def scaler(call: Call, values: Values, shape: Shape) -> Tensor:
+def _scaler(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float
     offset, scale = (_listed(call, name, x) for name in ("offset", "scale"))
     return (x - offset) * scale
 
 
-def linear_regressor(call: Call, values: Values, shape: Shape) -> Tensor:
+def _linear_regressor(call: Call, values: Values, shape: Shape) -> Tensor:
     return _transformed(call, _scores(call, values, int(call.attributes.get("targets", 1))))
 
 
-def linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Return scores after the label that they choose, which is no number where labels are texts."""
     rows = len(call.attributes["coefficients"]) // values[0].shape[-1]
     found = _scores(call, values, rows)
@@ -136,7 +136,7 @@ def _transformed(call: Call, scores: Tensor) -> Tensor:
     raise call.refuse(f"post_transform {kind!r}; NONE, LOGISTIC and SOFTMAX are supported")
 
 
-def normalizer(call: Call, values: Values, shape: Shape) -> Tensor:
+def _normalizer(call: Call, values: Values, shape: Shape) -> Tensor:
     x, norm = values[0].float, call.attributes.get("norm", "MAX")
     if norm == "L1":
         return x / x.abs().sum(dim=-1, keepdim=True)
@@ -147,21 +147,21 @@ def normalizer(call: Call, values: Values, shape: Shape) -> Tensor:
     raise call.refuse(f"norm {norm!r}; L1, L2 and MAX are supported")
 
 
-def binarizer(call: Call, values: Values, shape: Shape) -> Tensor:
+def _binarizer(call: Call, values: Values, shape: Shape) -> Tensor:
     return positive(values[0].float - float(call.attributes.get("threshold", 0.0)))
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "ai.onnx.ml.Binarizer": binarizer,
-    "ai.onnx.ml.LinearClassifier": linear_classifier,
-    "ai.onnx.ml.LinearRegressor": linear_regressor,
-    "ai.onnx.ml.Normalizer": normalizer,
-    "ai.onnx.ml.Scaler": scaler,
-    "com.microsoft.BiasGelu": bias_gelu,
-    "com.microsoft.FastGelu": fast_gelu,
-    "com.microsoft.FusedMatMul": fused_product,
-    "com.microsoft.Gelu": gelu,
-    "com.microsoft.QuickGelu": quick_gelu,
-    "com.microsoft.SkipLayerNormalization": skip_layer_norm,
-    "com.microsoft.SkipSimplifiedLayerNormalization": skip_rms_norm,
+    "ai.onnx.ml.Binarizer": _binarizer,
+    "ai.onnx.ml.LinearClassifier": _linear_classifier,
+    "ai.onnx.ml.LinearRegressor": _linear_regressor,
+    "ai.onnx.ml.Normalizer": _normalizer,
+    "ai.onnx.ml.Scaler": _scaler,
+    "com.microsoft.BiasGelu": _bias_gelu,
+    "com.microsoft.FastGelu": _fast_gelu,
+    "com.microsoft.FusedMatMul": _fused_product,
+    "com.microsoft.Gelu": _gelu,
+    "com.microsoft.QuickGelu": _quick_gelu,
+    "com.microsoft.SkipLayerNormalization": _skip_layer_norm,
+    "com.microsoft.SkipSimplifiedLayerNormalization": _skip_rms_norm,
 }

@@ -20,12 +20,12 @@ def positive(x: Tensor) -> Tensor:
     return chosen(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
 
 
-def sign(call: Call, values: Values, shape: Shape) -> Tensor:
+def _sign(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float
     return positive(x) - positive(-x)
 
 
-def compared(function: Pair) -> Converter:
+def _compared(function: Pair) -> Converter:
     """Return the converter of a comparison, by the sign of a difference."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -35,7 +35,7 @@ def compared(function: Pair) -> Converter:
     return convert
 
 
-def joined(function: Pair) -> Converter:
+def _joined(function: Pair) -> Converter:
     """Return the converter of a function of two truths, or of two values in ``Equal``."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -46,7 +46,7 @@ def joined(function: Pair) -> Converter:
     return convert
 
 
-def equal(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
+def _equal(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
     """Compare a difference with 0 from both sides, that of whole numbers half a step away: no rounding decides."""
     constants = [value.array for value in values if value.array is not None and value.array.dtype.kind in "iu"]
     if any(array.size and int(np.abs(array.astype(np.float64)).max()) > MOST_WHOLE for array in constants):
@@ -56,10 +56,10 @@ def equal(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
         above, below = (x - y - 0.5, y - x - 0.5) if constants else (x - y, y - x)
         return (1 - positive(above)) * (1 - positive(below))
 
-    return joined(are_equal)(call, values, shape)
+    return _joined(are_equal)(call, values, shape)
 
 
-def negation(call: Call, values: Values, shape: Shape) -> Tensor:
+def _negation(call: Call, values: Values, shape: Shape) -> Tensor:
     return 1 - values[0].float
 
 
@@ -92,14 +92,14 @@ def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "And": joined(lambda x, y: x * y),
-    "Equal": equal,
-    "Greater": compared(lambda x, y: positive(x - y)),
-    "GreaterOrEqual": compared(lambda x, y: 1 - positive(y - x)),
-    "Less": compared(lambda x, y: positive(y - x)),
-    "LessOrEqual": compared(lambda x, y: 1 - positive(x - y)),
-    "Not": negation,
-    "Or": joined(lambda x, y: x + y - x * y),
-    "Sign": sign,
-    "Xor": joined(lambda x, y: x + y - 2 * x * y),
+    "And": _joined(lambda x, y: x * y),
+    "Equal": _equal,
+    "Greater": _compared(lambda x, y: positive(x - y)),
+    "GreaterOrEqual": _compared(lambda x, y: 1 - positive(y - x)),
+    "Less": _compared(lambda x, y: positive(y - x)),
+    "LessOrEqual": _compared(lambda x, y: 1 - positive(x - y)),
+    "Not": _negation,
+    "Or": _joined(lambda x, y: x + y - x * y),
+    "Sign": _sign,
+    "Xor": _joined(lambda x, y: x + y - 2 * x * y),
 }

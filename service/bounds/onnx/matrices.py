@@ -35,7 +35,7 @@ def matrix_product(call: Call, values: Values, shape: Shape) -> Tensor:
     return torch.matmul(x, y).reshape(-1, *shape)
 
 
-def gemm(call: Call, values: Values, shape: Shape) -> Tensor:
+def _gemm(call: Call, values: Values, shape: Shape) -> Tensor:
     left, right = (
         _transposed(value) if call.attributes.get(name, 0) else value
         for value, name in zip(values[:2], ("transA", "transB"), strict=True)
@@ -58,7 +58,7 @@ def _transposed(value: Value) -> Value:
     return Value(value.shape[::-1], value.float.transpose(-1, -2), array)
 
 
-def einsum(call: Call, values: Values, shape: Shape) -> Tensor:
+def _einsum(call: Call, values: Values, shape: Shape) -> Tensor:
     """Compute an einsum as sums and products of matrices, one after the other, so that instances stay apart."""
     terms, result = _letters(call, [len(value.shape) for value in values])
     lengths = [
@@ -146,4 +146,4 @@ def _as_matrix(
     return x.reshape(*[-1] * first, *lengths)
 
 
-CONVERTERS: Mapping[str, Converter] = {"Einsum": einsum, "Gemm": gemm, "MatMul": matrix_product}
+CONVERTERS: Mapping[str, Converter] = {"Einsum": _einsum, "Gemm": _gemm, "MatMul": matrix_product}

@@ -40,20 +40,20 @@ def saturation(calls: Sequence[Call], constants: Mapping[str, Array]) -> str:
     return ""
 
 
-def quantize(call: Call, values: Values, shape: Shape) -> Tensor:
+def _quantize(call: Call, values: Values, shape: Shape) -> Tensor:
     x, along = values[0].float, _axis(call, shape)
     if not all(value.constant for value in values[1:] if value.present):
         raise call.refuse("its scale or its zero point depends on the input")
     return _rounded(call, x / _parameter(call, values[1], x, len(shape), along), optional(values, 2), along)
 
 
-def dequantize(call: Call, values: Values, shape: Shape) -> Tensor:
+def _dequantize(call: Call, values: Values, shape: Shape) -> Tensor:
     like, along = _like(values), _axis(call, shape)
     x = _centred(call, values[0], optional(values, 2), like, along)
     return x.float * _parameter(call, values[1], like, len(shape), along)
 
 
-def dynamic(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _dynamic(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Return the entries as whole numbers from 0 to 255, their scale and their zero point, which are one each."""
     x = values[0].float.flatten(1)
     least, largest = x.amin(dim=1, keepdim=True).clamp(max=0.0), x.amax(dim=1, keepdim=True).clamp(min=0.0)
@@ -63,19 +63,19 @@ def dynamic(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return [numbers.reshape(-1, *shape), scale.reshape(-1), zero.reshape(-1)]
 
 
-def integer_product(call: Call, values: Values, shape: Shape) -> Tensor:
+def _integer_product(call: Call, values: Values, shape: Shape) -> Tensor:
     left = _centred(call, values[0], optional(values, 2), _like(values), (-1, 1))
     right = _centred(call, values[1], optional(values, 3), _like(values), (-1,))
     return matrix_product(call, [left, right], shape)
 
 
-def integer_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
+def _integer_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     x = _centred(call, values[0], optional(values, 2), _like(values), ())
     kernel = _centred(call, values[1], optional(values, 3), _like(values), _channels(values[1]))
     return convolution(call, [x, kernel], shape)
 
 
-def quantised_product(call: Call, values: Values, shape: Shape) -> Tensor:
+def _quantised_product(call: Call, values: Values, shape: Shape) -> Tensor:
     """Multiply matrices of whole numbers with their scales, and round again."""
     left, scale, zero, right, other_scale, other_zero, to_scale, to_zero = values
     like, rank = _like(values), len(shape)
@@ -87,7 +87,7 @@ def quantised_product(call: Call, values: Values, shape: Shape) -> Tensor:
     return _rounded(call, matrix_product(call, [x, y], shape) * units, to_zero, (-1, 1))
 
 
-def quantised_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
+def _quantised_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convolve whole numbers with their scales, and round again; a bias is in units of both scales."""
     left, scale, zero, kernel, other_scale, other_zero, to_scale, to_zero = values[:8]
     like, channels, bias = _like(values), _channels(kernel), optional(values, 8)
@@ -168,11 +168,11 @@ def _kind(call: Call, zero: Value | None) -> np.iinfo:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "ConvInteger": integer_convolution,
-    "DequantizeLinear": dequantize,
-    "DynamicQuantizeLinear": dynamic,
-    "MatMulInteger": integer_product,
-    "QLinearConv": quantised_convolution,
-    "QLinearMatMul": quantised_product,
-    "QuantizeLinear": quantize,
+    "ConvInteger": _integer_convolution,
+    "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic,
+    "MatMulInteger": _integer_product,
+    "QLinearConv": _quantised_convolution,
+    "QLinearMatMul": _quantised_product,
+    "QuantizeLinear": _quantize,
 }

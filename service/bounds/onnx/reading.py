@@ -119,9 +119,9 @@ def taken(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the branch in the place of each ``If`` whose condition is a constant, with loops written
     out and without sequences.
     """
-    written = with_loops_unrolled(with_branches_taken(model, _values), _values)
+    written = with_loops_unrolled(_with_branches_taken(model, _values), _values)
     while constant_conditions(written) or counted_loops(written):
-        written = with_loops_unrolled(with_branches_taken(written, _values), _values)
+        written = with_loops_unrolled(_with_branches_taken(written, _values), _values)
     return without_sequences(written, _values)
 
 
@@ -219,7 +219,7 @@ def _array(tensor: TensorProto) -> Array:
 Evaluate = Callable[[onnx.ModelProto, set[str]], Mapping[str, Array]]
 
 
-def with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
+def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
     """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants.
 
     Exporters write them where a shape decides, as for ``squeeze``.

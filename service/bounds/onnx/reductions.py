@@ -11,7 +11,7 @@ from torch.nn import functional
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, axis, integers
 
 
-def total(function: Callable[..., Tensor]) -> Converter:
+def _total(function: Callable[..., Tensor]) -> Converter:
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
         rank = len(values[0].shape)
         axes = integers(call, values, 1, "axes")
@@ -23,12 +23,12 @@ def total(function: Callable[..., Tensor]) -> Converter:
     return convert
 
 
-def extreme(largest: bool) -> Converter:
+def _extreme(largest: bool) -> Converter:
     reduced = torch.amax if largest else torch.amin
-    return total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
+    return _total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
 
 
-def softmax(call: Call, values: Values, shape: Shape) -> Tensor:
+def _softmax(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convert softmax, which before opset 13 goes over all dimensions from the axis on."""
     x, rank = values[0].float, len(shape)
     given = call.attributes.get("axis", -1 if call.opset >= 13 else 1)
@@ -38,13 +38,13 @@ def softmax(call: Call, values: Values, shape: Shape) -> Tensor:
     return torch.softmax(x.reshape(-1, *kept, torch.Size(shape[given % rank :]).numel()), dim=-1).reshape(-1, *shape)
 
 
-def log_softmax(call: Call, values: Values, shape: Shape) -> Tensor:
+def _log_softmax(call: Call, values: Values, shape: Shape) -> Tensor:
     if call.opset < 13 and call.attributes.get("axis", 1) % len(shape) != len(shape) - 1:
         raise call.refuse("over several dimensions, as before opset 13; the last one is supported")
     return functional.log_softmax(values[0].float, dim=axis(call.attributes.get("axis", -1), len(shape)))
 
 
-def running_sum(call: Call, values: Values, shape: Shape) -> Tensor:
+def _running_sum(call: Call, values: Values, shape: Shape) -> Tensor:
     dim = axis((integers(call, values, 1, "axis") or [0])[0], len(shape))
     x, exclusive = values[0].float, int(call.attributes.get("exclusive", 0))
     if not exclusive and not call.attributes.get("reverse", 0):
@@ -54,13 +54,13 @@ def running_sum(call: Call, values: Values, shape: Shape) -> Tensor:
     return torch.matmul(x.movedim(dim, -1), matrix).movedim(-1, dim)
 
 
-def product(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+def _product(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     for each in sorted(dim, reverse=True):
         x = x.prod(dim=each, keepdim=keepdim)
     return x
 
 
-def batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:
+def _batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     if call.attributes.get("training_mode", 0) or not all(value.constant for value in values[1:]):
         raise call.refuse("only constant statistics are supported")
     scale, bias, mean, variance = (value.float for value in values[1:5])
@@ -69,7 +69,7 @@ def batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     return values[0].float * factor.reshape(-1, *trailing) + (bias - mean * factor).reshape(-1, *trailing)
 
 
-def instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
+def _instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     """Normalise each instance of images ``(1, channels, …)``."""
     if shape[0] != 1 or not all(value.constant for value in values[1:]):
         raise call.refuse(f"a batch of {shape[0]} in one instance, or a scale that depends on the input")
@@ -78,7 +78,7 @@ def instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.instance_norm(x, weight=scale, bias=bias, eps=eps).reshape(-1, *shape)
 
 
-def layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Normalise over the last dimensions. The mean and the inverse deviation are given too where they have names."""
     first = call.attributes.get("axis", -1) % len(shape)
     over, x, eps = shape[first:], values[0].float, float(call.attributes.get("epsilon", 1e-5))
@@ -91,13 +91,13 @@ def layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return found
 
 
-def rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
+def _rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     first = call.attributes.get("axis", -1) % len(shape)
     weight = values[1].float.expand(shape[first:])
     return functional.rms_norm(values[0].float, shape[first:], weight, float(call.attributes.get("epsilon", 1e-5)))
 
 
-def group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
+def _group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     """Normalise groups of images ``(1, channels, …)``; scale and bias are of the groups before opset 21, then of the
     channels.
     """
@@ -110,13 +110,13 @@ def group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.group_norm(x, groups, scale, bias, eps).reshape(-1, *shape)
 
 
-def unit_length(call: Call, values: Values, shape: Shape) -> Tensor:
+def _unit_length(call: Call, values: Values, shape: Shape) -> Tensor:
     """``LpNormalization``."""
     p, dim = int(call.attributes.get("p", 2)), axis(int(call.attributes.get("axis", -1)), len(shape))
     return functional.normalize(values[0].float, p, dim)
 
 
-def local_response(call: Call, values: Values, shape: Shape) -> Tensor:
+def _local_response(call: Call, values: Values, shape: Shape) -> Tensor:
     """``LRN``: squares of the channels nearby, summed by a banded matrix."""
     size, x = int(call.attributes["size"]), values[0].float.reshape(-1, *shape)
     alpha, beta = float(call.attributes.get("alpha", 1e-4)), float(call.attributes.get("beta", 0.75))
@@ -128,24 +128,24 @@ def local_response(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "BatchNormalization": batch_norm,
-    "CumSum": running_sum,
-    "GroupNormalization": group_norm,
-    "InstanceNormalization": instance_norm,
-    "LRN": local_response,
-    "LayerNormalization": layer_norm,
-    "LogSoftmax": log_softmax,
-    "LpNormalization": unit_length,
-    "RMSNormalization": rms_norm,
-    "ReduceL1": total(lambda x, dim, keepdim: x.abs().sum(dim=dim, keepdim=keepdim)),
-    "ReduceL2": total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt()),
-    "ReduceLogSum": total(lambda x, dim, keepdim: x.sum(dim=dim, keepdim=keepdim).log()),
-    "ReduceLogSumExp": total(torch.logsumexp),
-    "ReduceMax": extreme(True),
-    "ReduceMean": total(torch.mean),
-    "ReduceMin": extreme(False),
-    "ReduceProd": total(product),
-    "ReduceSum": total(torch.sum),
-    "ReduceSumSquare": total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim)),
-    "Softmax": softmax,
+    "BatchNormalization": _batch_norm,
+    "CumSum": _running_sum,
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _instance_norm,
+    "LRN": _local_response,
+    "LayerNormalization": _layer_norm,
+    "LogSoftmax": _log_softmax,
+    "LpNormalization": _unit_length,
+    "RMSNormalization": _rms_norm,
+    "ReduceL1": _total(lambda x, dim, keepdim: x.abs().sum(dim=dim, keepdim=keepdim)),
+    "ReduceL2": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt()),
+    "ReduceLogSum": _total(lambda x, dim, keepdim: x.sum(dim=dim, keepdim=keepdim).log()),
+    "ReduceLogSumExp": _total(torch.logsumexp),
+    "ReduceMax": _extreme(True),
+    "ReduceMean": _total(torch.mean),
+    "ReduceMin": _extreme(False),
+    "ReduceProd": _total(_product),
+    "ReduceSum": _total(torch.sum),
+    "ReduceSumSquare": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim)),
+    "Softmax": _softmax,
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values
 
 
-def scatter_elements(call: Call, values: Values, shape: Shape) -> Tensor:
+def _scatter_elements(call: Call, values: Values, shape: Shape) -> Tensor:
     indices = _indices(call, values)
     along = int(call.attributes.get("axis", 0)) % len(shape)
     grid = np.indices(indices.shape)
@@ -22,7 +22,7 @@ def scatter_elements(call: Call, values: Values, shape: Shape) -> Tensor:
     return _scattered(call, values, shape, targets)
 
 
-def scatter_nd(call: Call, values: Values, shape: Shape) -> Tensor:
+def _scatter_nd(call: Call, values: Values, shape: Shape) -> Tensor:
     indices = _indices(call, values)
     every = np.arange(int(np.prod(shape))).reshape(shape)
     return _scattered(call, values, shape, every[tuple(np.moveaxis(indices, -1, 0))])
@@ -79,7 +79,7 @@ def _all(entries: int, targets: Array) -> Array:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Scatter": scatter_elements,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
+    "Scatter": _scatter_elements,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
 }

@@ -16,7 +16,7 @@ MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
 """Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""
 
 
-def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
+def _top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Return the largest or least entries, in order, by comparing neighbours; their places are not given."""
     if call.outputs[1:] and call.opset < 10:
         raise call.refuse("before opset 10 it is not supported")
@@ -38,7 +38,7 @@ def top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     return [torch.cat(found, dim=dim)]
 
 
-def place_of(*, largest: bool) -> Converter:
+def _place_of(*, largest: bool) -> Converter:
     """Return the converter of the place of the largest or the least entry, the first of several or the last."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -66,14 +66,14 @@ def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
     return (1 - positive(-gained) if last else positive(gained)).sum(dim=dim, keepdim=True)
 
 
-def extracted(call: Call, values: Values, shape: Shape) -> Tensor:
+def _extracted(call: Call, values: Values, shape: Shape) -> Tensor:
     """Choose entries of constants by places that depend on the input, as the names of classes are."""
     if not values[0].constant:
         raise call.refuse("its values depend on the input")
     return looked_up(replace(call, attributes={"axis": -1}), values, shape).reshape(-1, *shape)
 
 
-def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
+def _sampled(call: Call, values: Values, shape: Shape) -> Tensor:
     """Sample images at constant places: the matrix of samples is what onnxruntime makes of an identity."""
     from service.bounds.onnx.reading import run_alone  # noqa: PLC0415 - reading uses what converters are
 
@@ -91,7 +91,7 @@ def sampled(call: Call, values: Values, shape: Shape) -> Tensor:
     return torch.matmul(x.reshape(-1, *given[:2], entries), matrix.to(x)).reshape(-1, *shape)
 
 
-def one_hot(call: Call, values: Values, shape: Shape) -> Tensor:
+def _one_hot(call: Call, values: Values, shape: Shape) -> Tensor:
     """Return the second of two constants where the index, a whole number, is that of the place, and else the first."""
     indices, depth, pair = values
     if depth.array is None or pair.array is None:
@@ -146,10 +146,10 @@ def _as_numbers(call: Call, table: Value, like: Tensor) -> Value:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "ArgMax": place_of(largest=True),
-    "ArgMin": place_of(largest=False),
-    "GridSample": sampled,
-    "OneHot": one_hot,
-    "TopK": top,
-    "ai.onnx.ml.ArrayFeatureExtractor": extracted,
+    "ArgMax": _place_of(largest=True),
+    "ArgMin": _place_of(largest=False),
+    "GridSample": _sampled,
+    "OneHot": _one_hot,
+    "TopK": _top,
+    "ai.onnx.ml.ArrayFeatureExtractor": _extracted,
 }

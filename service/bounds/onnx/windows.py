@@ -20,23 +20,23 @@ TRANSPOSED: Mapping[int, Callable[..., Tensor]] = {
 
 
 def convolution(call: Call, values: Values, shape: Shape) -> Tensor:
-    x, weight, bias = image(call, values[0]), *_constants(call, values)
+    x, weight, bias = _image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
-    dilations, groups = listed(call, "dilations", rank), int(call.attributes.get("group", 1))
-    before, after = pads_of(call, values[0].shape[2:], list(weight.shape[2:]), dilations)
+    dilations, groups = _listed(call, "dilations", rank), int(call.attributes.get("group", 1))
+    before, after = _pads_of(call, values[0].shape[2:], list(weight.shape[2:]), dilations)
     x, padding = _padded(x, before, after)
-    return CONVOLVE[rank](x, weight, bias, listed(call, "strides", rank), padding, dilations, groups).reshape(
+    return CONVOLVE[rank](x, weight, bias, _listed(call, "strides", rank), padding, dilations, groups).reshape(
         -1, *shape
     )
 
 
-def transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
+def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convert without padding, then crop to the shape that the model gives, where its sides are not alike."""
-    x, weight, bias = image(call, values[0]), *_constants(call, values)
+    x, weight, bias = _image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
-    strides, dilations = listed(call, "strides", rank), listed(call, "dilations", rank)
-    extra, groups = listed(call, "output_padding", rank, 0), int(call.attributes.get("group", 1))
-    pads = listed(call, "pads", 2 * rank, 0)
+    strides, dilations = _listed(call, "strides", rank), _listed(call, "dilations", rank)
+    extra, groups = _listed(call, "output_padding", rank, 0), int(call.attributes.get("group", 1))
+    pads = _listed(call, "pads", 2 * rank, 0)
     given = "output_shape" not in call.attributes and call.attributes.get("auto_pad", "NOTSET") == "NOTSET"
     if given and pads[:rank] == pads[rank:]:
         found = TRANSPOSED[rank](x, weight, bias, strides, pads[:rank], extra, groups, dilations)
@@ -57,7 +57,7 @@ def _begins(call: Call, whole: Shape, wanted: Shape) -> list[int]:
     return [each // 2 if upper else each - each // 2 for each in spare]
 
 
-def image(call: Call, value: Value) -> Tensor:
+def _image(call: Call, value: Value) -> Tensor:
     """Return ``(instances, channels, …)``: the model's own batch of one taken away."""
     if value.constant or value.shape[0] != 1:
         raise call.refuse(f"its input has a batch of {value.shape[0]} within one instance; expected 1")
@@ -71,17 +71,19 @@ def _constants(call: Call, values: Values) -> tuple[Tensor, Tensor | None]:
     return values[1].float, None if bias is None else bias.float
 
 
-def listed(call: Call, name: str, length: int, default: int = 1) -> list[int]:
+def _listed(call: Call, name: str, length: int, default: int = 1) -> list[int]:
     return [int(entry) for entry in call.attributes.get(name) or [default] * length]
 
 
-def pads_of(call: Call, lengths: Sequence[int], kernel: list[int], dilations: list[int]) -> tuple[list[int], list[int]]:
+def _pads_of(
+    call: Call, lengths: Sequence[int], kernel: list[int], dilations: list[int]
+) -> tuple[list[int], list[int]]:
     rank, mode = len(kernel), call.attributes.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", "VALID"):
-        given = listed(call, "pads", 2 * rank, 0) if mode == "NOTSET" else [0] * (2 * rank)
+        given = _listed(call, "pads", 2 * rank, 0) if mode == "NOTSET" else [0] * (2 * rank)
         return given[:rank], given[rank:]
     before, after = [], []
-    for length, size, dilation, stride in zip(lengths, kernel, dilations, listed(call, "strides", rank), strict=True):
+    for length, size, dilation, stride in zip(lengths, kernel, dilations, _listed(call, "strides", rank), strict=True):
         missing = max((-(-length // stride) - 1) * stride + (size - 1) * dilation + 1 - length, 0)
         small, large = missing // 2, missing - missing // 2
         before.append(large if mode == "SAME_LOWER" else small)
@@ -105,12 +107,12 @@ AVERAGE: Mapping[int, Callable[..., Tensor]] = {
 LARGEST: Mapping[int, Callable[..., Tensor]] = {1: functional.max_pool1d, 2: functional.max_pool2d}
 
 
-def average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
+def _average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     """Windows that reach into the padding count it only when the model says so."""
-    x = image(call, values[0])
+    x = _image(call, values[0])
     rank = x.ndim - 2
-    kernel, strides = listed(call, "kernel_shape", rank), listed(call, "strides", rank)
-    before, after = pads_of(call, values[0].shape[2:], kernel, [1] * rank)
+    kernel, strides = _listed(call, "kernel_shape", rank), _listed(call, "strides", rank)
+    before, after = _pads_of(call, values[0].shape[2:], kernel, [1] * rank)
     counted = bool(call.attributes.get("count_include_pad", 0))
     if not _is_plain(call, rank) or (any((*before, *after)) and not counted):
         return _mean_of_windows(x, _windows(call, values[0].shape[2:], shape[2:]), counted).reshape(-1, *shape)
@@ -118,38 +120,38 @@ def average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     return AVERAGE[rank](functional.pad(x, widths) if any(widths) else x, kernel, strides).reshape(-1, *shape)
 
 
-def max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = image(call, values[0])
+def _max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = _image(call, values[0])
     rank = x.ndim - 2
     if any(call.outputs[1:]):
         raise call.refuse("it gives indices too; one output is supported")
-    kernel, strides = listed(call, "kernel_shape", rank), listed(call, "strides", rank)
-    before, after = pads_of(call, values[0].shape[2:], kernel, listed(call, "dilations", rank))
+    kernel, strides = _listed(call, "kernel_shape", rank), _listed(call, "strides", rank)
+    before, after = _pads_of(call, values[0].shape[2:], kernel, _listed(call, "dilations", rank))
     narrow = all(2 * width <= size for width, size in zip(before, kernel, strict=True))  # as torch wants them
     if rank in LARGEST and before == after and narrow and _is_plain(call, rank):
         return LARGEST[rank](x, kernel, strides, before).reshape(-1, *shape)
     return _largest_of_windows(x, _windows(call, values[0].shape[2:], shape[2:])).reshape(-1, *shape)
 
 
-def global_average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
+def _global_average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     rank = len(values[0].shape)
     return values[0].float.mean(dim=list(range(3, rank + 1)), keepdim=True)
 
 
-def global_max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
+def _global_max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     rank = len(values[0].shape)
     return values[0].float.amax(dim=list(range(3, rank + 1)), keepdim=True)
 
 
 def _is_plain(call: Call, rank: int) -> bool:
-    return not call.attributes.get("ceil_mode", 0) and all(step == 1 for step in listed(call, "dilations", rank))
+    return not call.attributes.get("ceil_mode", 0) and all(step == 1 for step in _listed(call, "dilations", rank))
 
 
 def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
     """Return the numbers of the pixels in each window, ``(windows, pixels)``: −1 in the padding, −2 beyond it."""
     rank = len(given)
-    kernel, strides, dilations = (listed(call, name, rank) for name in ("kernel_shape", "strides", "dilations"))
-    before, after = pads_of(call, given, kernel, dilations)
+    kernel, strides, dilations = (_listed(call, name, rank) for name in ("kernel_shape", "strides", "dilations"))
+    before, after = _pads_of(call, given, kernel, dilations)
     along = []
     for index in range(rank):
         start = np.arange(wanted[index])[:, None] * strides[index] - before[index]
@@ -183,10 +185,10 @@ def _largest_of_windows(x: Tensor, windows: Array) -> Tensor:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "AveragePool": average_pool,
+    "AveragePool": _average_pool,
     "Conv": convolution,
-    "ConvTranspose": transposed_convolution,
-    "GlobalAveragePool": global_average_pool,
-    "GlobalMaxPool": global_max_pool,
-    "MaxPool": max_pool,
+    "ConvTranspose": _transposed_convolution,
+    "GlobalAveragePool": _global_average_pool,
+    "GlobalMaxPool": _global_max_pool,
+    "MaxPool": _max_pool,
 }

@@ -130,14 +130,14 @@ class GatherFromGroup(End):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.gather(ends, dimension(node) + 1).unbind()
+        lower, upper = tp_group.gather(ends, _dimension(node) + 1).unbind()
         return Interval(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own(coefficients, dimension(node) + 1),))
+        return Propagated((tp_group.own(coefficients, _dimension(node) + 1),))
 
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), dimension(node) + 1, tp_group),))
+        return Propagated((_mine(tp_group.join(coefficients, 1), _dimension(node) + 1, tp_group),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -153,10 +153,10 @@ class ScatterToGroup(Begin):
         return _refuse_batch(node)
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return inputs[0].map(lambda end: tp_group.own(end, dimension(node)))
+        return inputs[0].map(lambda end: tp_group.own(end, _dimension(node)))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.gather(coefficients, dimension(node) + 1),))
+        return Propagated((tp_group.gather(coefficients, _dimension(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.gather(_in_place(node, coefficients, tp_group), 1),))
@@ -184,14 +184,14 @@ class GatherWithReduce(EnteringCollective):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.join(ends, dimension(node) + 1).unbind()
+        lower, upper = tp_group.join(ends, _dimension(node) + 1).unbind()
         return Interval(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own_sum(coefficients, dimension(node) + 1),))
+        return Propagated((tp_group.own_sum(coefficients, _dimension(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), dimension(node) + 1, tp_group),))
+        return Propagated((_mine(tp_group.join(coefficients, 1), _dimension(node) + 1, tp_group),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(over_ranks=True)
@@ -213,11 +213,11 @@ class ReduceScatter(EnteringCollective):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.own_sum(ends, dimension(node) + 1).unbind()
+        lower, upper = tp_group.own_sum(ends, _dimension(node) + 1).unbind()
         return Interval.summed(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.join(coefficients, dimension(node) + 1),))
+        return Propagated((tp_group.join(coefficients, _dimension(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.join(_in_place(node, coefficients, tp_group), 1),))
@@ -237,18 +237,18 @@ def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
     """Return coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
-    along = dimension(node) + 1
+    along = _dimension(node) + 1
     whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
     mine = tp_group.own_range(whole.shape[along])
     whole[(slice(None),) * along + (mine,)] = coefficients
     return whole
 
 
-def dimension(node: Node) -> int:
+def _dimension(node: Node) -> int:
     """Return the collective's ``dim``, counted from 0 with the batch."""
     given = int(node.arguments["dim"])
     return given if given >= 0 else given + len(node.shape) + 1
 
 
 def _refuse_batch(node: Node) -> str | None:
-    return "it divides the batch over the group" if dimension(node) == 0 else None
+    return "it divides the batch over the group" if _dimension(node) == 0 else None

@@ -140,7 +140,7 @@ def relative(ulps: float) -> Error:
     return lambda z, computed: 2 * ulps * UNIT * computed.abs() + TINY
 
 
-def absolute(units: float) -> Error:
+def _absolute(units: float) -> Error:
     """Return the same for functions that pass 1 in size only by a little, and cancel."""
     return lambda z, computed: 2 * units * UNIT * (1 + computed.abs())
 
@@ -150,6 +150,6 @@ def exact(z: Tensor, computed: Tensor) -> Tensor:
 
 
 CLOSE, CLOSE_SLOPE = relative(8), relative(16)
-LEVEL_SLOPE = absolute(32)
+LEVEL_SLOPE = _absolute(32)
 POWER_SLOPE = relative(1024)
 """The exponent less 1 is rounded: ``z^δ`` is off by up to ``|ln z| < 745`` units."""

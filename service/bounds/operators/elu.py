@@ -17,7 +17,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 @cache
-def elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
+def _elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
     """Return ``scale·z`` above 0, below ``scale·alpha·(exp(input_scale·z) − 1)``.
 
     At 0 the derivative is that from below: above 0 the function is straight and its ends tell all.
@@ -56,4 +56,4 @@ class Elu(SmoothActivation):
         return super().refusal(node)
 
     def smooth(self, node: Node) -> SmoothFunction:
-        return elu(*self._shape(node))
+        return _elu(*self._shape(node))

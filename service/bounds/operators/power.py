@@ -18,7 +18,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 @cache
-def power(exponent: float) -> SmoothFunction:
+def _power(exponent: float) -> SmoothFunction:
     """``z^exponent``. Away from 0 its derivative is monotone; at 0 it turns for odd exponents only.
 
     A fraction of a negative number is none, nor has a negative power a value at 0: such intervals have no bounds.
@@ -77,7 +77,7 @@ class Power(SmoothActivation):
         return float(node.arguments["exponent"] if self.exponent is None else self.exponent)
 
     def smooth(self, node: Node) -> SmoothFunction:
-        return power(self.exponent_of(node))
+        return _power(self.exponent_of(node))
 
 
 class SquareRoot(Power):

@@ -21,7 +21,7 @@ SHORTCUT = 20.0
 
 
 @cache
-def softplus(beta: float) -> SmoothFunction:
+def _softplus(beta: float) -> SmoothFunction:
     def function(z: Tensor) -> Tensor:
         return torch.logaddexp(z * beta, torch.zeros_like(z)) / beta
 
@@ -49,4 +49,4 @@ class Softplus(SmoothActivation):
         return super().refusal(node)
 
     def smooth(self, node: Node) -> SmoothFunction:
-        return softplus(float(node.arguments["beta"]))
+        return _softplus(float(node.arguments["beta"]))

@@ -23,7 +23,7 @@ VIEW, CONCATENATE, SLICE = "aten.view.default", "aten.cat.default", "aten.slice.
 
 
 @dataclass(frozen=True)
-class StageCut:
+class _StageCut:
     """A cut before the node number ``at``; ``crossing`` are names of values, in execution order."""
 
     at: int
@@ -38,7 +38,7 @@ def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) ->
     Raises :class:`UnsupportedModelError` where there are not as many places for a cut.
     """
     cuts = _chosen(graph, _possible(graph, placements), stages)
-    ends = [StageCut(1, (graph.input.name,), 0), *cuts, StageCut(len(graph.nodes), (graph.output.name,), 0)]
+    ends = [_StageCut(1, (graph.input.name,), 0), *cuts, _StageCut(len(graph.nodes), (graph.output.name,), 0)]
     return [_part(graph, first, last) for first, last in pairwise(ends)]
 
 
@@ -55,7 +55,7 @@ def _numbers(value: Any) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
-def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[StageCut]:
+def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[_StageCut]:
     """A value that is divided over tensor-parallel ranks and one that is not do not cross together."""
     position = {node.name: index for index, node in enumerate(graph.nodes)}
     last = {name: position[node.name] for node in graph.nodes for name in node.inputs}
@@ -64,11 +64,11 @@ def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[StageCu
         crossing = tuple(node.name for node in graph.nodes[:at] if last.get(node.name, -1) >= at)
         if len({placements[name] for name in crossing}) == 1:
             size = sum(graph.nodes[position[name]].size for name in crossing)
-            found.append(StageCut(at, crossing, size))
+            found.append(_StageCut(at, crossing, size))
     return found
 
 
-def _chosen(graph: Graph, possible: Sequence[StageCut], stages: int) -> list[StageCut]:
+def _chosen(graph: Graph, possible: Sequence[_StageCut], stages: int) -> list[_StageCut]:
     """Return the cuts that the fewest entries cross, among those where no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
@@ -83,13 +83,15 @@ def _chosen(graph: Graph, possible: Sequence[StageCut], stages: int) -> list[Sta
     return cuts
 
 
-Cost = Callable[[float, float, StageCut], float]
+Cost = Callable[[float, float, _StageCut], float]
 """The cost of the stages up to a cut, from that of those before the last one, what that one holds, and the cut."""
 
 
-def _best(possible: Sequence[StageCut], totals: Sequence[int], stages: int, cost: Cost) -> tuple[float, list[StageCut]]:
+def _best(
+    possible: Sequence[_StageCut], totals: Sequence[int], stages: int, cost: Cost
+) -> tuple[float, list[_StageCut]]:
     """Return the least cost and its cuts: for every end the best of one stage, then of two, and so on."""
-    ends = [*possible, StageCut(len(totals) - 1, (), 0)]
+    ends = [*possible, _StageCut(len(totals) - 1, (), 0)]
     best = [cost(0.0, totals[end.at], end) for end in ends]
     before: list[list[int]] = []
     for _ in range(stages - 1):
@@ -107,7 +109,7 @@ def _best(possible: Sequence[StageCut], totals: Sequence[int], stages: int, cost
     return best[-1], found[::-1]
 
 
-def _part(graph: Graph, first: StageCut, last: StageCut) -> Graph:
+def _part(graph: Graph, first: _StageCut, last: _StageCut) -> Graph:
     nodes = graph.by_name
     entering = [nodes[name] for name in first.crossing]
     begin = _separated(entering) if len(entering) > 1 else [_input(entering[0].name, entering[0].shape)]

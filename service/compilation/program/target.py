@@ -34,7 +34,7 @@ from service.schedules import generator
 
 
 @dataclass(frozen=True)
-class CheckedModel:
+class _CheckedModel:
     """A job's model on this rank: how it is built and parallelized, and what is minimised.
 
     ``output_axis`` is the axis over which the logits are divided.
@@ -100,7 +100,7 @@ def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: M
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     recipe = ModelRecipe.from_spec(spec)
-    model = CheckedModel(config, weights, recipe, mesh, axis, device, spec.seed)
+    model = _CheckedModel(config, weights, recipe, mesh, axis, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
     own = fingerprint(config, recipe, device)
     about = {"model": config.model_dump(mode="json"), "activation_checkpoint": recipe.activation_checkpoint}

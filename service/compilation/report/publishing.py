@@ -107,7 +107,7 @@ def gate(
         "fingerprint": dict(fingerprint),
         "micro_batches": micro_batches,
         "worth": {
-            phase: worth(found.observation.cost if found and found.observation else None, toolchain_s)
+            phase: _worth(found.observation.cost if found and found.observation else None, toolchain_s)
             for phase, found in best.items()
         },
         "closed": closed,
@@ -127,7 +127,7 @@ def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
     return best
 
 
-def worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
+def _worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
     """Return what compiling is worth. ``worth_it``: compiled steps were faster in three quarters of the timed rounds.
 
     ``break_even_steps``: after so many steps a process with empty caches has won back its compile time, including

@@ -28,7 +28,7 @@ def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
         local = local.to_dense()
     if local.is_complex():
         local = torch.view_as_real(local.resolve_conj())
-    yield (kind, name), sample(local)
+    yield (kind, name), _sample(local)
     if local.numel() > KEPT and local.is_floating_point():
         yield (kind + WHOLE, name), signed_sums(local)
 
@@ -40,7 +40,7 @@ def local_part(value: Tensor) -> Tensor:
     return local.detach()
 
 
-def sample(local: Tensor) -> Tensor:
+def _sample(local: Tensor) -> Tensor:
     """Return a CPU copy; of a large tensor ``KEPT`` elements at most, evenly spread."""
     if local.numel() > KEPT:
         local = local.flatten()[:: _stride(local)]
@@ -48,7 +48,7 @@ def sample(local: Tensor) -> Tensor:
 
 
 def spread(sampled: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor of the shape of ``like`` with the elements that :func:`sample` took where they were taken, and 0
+    """Return a tensor of the shape of ``like`` with the elements that :func:`_sample` took where they were taken, and 0
     elsewhere.
     """
     whole = sampled.new_zeros(like.shape)

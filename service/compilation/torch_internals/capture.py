@@ -28,7 +28,7 @@ def clear_records() -> None:
     utils.clear_compilation_metrics()
 
 
-def graphs_captured() -> int:
+def _graphs_captured() -> int:
     """Forward graphs since ``clear_records``."""
     return int(utils.counters["stats"]["unique_graphs"])
 
@@ -59,7 +59,7 @@ class CompilationRecords:
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
         return CompilerEvidence(
-            graphs=graphs_captured(),
+            graphs=_graphs_captured(),
             backward_graphs=sum(record.is_forward is False for record in records),
             operations=int(utils.counters["stats"]["calls_captured"]),
             graph_breaks=_graph_breaks(),

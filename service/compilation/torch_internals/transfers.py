@@ -21,17 +21,17 @@ _BY_ARGUMENT = frozenset({"to", "type", "as_tensor", "asarray"})
 
 
 @torch.library.custom_op("trivet::copy_to_host", mutates_args=())
-def copy_to_host(x: Tensor) -> Tensor:
+def _copy_to_host(x: Tensor) -> Tensor:
     """Copy to the host: in a graph, the place of a transfer that the host's own compiler would leave out."""
     return x.clone()
 
 
-@copy_to_host.register_fake
+@_copy_to_host.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-copy_to_host.register_autograd(lambda context, gradient: gradient)
+_copy_to_host.register_autograd(lambda context, gradient: gradient)
 
 
 class Transfers:

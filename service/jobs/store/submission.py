@@ -72,7 +72,7 @@ class Submission:
         labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
         files = [f"file:{project}/{file_id}" for file_id in self.uploads]
         needs = [f"needs:{job_id}" for job_id in self.needed]
-        return [f"kind:{spec.kind}", f"owner:{self.owner}", *labels, *files, *needs, *project_indexes(project)]
+        return [f"kind:{spec.kind}", f"owner:{self.owner}", *labels, *files, *needs, *_project_indexes(project)]
 
     def record(self) -> dict[str, str]:
         """Return the fields of the job's hash that submission knows, all of them strings."""
@@ -133,7 +133,7 @@ def hashed(*texts: str) -> str:
     return hashed.hexdigest()
 
 
-def project_indexes(project: str) -> tuple[str, ...]:
+def _project_indexes(project: str) -> tuple[str, ...]:
     """Return the indexes of what belongs to a project, and of what its members see."""
     return f"project:{project}", f"visible:{project}"
 

@@ -85,7 +85,7 @@ class Dataset:
         return Dataset(self.train.to(device), self.test.to(device), self.sha256)
 
 
-def divide(samples: Split, held_out: int) -> Dataset:
+def _divide(samples: Split, held_out: int) -> Dataset:
     """Keep the last ``1/held_out`` of the samples for testing."""
     cut = len(samples) - len(samples) // held_out
     digest = hashlib.sha256(samples.inputs.numpy().tobytes() + samples.targets.numpy().tobytes()).hexdigest()
@@ -106,14 +106,14 @@ def load_synthetic(spec: SyntheticData, layout: DataLayout | None) -> Dataset:
     hidden = torch.randn(spec.features, 32, generator=generator) / spec.features**0.5
     readout = torch.randn(32, spec.classes, generator=generator)
     targets = ((inputs @ hidden).tanh() @ readout).argmax(dim=1)
-    return divide(Split(inputs, targets), held_out=5)
+    return _divide(Split(inputs, targets), held_out=5)
 
 
 def load_digits(spec: DigitsData, layout: DataLayout | None) -> Dataset:
     """Return pixels in [0, 1] and their classes; the last fifth is the test split."""
     rows = np.loadtxt(_installed_file(), delimiter=",")
     inputs = torch.from_numpy(rows[:, :-1]).float() / 16
-    return divide(Split(inputs, torch.from_numpy(rows[:, -1]).long()), held_out=5)
+    return _divide(Split(inputs, torch.from_numpy(rows[:, -1]).long()), held_out=5)
 
 
 def _installed_file() -> Path:
@@ -137,7 +137,7 @@ def load_tokens(spec: TokensData, layout: DataLayout | None) -> Dataset:
         )
     used = samples * spec.sequence
     inputs, targets = text[:used], text[1 : used + 1]
-    return divide(Split(inputs.view(samples, -1), targets.reshape(samples, -1)), held_out=10)
+    return _divide(Split(inputs.view(samples, -1), targets.reshape(samples, -1)), held_out=10)
 
 
 @lru_cache(maxsize=1)

@@ -142,7 +142,7 @@ Known = Sequence[tuple[int, "weakref.ref[Tensor]"]]
 
 
 @dataclass(frozen=True)
-class Holder:
+class _Holder:
     """Holds the ``path`` to a tensor, as ``scores[3]``, and where that begins, as ``, a variable of step (loop.py:7)``.
 
     ``named``: the path begins with a name, and not with the type of something that only the interpreter holds.
@@ -154,7 +154,7 @@ class Holder:
     named: bool = True
     dead: bool = False
 
-    def at(self, index: str) -> Holder:
+    def at(self, index: str) -> _Holder:
         return replace(self, path=f"{self.path}{index}")
 
     def __str__(self) -> str:
@@ -280,7 +280,7 @@ class _HolderSearch:
         for variable, value in _running():
             self.variables.setdefault(id(value), []).append(variable)
 
-    def paths(self, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
+    def paths(self, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[_Holder]:
         """Yield ways to reach ``target``."""
         yield from (each.holder for each in self.variables.get(id(target), ()))
         if depth == 0:
@@ -290,7 +290,7 @@ class _HolderSearch:
         for referrer in referrers:
             yield from self._through(referrer, target, (*ignored, referrers), depth)
 
-    def _through(self, referrer: Any, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
+    def _through(self, referrer: Any, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[_Holder]:
         """Yield paths through one object that refers to it."""
         if isinstance(referrer, GeneratorType):
             yield from _suspended(referrer, target)
@@ -305,26 +305,26 @@ class _HolderSearch:
             through = self.paths(referrer, ignored, depth - 1)
             yield from (replace(each, place=f"{each.place}, through a view") for each in through)
         elif not type(referrer).__module__.startswith(_COMPILER):
-            yield Holder(f"{self._name(referrer)}{_attribute(referrer, target)}")
+            yield _Holder(f"{self._name(referrer)}{_attribute(referrer, target)}")
 
     def _through_dict(
         self, referrer: Mapping[Any, Any], target: Any, ignored: Sequence[Any], depth: int
-    ) -> Iterator[Holder]:
+    ) -> Iterator[_Holder]:
         keys = [key for key, value in referrer.items() if value is target]
         if "__name__" in referrer and "__builtins__" in referrer:
-            yield from (Holder(f"{referrer['__name__']}.{key}") for key in keys)
+            yield from (_Holder(f"{referrer['__name__']}.{key}") for key in keys)
             return
         owner = next((each for each in gc.get_referrers(referrer) if getattr(each, "__dict__", None) is referrer), None)
         if owner is not None:
-            yield from (Holder(f"{self._name(owner)}.{key}") for key in keys)
+            yield from (_Holder(f"{self._name(owner)}.{key}") for key in keys)
             return
         for key in keys:
             yield from self._within(referrer, f"[{key!r}]", ignored, depth)
 
-    def _within(self, container: Any, index: str, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
+    def _within(self, container: Any, index: str, ignored: Sequence[Any], depth: int) -> Iterator[_Holder]:
         """Yield a place in a container, under the container's own names, or its type where it has none."""
         found = list(self.paths(container, ignored, depth - 1))
-        yield from (each.at(index) for each in found or [Holder(type(container).__name__, named=False)])
+        yield from (each.at(index) for each in found or [_Holder(type(container).__name__, named=False)])
 
     def _name(self, owner: Any) -> str:
         if isinstance(owner, type | ModuleType):
@@ -355,12 +355,12 @@ class _Variable:
         return not is_read_again(self.code, self.instruction, self.name)
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> _Holder:
         place = f", a variable of {self.code.co_name} ({self.code.co_filename}:{self.code.co_firstlineno})"
-        return Holder(self.name, place, dead=self.is_dead)
+        return _Holder(self.name, place, dead=self.is_dead)
 
 
-def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator[Holder]:
+def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator[_Holder]:
     """Yield the variables of a suspended generator; those of a running one are known already."""
     frame = generator.gi_frame
     if frame is not None and not generator.gi_running:
@@ -368,14 +368,14 @@ def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator
         yield from (_Variable(name, *own).holder for name, value in _variables(frame) if value is target)
 
 
-def _through_cell(cell: CellType) -> Iterator[Holder]:
+def _through_cell(cell: CellType) -> Iterator[_Holder]:
     for tuple_ in gc.get_referrers(cell):
         if isinstance(tuple_, tuple):
             for function in gc.get_referrers(tuple_):
                 if isinstance(function, FunctionType) and function.__closure__ is tuple_:
                     free = zip(function.__code__.co_freevars, tuple_, strict=False)
                     place = f", a variable that {function.__qualname__} closes over"
-                    yield from (Holder(name, place) for name, each in free if each is cell)
+                    yield from (_Holder(name, place) for name, each in free if each is cell)
 
 
 def _attribute(owner: Any, target: Any) -> str:

@@ -71,7 +71,7 @@ def _is_splitting_backward() -> bool:
     return not torch.compiler.is_compiling() and bool(_active) and torch.is_grad_enabled()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``x Wᵀ + b`` with parameters as the layer holds them (plain, or DTensors whose local part is meant).
 
     Traced and compiled graphs, and layers outside :func:`splitting_backward`, get the ordinary operator.
@@ -135,7 +135,7 @@ class ColumnParallelLinear(nn.Module):
     """
 
     sharded = {"weight": 0, "bias": 0}  # noqa: RUF012 - a constant of the class
-    product: Product = staticmethod(linear)
+    product: Product = staticmethod(_linear)
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class RowParallelLinear(nn.Module):
     """
 
     sharded = {"weight": 1}  # noqa: RUF012 - a constant of the class
-    product: Product = staticmethod(linear)
+    product: Product = staticmethod(_linear)
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def final_level(config: Certified) -> Level:
     return Level(config.eps, config.kappa, 0.0)
 
 
-class CertifiedObjective(Objective):
+class _CertifiedObjective(Objective):
     """Cross entropy of the clean logits and of the worst-case ones.
 
     Stages exchange ``(batch, 3, …)``: a point, and the lower and upper ends of its box. The outputs are
@@ -102,7 +102,7 @@ class CertifiedObjective(Objective):
 class _BoundedForward:
     """A stage's forward on boxes; parameters are whole on their ``tp`` rank when it is called."""
 
-    objective: CertifiedObjective
+    objective: _CertifiedObjective
     module: nn.Module
     prepared: Stage
     part: Part
@@ -168,10 +168,10 @@ def _input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]
     return tuple(x.shape[1:])
 
 
-def certified(config: Certified, context: ObjectiveContext) -> Objective:
+def _certified(config: Certified, context: ObjectiveContext) -> Objective:
     """Return the objective. Raises ``ValueError`` for tokens, which have no box around them."""
     if isinstance(context.samples, Features):
-        return CertifiedObjective(config, context, context.samples)
+        return _CertifiedObjective(config, context, context.samples)
     raise ValueError(f"objective certified: a {context.config.family} reads tokens; expected a model of features")
 
 

@@ -37,7 +37,7 @@ class ClassCrossEntropy(Objective):
 
 
 @dataclass(frozen=True)
-class TokenCrossEntropy(Objective):
+class _TokenCrossEntropy(Objective):
     """Computes the cross-entropy of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the
     perplexity.
     """
@@ -59,4 +59,4 @@ class TokenCrossEntropy(Objective):
 
 
 def cross_entropy(config: CrossEntropy, context: ObjectiveContext) -> Objective:
-    return TokenCrossEntropy(context.axis) if isinstance(context.samples, Tokens) else ClassCrossEntropy()
+    return _TokenCrossEntropy(context.axis) if isinstance(context.samples, Tokens) else ClassCrossEntropy()

@@ -27,7 +27,7 @@ from service.verification.bab.activations.neuron_index import LocalSplits
 from service.verification.bab.settings import DomainBoundsSettings, EntryBatchSettings, InvpropSettings
 
 
-class InvpropObjective(DualObjective):
+class _InvpropObjective(DualObjective):
     """Ends of hidden values, each a domain of its own, over the inputs where a disjunct of the specification holds.
 
     A domain's ``disjunct`` is the :meth:`number` of an end; its weights are the γ of the rows, any numbers ≥ 0, in
@@ -82,7 +82,7 @@ class Invprop:
         domain_bounds: DomainBoundsSettings | None = None,
     ) -> None:
         self.objective, self.settings = objective, settings
-        self.failing = InvpropObjective(objective, specification_rows, settings.pressure)
+        self.failing = _InvpropObjective(objective, specification_rows, settings.pressure)
         self.domain_bounds = DomainBounds(self.failing, memory, domain_bounds)
         self.preactivations: Sequence[Preactivation] = after_relaxations(objective.network)[::-1]
         """The last ones gain most, and what they gain helps the others."""

@@ -55,7 +55,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
         spec, mesh, device, StageLink(mesh, device), report=context.report, traces=TraceCache(context.host_cache)
     )
     if isinstance(spec.property, InstancesProperty):
-        return loader.collected(list(load_instances(spec.property.instances, context.data, loader)))
+        return loader.collected(list(_load_instances(spec.property.instances, context.data, loader)))
     if isinstance(spec.model, FromOnnx):
         property_spec = spec.property
         source = chosen_source(spec.model, context.data)
@@ -71,7 +71,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     return loader.collected([loaded])
 
 
-def load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
+def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
     """Yield a task for each model of the archive, with the instances that are about it, or why there is none.
 
     On a mesh an unsupported model raises, since every rank would have to skip it.

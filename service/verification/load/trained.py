@@ -66,11 +66,11 @@ def _of_tokens(module: nn.Module, data: DataLayout, loader: TaskLoader) -> tuple
     def embed(ids: Tensor) -> Tensor:
         return line.of_first(embedded(model, ids.to(device)) if line.is_first else None)
 
-    asked = robust_tokens(property_spec, model.config, embed, data)
+    asked = _robust_tokens(property_spec, model.config, embed, data)
     return asked, AfterEmbedding(model, asked.samples.inputs.shape[1] // model.config.dim)
 
 
-def robust_tokens(
+def _robust_tokens(
     spec: RobustnessProperty,
     config: TransformerConfig,
     embed: Callable[[Tensor], Tensor],

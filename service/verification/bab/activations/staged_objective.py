@@ -70,7 +70,7 @@ class _StagedNeuronIndex:
         return [best.to(scores.dtype), number.long(), *(each.to(scores.dtype) for each in found)]
 
 
-class StagedDualObjective(DualObjective):
+class _StagedDualObjective(DualObjective):
     """The part of one stage; every stage makes one and calls the same methods, with the same domains.
 
     ``box`` and ``bounds`` are the stage's. The rows are over the model's output; ``start`` names the stage's own.
@@ -170,4 +170,4 @@ def dual_objective(engine: BoundingEngine, box: Interval, bounds: Interval, rows
     """Return the dual objective of domains of one box, of which ``box`` bounds what enters this rank's network."""
     if engine.stages is None:
         return DualObjective(engine.network, box, bounds, rows)
-    return StagedDualObjective(engine.stages, box, bounds, rows)
+    return _StagedDualObjective(engine.stages, box, bounds, rows)
