@@ -16,14 +16,18 @@ import psutil
 from waiting import LIMIT_S, eventually
 
 
+_PROCESSES = {"TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
 @contextmanager
 def up(data: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the service with two CPU slots, whatever GPUs this machine has: tests are the same everywhere."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
     settings = {"TRIVET_DATA": str(data), "TRIVET_PORT": "0", "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": "here"}
     with said(data).open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "trivet", "up"],
-            env={**outer, **settings, "TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", **changes},
+            env={**outer, **settings, **_PROCESSES, **changes},
             stdout=output,
             stderr=output,
             start_new_session=True,
