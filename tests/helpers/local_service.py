@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 from waiting import LIMIT_S, eventually
 
-
 _PROCESSES = {"TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
