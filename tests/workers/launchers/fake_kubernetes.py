@@ -161,10 +161,14 @@ class FakeKubernetes:
             if not job.processes
         ]
 
-    def close(self) -> None:
-        """End all pods and the server; what is closed already stays so."""
+    def clear(self) -> None:
+        """Delete all Jobs, those too that are over."""
         for name in self.names():
             self.delete(name)
+
+    def close(self) -> None:
+        """End all pods and the server; what is closed already stays so."""
+        self.clear()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from waiting import LIMIT_S, eventually
-from worker_fleet import train_spec
+from worker_fleet import MortalBroker, train_spec
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job
@@ -19,24 +19,45 @@ from workers.agent.launching import service_of
 
 
 class Site:
-    """A service whose only worker has no devices of its own, and asks a scheduler for them."""
+    """A service whose only worker has no devices of its own, and asks a scheduler for them.
 
-    def __init__(self, launcher: str, store: Store, data: DataLayout, log: Path, broker: str, **variables: str) -> None:
+    Tests share one: broker and worker take seconds to start.
+    """
+
+    def __init__(self, launcher: str, folder: Path, **variables: str) -> None:
         """``variables`` are further ones of the worker's environment."""
-        self.store, self._launcher, self._data, self._log = store, launcher, data, log
-        self.service = service_of(data)
+        self._launcher, self._data, self._log = launcher, DataLayout(folder / "data"), folder / "worker.log"
+        self.broker = MortalBroker(folder / "broker")
+        self.store = Store.connect(self.broker.server.url, self._data)
+        self.service = service_of(self._data)
+        self._submitted = list[Job]()
         self._environment = os.environ | {
-            "TRIVET_DATA": str(data.root),
-            "TRIVET_REDIS_URL": broker,
+            "TRIVET_DATA": str(self._data.root),
+            "TRIVET_REDIS_URL": self.broker.server.url,
             "TRIVET_WORKER_NAME": "login",
             "TRIVET_CPU_SLOTS": "0",
             "TRIVET_LAUNCHERS": launcher,
             "TRIVET_WARM_SUPERVISORS": "0",
-            "TRIVET_STOP_GRACE_S": "50",
+            "TRIVET_STOP_GRACE_S": "20",
             "OMP_NUM_THREADS": "1",
             **variables,
         }
         self.start()
+
+    def close(self) -> None:
+        """End worker and broker."""
+        self.worker.terminate()
+        self.worker.wait(LIMIT_S)
+        self.store.close()
+        self.broker.down()
+
+    def clear(self) -> None:
+        """End what a test has left."""
+        while self._submitted:
+            job = self._submitted.pop()
+            if self.now(job).ended_at is None:
+                self.store.jobs.cancel(job.id)
+            self.ended(job)
 
     def start(self) -> None:
         with self._log.open("ab") as log:
@@ -52,7 +73,8 @@ class Site:
 
     def submit(self, name: str, ranks: int, **fields: Any) -> Job:
         fields = {"launcher": self._launcher, "max_hosts": 2, "batch": {"global": 12 * ranks}, "steps": 10} | fields
-        return self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")[0]
+        self._submitted.append(self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")[0])
+        return self._submitted[-1]
 
     def now(self, job: Job) -> Job:
         return self.store.jobs.get(job.id)

@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduled_site import Site
 from waiting import LIMIT_S, eventually
-from worker_fleet import MortalBroker
 
-from service.jobs.layout import DataLayout
-from service.jobs.store import Store
 from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
 
 for package in ("kubernetes", "kubernetes_validate"):
@@ -154,55 +151,67 @@ def test_options_that_cannot_be_used_are_named(tmp_path: Path, given_options: st
         Kubernetes(LauncherContext("one", tmp_path, given_options.format(folder=tmp_path), 10.0))
 
 
-@pytest.fixture
-def site(cluster: FakeKubernetes, mortal: MortalBroker, data: DataLayout, tmp_path: Path) -> Iterator[Site]:
-    store = Store.connect(mortal.server.url, data)
-    settings = {"KUBECONFIG": str(cluster.config), "TRIVET_KUBERNETES_OPTIONS": options("--queue=cpu", "--auto=cpu")}
-    site = Site("kubernetes", store, data, tmp_path / "worker.log", mortal.server.url, **settings)
+@pytest.fixture(scope="module")
+def pods_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubernetes]:
+    cluster = FakeKubernetes(tmp_path_factory.mktemp("pods"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def shared(pods_cluster: FakeKubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    words = options("--queue=cpu", "--auto=cpu", "--devices-per-pod=2")
+    settings = {"KUBECONFIG": str(pods_cluster.config), "TRIVET_KUBERNETES_OPTIONS": words}
+    site = Site("kubernetes", tmp_path_factory.mktemp("kubernetes"), **settings)
     yield site
-    site.worker.terminate()
-    site.worker.wait(LIMIT_S)
-    store.close()
+    site.close()
+
+
+@pytest.fixture
+def site(shared: Site, pods_cluster: FakeKubernetes) -> Iterator[Site]:
+    yield shared
+    shared.clear()
+    pods_cluster.clear()
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 class TestWithPods:
-    def test_a_gang_in_two_pods_runs_as_anywhere_and_says_where(self, site: Site, cluster: FakeKubernetes) -> None:
-        job = site.submit("gang", 5)
-        (name,) = eventually(cluster.names)
+    def test_a_gang_in_two_pods_runs_as_anywhere_and_says_where(self, site: Site, pods_cluster: FakeKubernetes) -> None:
+        job = site.submit("gang", 3)
+        (name,) = eventually(pods_cluster.names)
         eventually(lambda: f"Kubernetes job {name}: is in the queue cpu" == site.now(job).reason)
-        cluster.admit(name)
+        pods_cluster.admit(name)
         ended = site.ended(job)
         assert (ended.state, ended.attempt, ended.launcher) == ("succeeded", 1, "kubernetes"), site.said()
         assert ended.allocation is not None
         facts: dict[str, Any] = {"namespace": "lab", "job": name, "queue": "cpu"}
         assert (ended.allocation.id, ended.allocation.facts) == (name, facts)
-        assert [len(share.devices) for share in ended.placement] == [3, 2]
+        assert [len(share.devices) for share in ended.placement] == [2, 1]
         eventually(lambda: [host.name for host in site.store.hosts.list()] == ["login"])
-        eventually(lambda: cluster.jobs[name].status["conditions"])
+        eventually(lambda: pods_cluster.jobs[name].status["conditions"])
 
     def test_a_preempted_job_goes_on_from_its_checkpoint_in_a_job_of_its_own(
-        self, site: Site, cluster: FakeKubernetes
+        self, site: Site, pods_cluster: FakeKubernetes
     ) -> None:
-        job = site.submit("endless", 4, steps=10**6, checkpoint={"every": 10**6})
-        (first,) = eventually(cluster.names)
-        cluster.admit(first)
+        job = site.submit("endless", 2, steps=10**6, checkpoint={"every": 10**6})
+        (first,) = eventually(pods_cluster.names)
+        pods_cluster.admit(first)
         site.works(job)
-        cluster.suspend(first)
+        pods_cluster.suspend(first)
         assert "the service on its host stopped; queued again" in (site.until(job, "queued").reason or "")
         reached = max(event["step"] for event in site.events(job, "metric"))
-        (second,) = eventually(lambda: [name for name in cluster.names() if name != first])
-        assert first not in cluster.names()
-        cluster.admit(second)
+        (second,) = eventually(lambda: [name for name in pods_cluster.names() if name != first])
+        assert first not in pods_cluster.names()
+        pods_cluster.admit(second)
         eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
         steps = [event["step"] for event in site.events(job, "metric")]
         assert len(steps) == len(set(steps)), "no step was done twice"
         site.store.jobs.cancel(job.id)
         assert site.ended(job).state == "cancelled"
 
-    def test_a_cancelled_job_leaves_the_queue_at_once(self, site: Site, cluster: FakeKubernetes) -> None:
+    def test_a_cancelled_job_leaves_the_queue_at_once(self, site: Site, pods_cluster: FakeKubernetes) -> None:
         job = site.submit("waiting", 4)
-        eventually(cluster.names)
+        eventually(pods_cluster.names)
         site.store.jobs.cancel(job.id)
-        eventually(lambda: cluster.names() == [])
+        eventually(lambda: pods_cluster.names() == [])

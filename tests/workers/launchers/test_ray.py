@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray_cluster import RayCluster, free_port
 from scheduled_site import Site
-from waiting import LIMIT_S, eventually
-from worker_fleet import MortalBroker
+from waiting import eventually
 
-from service.jobs.layout import DataLayout
-from service.jobs.store import Store
 from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
 from workers.launchers.ray import Ray
 from workers.launchers.ray_job import bundles
@@ -60,15 +57,18 @@ def cluster() -> Iterator[RayCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def site(cluster: RayCluster, mortal: MortalBroker, data: DataLayout, tmp_path: Path) -> Iterator[Site]:
-    store = Store.connect(mortal.server.url, data)
+@pytest.fixture(scope="module")
+def shared(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     options = {"TRIVET_RAY_OPTIONS": f"--address={cluster.dashboard}", "TRIVET_LEASE_S": "20", **cluster.token}
-    site = Site("ray", store, data, tmp_path / "worker.log", mortal.server.url, **options)
+    site = Site("ray", tmp_path_factory.mktemp("site"), **options)
     yield site
-    site.worker.terminate()
-    site.worker.wait(LIMIT_S)
-    store.close()
+    site.close()
+
+
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    yield shared
+    shared.clear()
 
 
 @pytest.mark.slow
@@ -76,13 +76,13 @@ def site(cluster: RayCluster, mortal: MortalBroker, data: DataLayout, tmp_path: 
 @needs_ray
 class TestOnAHeadAndTwoNodes:
     def test_a_gang_over_both_runs_as_anywhere_and_says_where(self, site: Site, cluster: RayCluster) -> None:
-        job = site.submit("gang", 6)
+        job = site.submit("gang", 5)
         ended = site.ended(job)
         assert (ended.state, ended.attempt, ended.launcher) == ("succeeded", 1, "ray"), site.said()
         assert ended.allocation is not None
         assert ended.allocation.facts["submission"] == f"trivet-{ended.allocation.id}"
         assert ended.allocation.facts["nodes"].count(",") == 1
-        assert [len(share.devices) for share in ended.placement] == [3, 3]
+        assert [len(share.devices) for share in ended.placement] == [3, 2]
         assert [event["state"] for event in site.events(job, "state")] == ["queued", "starting", "running", "succeeded"]
         eventually(lambda: [host.name for host in site.store.hosts.list()] == ["login"])
         (login,) = site.store.hosts.list()
@@ -90,7 +90,7 @@ class TestOnAHeadAndTwoNodes:
 
     def test_a_cancelled_job_leaves_ray_whether_it_waits_or_runs(self, site: Site, cluster: RayCluster) -> None:
         asked = cluster.launcher(site.service)
-        running = site.submit("running", 8, steps=10**6)
+        running = site.submit("running", 1, steps=10**6)
         site.works(running)
         waiting = site.submit("waiting", 8)
         eventually(lambda: "its placement group waits for nodes" in (site.now(waiting).reason or ""))
@@ -103,7 +103,7 @@ class TestOnAHeadAndTwoNodes:
     def test_a_job_that_an_operator_of_ray_stops_goes_on_from_its_checkpoint(
         self, site: Site, cluster: RayCluster
     ) -> None:
-        job = site.submit("endless", 5, steps=10**6, checkpoint={"every": 10**6})
+        job = site.submit("endless", 2, steps=10**6, checkpoint={"every": 10**6})
         site.works(job)
         asked = cluster.launcher(site.service)
         asked.cancel(asked.allocations())
@@ -117,7 +117,7 @@ class TestOnAHeadAndTwoNodes:
         assert site.ended(job).state == "cancelled"
 
     def test_a_node_that_dies_is_no_fault_of_the_job_which_runs_again(self, site: Site, cluster: RayCluster) -> None:
-        job = site.submit("endless", 8, steps=10**6, checkpoint={"every": 50})
+        job = site.submit("endless", 5, steps=10**6, checkpoint={"every": 50})
         site.works(job)
         cluster.kill(cluster.nodes.pop())
         assert "stopped renewing its lease; queued again without using a retry" in (

@@ -17,12 +17,10 @@ import psutil
 import pytest
 from scheduled_site import Site
 from waiting import LIMIT_S, eventually
-from worker_fleet import MortalBroker, is_gone
+from worker_fleet import is_gone
 
 from benchmarks.chaos_checks import Accepted, check_job
-from service.jobs.layout import DataLayout
-from service.jobs.store import Store
-from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable
+from workers.launchers import AllocationRequest, LauncherContext, LauncherUnavailable, asking
 from workers.launchers.slurm import Slurm, tasks_per_node
 
 SCRIPT = Path(__file__).parents[2] / "helpers" / "slurm_cluster.sh"
@@ -73,6 +71,8 @@ class Watch:
     def __init__(self, job_ids: set[str]) -> None:
         self._job_ids, self.overlaps = job_ids, list[str]()
         self._together: dict[str, float] = {}
+        self.ranks_seen = 0
+        """How many there were at the last look."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on)
 
@@ -89,9 +89,12 @@ class Watch:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                words, environment = process.cmdline(), process.environ()
+                words = process.cmdline()
+                if module not in words or "srun" in words:
+                    continue
+                environment = process.environ()
                 job_id = environment.get("TRIVET_JOB") or environment.get("SLURM_JOB_NAME", "").removeprefix("trivet-")
-                if module in words and "srun" not in words and job_id in self._job_ids and not is_gone(process):
+                if job_id in self._job_ids and not is_gone(process):
                     found.append(process)
         return found
 
@@ -100,9 +103,11 @@ class Watch:
 
     def _look_on(self) -> None:
         """Note jobs of which ranks of two attempts live together for longer than it takes to end one."""
-        while not self._over.wait(0.5):
+        while not self._over.wait(0.4):
             attempts: dict[str, set[str]] = {}
-            for rank in self.ranks():
+            ranks = self.ranks()
+            self.ranks_seen = len(ranks)
+            for rank in ranks:
                 with contextlib.suppress(psutil.Error):
                     environment = rank.environ()
                     attempts.setdefault(environment["TRIVET_JOB"], set()).add(environment["TRIVET_ATTEMPT"])
@@ -131,7 +136,26 @@ class Cluster:
         subprocess.run([SCRIPT, *words], check=True)
 
     def queue(self) -> list[str]:
-        return self.call("squeue", "--noheader", "--format=%j").split()
+        """The names of all that Trivet has asked for."""
+        return [name for name in self.call("squeue", "--noheader", "--format=%j").split() if name.startswith("trivet-")]
+
+    def urgent(self, script: str, *options: str) -> str:
+        """Submit a job of another program, which ends those of Trivet where it needs their CPUs; return its number."""
+        words = ("--parsable", "--partition=urgent", "--output=/dev/null", f"--wrap={script}")
+        return self.call("sbatch", *words, *options).strip()
+
+    def is_in_queue(self, number: str, states: str = "pending,running") -> bool:
+        return number in self.call("squeue", "--noheader", f"--states={states}", "--format=%i").split()
+
+    @contextlib.contextmanager
+    def filled(self, **cpus: int) -> Iterator[None]:
+        """Other programs hold so many CPUs of each node meanwhile: a gang over both nodes needs few ranks."""
+        held = [self.urgent("sleep 900", f"--nodelist={node}", f"--ntasks={count}") for node, count in cpus.items()]
+        eventually(lambda: all(self.is_in_queue(number, "running") for number in held))
+        try:
+            yield
+        finally:
+            self.call("scancel", *held)
 
     def kill(self, daemon: str, node: str = "") -> None:
         """Kill ``slurmctld``, or a node's ``slurmd``, and start it again."""
@@ -152,18 +176,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         Cluster(folder).script("stop", str(folder))
 
 
-@pytest.fixture
-def site(cluster: Cluster, mortal: MortalBroker, data: DataLayout, tmp_path: Path) -> Iterator[Site]:
-    store = Store.connect(mortal.server.url, data)
-    site = Site(
-        "slurm", store, data, tmp_path / "worker.log", mortal.server.url, SLURM_CONF=f"{cluster.folder}/slurm.conf"
-    )
+@pytest.fixture(scope="module")
+def shared(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site("slurm", tmp_path_factory.mktemp("site"), SLURM_CONF=f"{cluster.folder}/slurm.conf")
     yield site
-    site.worker.terminate()
-    site.worker.wait(LIMIT_S)
+    site.close()
+
+
+@pytest.fixture
+def site(shared: Site, cluster: Cluster) -> Iterator[Site]:
+    yield shared
+    shared.clear()
     cluster.call("scancel", "--me")
     eventually(lambda: cluster.queue() == [], within_s=2 * LIMIT_S)
-    store.close()
 
 
 real = [pytest.mark.slow, pytest.mark.distributed, needs_slurm]
@@ -173,19 +198,20 @@ class TestOnTwoNodes:
     pytestmark = real
 
     def test_a_gang_over_both_runs_as_anywhere_and_says_where(self, site: Site, cluster: Cluster) -> None:
-        job = site.submit("gang", 6)
-        site.until(job, "running")
-        hosts = {host.name: host for host in site.store.hosts.list() if host.allocation is not None}
-        assert {(host.allocation.devices, host.allocation.job) for host in hosts.values() if host.allocation} == {
-            (4, job.id),
-            (2, job.id),
-        }
-        ended = site.ended(job)
+        with cluster.filled(n1=2, n2=3):
+            job = site.submit("gang", 3)
+            site.until(job, "running")
+            hosts = {host.name: host for host in site.store.hosts.list() if host.allocation is not None}
+            assert {(host.allocation.devices, host.allocation.job) for host in hosts.values() if host.allocation} == {
+                (2, job.id),
+                (1, job.id),
+            }
+            ended = site.ended(job)
         assert (ended.state, ended.attempt, ended.launcher) == ("succeeded", 1, "slurm"), site.said()
         assert ended.allocation is not None
         assert ended.allocation.facts["partition"] == "main"
         assert ended.allocation.facts["nodes"] == "n[1-2]"
-        assert [len(share.devices) for share in ended.placement] == [4, 2]
+        assert [len(share.devices) for share in ended.placement] == [2, 1]
         assert [event["state"] for event in site.events(job, "state")] == ["queued", "starting", "running", "succeeded"]
         eventually(lambda: [host.name for host in site.store.hosts.list()] == ["login"])
         (login,) = site.store.hosts.list()
@@ -193,7 +219,7 @@ class TestOnTwoNodes:
         eventually(lambda: cluster.queue() == [])
 
     def test_a_cancelled_job_leaves_slurms_queue_whether_it_waits_or_runs(self, site: Site, cluster: Cluster) -> None:
-        running = site.submit("running", 8, steps=10**6)
+        running = site.submit("running", 1, steps=10**6)
         site.works(running)
         waiting = site.submit("waiting", 8)
         eventually(lambda: f"trivet-{waiting.id}" in cluster.queue())
@@ -205,21 +231,21 @@ class TestOnTwoNodes:
         eventually(lambda: cluster.queue() == [])
 
     def test_a_preempted_job_goes_on_from_its_checkpoint_without_a_retry(self, site: Site, cluster: Cluster) -> None:
-        job = site.submit("endless", 5, steps=10**6, checkpoint={"every": 10**6})
-        site.works(job)
-        urgent = cluster.call(
-            "sbatch", "--parsable", "--partition=urgent", "--ntasks=8", "--output=/dev/null", "--wrap=sleep 1"
-        ).strip()
-        assert site.until(job, "queued").reason is not None
-        assert "the service on its host stopped; queued again" in (site.now(job).reason or "")
-        reached = max(event["step"] for event in site.events(job, "metric"))
-        eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
-        steps = [event["step"] for event in site.events(job, "metric")]
-        assert len(steps) == len(set(steps)), "no step was done twice"
-        assert site.now(job).attempt == 2, site.said()
-        assert urgent not in cluster.queue()
-        site.store.jobs.cancel(job.id)
-        assert site.ended(job).state == "cancelled"
+        with cluster.filled(n1=3, n2=3):
+            job = site.submit("endless", 2, steps=10**6, checkpoint={"every": 10**6})
+            site.works(job)
+            urgent = cluster.urgent("sleep 1", "--ntasks=2")
+            assert site.until(job, "queued").reason is not None
+            assert "the service on its host stopped; queued again" in (site.now(job).reason or "")
+            reached = max(event["step"] for event in site.events(job, "metric"))
+            eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
+            steps = [event["step"] for event in site.events(job, "metric")]
+            assert len(steps) == len(set(steps)), "no step was done twice"
+            assert site.now(job).attempt == 2, site.said()
+            assert len(site.now(job).placement) == 2
+            assert not cluster.is_in_queue(urgent)
+            site.store.jobs.cancel(job.id)
+            assert site.ended(job).state == "cancelled"
 
     @pytest.mark.parametrize(
         ("fields", "said"),
@@ -251,13 +277,14 @@ class TestOnTwoNodes:
         own.cancel([allocation])
         assert own.allocations() == []
         cluster.call("scancel", "--me")
+        monkeypatch.setattr(asking, "ANSWER_S", 1.0)
         monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere.conf"))
         with pytest.raises(LauncherUnavailable, match="squeue"):
             own.allocations()
 
-    def test_faults_lose_no_job_and_run_none_twice(self, site: Site, cluster: Cluster, mortal: MortalBroker) -> None:
+    def test_faults_lose_no_job_and_run_none_twice(self, site: Site, cluster: Cluster) -> None:
         """Slurm's daemons, a host of an allocation, a supervisor, the worker and the broker are killed under them."""
-        jobs = [site.submit(f"job {n}", 1 + n % 3, steps=400, checkpoint={"every": 50}) for n in range(8)]
+        jobs = [site.submit(f"job {n}", 1 + n % 3, steps=150, checkpoint={"every": 25}) for n in range(5)]
         draw = random.Random(31)
         with Watch({job.id for job in jobs}) as watch:
             for kill in (
@@ -266,10 +293,10 @@ class TestOnTwoNodes:
                 lambda: kill_one(watch.processes("workers.agent.allocated_host"), draw),
                 lambda: kill_one(watch.processes("workers.supervisor"), draw),
                 site.restart,
-                mortal.restart,
+                site.broker.restart,
                 lambda: cluster.kill("slurmd", "n2"),
             ):
-                eventually(lambda: watch.ranks() or site.all_ended(jobs), within_s=2 * LIMIT_S)
+                eventually(lambda: watch.ranks_seen or site.all_ended(jobs), within_s=2 * LIMIT_S)
                 kill()
             ended = [site.ended(job) for job in jobs]
         assert (told := site.failures(ended)) == [], f"{told}\n{site.said()}"
