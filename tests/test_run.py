@@ -113,18 +113,18 @@ def test_files_that_say_they_take_long_come_first_and_the_next_time_those_that_d
 
 
 @forks_the_tests
-def test_files_that_wait_are_run_beside_the_others(tmp_path: Path) -> None:
-    (tmp_path / "test_waits.py").write_text(
-        "import pytest\npytestmark = pytest.mark.waits\ndef test_sound(): open('waited', 'x')\n"
-    )
+def test_tests_that_wait_are_run_beside_the_others(tmp_path: Path) -> None:
     text = """
 import time
 from pathlib import Path
+import pytest
 def test_goes_on_when_the_other_has_run():
     until = time.monotonic() + 60
     while not Path("waited").exists():
         assert time.monotonic() < until
         time.sleep(0.02)
+@pytest.mark.waits
+def test_waits(): Path("waited").touch()
 """
     assert "2 passed" in run(tmp_path, text, "--processes", "1").stdout
 

@@ -52,7 +52,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "words.txt").write_text("some words")
     subprocess.run([sys.executable, "examples/own_network.py"], cwd=folder, check=True, capture_output=True)
-    with up(data, TRIVET_CPU_SLOTS="4") as process:
+    with up(data, TRIVET_CPU_SLOTS="4", TRIVET_WARM_SUPERVISORS="1") as process:
         url = address(process, data)
         with Client(url, (data / "admin.key").read_text().strip()) as client:
             named = prepared(client, folder)

@@ -21,14 +21,14 @@ def test_a_notebook_is_kept_without_what_it_printed(path: Path) -> None:
     assert [cell["id"] for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_does_what_it_shows(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 
     data = tmp_path / "data"
-    with up(data) as process:
+    with up(data, TRIVET_WARM_SUPERVISORS="1") as process:
         address(process, data)
         for name in [name for name in os.environ if name.startswith("TRIVET_")]:
             monkeypatch.delenv(name)

@@ -48,7 +48,7 @@ def missing(shown: list[str], printed: str) -> list[str]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a terminal beside a ``trivet up`` with four places for ranks."""
     data = tmp_path_factory.mktemp("service") / "data"
-    with up(data, TRIVET_CPU_SLOTS="4") as process:
+    with up(data, TRIVET_CPU_SLOTS="4", TRIVET_WARM_SUPERVISORS="1") as process:
         address(process, data)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         outer = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -57,7 +57,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         process.wait(300)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_does_what_it_shows(path: Path, service: dict[str, str], tmp_path: Path) -> None:
     """One shell runs all commands, so that later ones have the variables of earlier ones."""

@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
     "steps": 6000,
     "batch": {"global": 64},
     "device": "cpu",
-    "checkpoint": {"every": 100},
+    "checkpoint": {"every": 400},
 }
 
 

@@ -65,6 +65,7 @@ def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path
     eventually(lambda: belonging_to(data) == [])
 
 
+@pytest.mark.waits
 def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as process:

@@ -3,9 +3,10 @@
 Each takes a file of tests after the other, so a fixture of a module is made once; those of the session are made by each
 process. All tests that need a browser are taken as one file, since a browser takes seconds to start. Long files come
 first, so that all processes end together: a test takes as long as it took the last time, else what its marker says,
-``slow(seconds)``. Files that mostly wait, for leases to end or limits to pass, are marked ``waits``: one more process
-takes only these, and leaves the processors to the others. What a process says about its tests is reported by the first
-one, as if it had run them. A test that ends its process has failed, and another process takes up the rest of the file.
+``slow(seconds)``. Tests that mostly wait, for leases to end or limits to pass, are marked ``waits``: those of a file
+are taken by themselves, and one more process takes only such, which leaves the processors to the others. What a
+process says about its tests is reported by the first one, as if it had run them. A test that ends its process has
+failed, and another process takes up the rest of the file.
 """
 
 from __future__ import annotations
@@ -63,11 +64,13 @@ def _stated_seconds(item: pytest.Item) -> float:
 
 
 def _files(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
-    """Tests that one process runs after each other: those of a file, and all that need a browser."""
-    files: dict[str, list[pytest.Item]] = {}
+    """Tests that one process runs after each other: those of a file that compute, and those that wait; all that need a
+    browser.
+    """
+    files: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         name = "browser" if item.get_closest_marker("browser") else _file(item.nodeid)
-        files.setdefault(name, []).append(item)
+        files.setdefault((name, item.get_closest_marker("waits") is not None), []).append(item)
     return list(files.values())
 
 

@@ -19,7 +19,7 @@ from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.results import DecidedRow, ResumeLog
 
-COUNT, DONE = 10, 4
+COUNT, DONE = 5, 2
 """Instances of the job, and those that are decided when it is killed."""
 JOB = "job_" + "k" * 20
 
@@ -43,7 +43,7 @@ def written(data: DataLayout) -> list[dict[str, Any]]:
     return [json.loads(line)["row"] for line in lines]
 
 
-@pytest.mark.slow(35)
+@pytest.mark.slow
 def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     data = DataLayout(tmp_path)
     train(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -73,7 +74,7 @@ class Snapshot:
 
     def family(self, key: Key) -> list[str]:
         """The names of all keys of a family."""
-        return [name for name in self.ttl if key.pattern.fullmatch(name)]
+        return [name for name in self.ttl if key in _families(name)]
 
     def strays(self) -> list[str]:
         """Keys of no known family, and keys that should expire and do not."""
@@ -86,9 +87,13 @@ def _decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
+@lru_cache(10_000)
+def _families(name: str) -> tuple[Key, ...]:
+    return tuple(key for key in KEYS if key.pattern.fullmatch(name))
+
+
 def _is_known(name: str, ttl: int) -> bool:
-    families = [key for key in KEYS if key.pattern.fullmatch(name)]
-    return any(key.lifetime == "permanent" or ttl >= 0 for key in families)
+    return any(key.lifetime == "permanent" or ttl >= 0 for key in _families(name))
 
 
 def held_devices(now: Snapshot) -> dict[tuple[str, str, int], str]:
