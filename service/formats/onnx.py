@@ -65,7 +65,7 @@ def joined(
         models = [member for member in members if member.path.suffix == ".onnx"]
         if len(models) != 1:
             if (found := mistaken_archive(member.name for member in members)) is not None:
-                raise ArchiveError(f"the file {found}")
+                raise ArchiveError(f"the file is not an ONNX model: it {found}")
             raise ArchiveError(
                 f"the archive has {len(models)} .onnx files; expected one, with the files of its weights"
             )
@@ -193,7 +193,7 @@ def message_of(content: bytes) -> onnx.ModelProto:
 
 def _message(content: bytes) -> onnx.ModelProto:
     if (found := mistaken_for_model(content)) is not None:
-        raise OnnxError(f"the file {found}")
+        raise OnnxError(f"the file is not an ONNX model: it {found}")
     if has_more_fields(content, onnx.ModelProto.DESCRIPTOR, MOST_FIELDS):
         raise OnnxError(f"the file has more than {MOST_FIELDS} fields (nodes, attributes, lengths of shapes …)")
     try:
