@@ -330,7 +330,8 @@ def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> ArchiveMember:
 
 LARGEST = 2**25
 """Number of bytes of the largest header that is read."""
-_OF_TORCH = (b"PK\x03\x04", b"\x80")
+OF_PICKLE = b"\x80"
+_OF_TORCH = (b"PK\x03\x04", OF_PICKLE)
 """Beginnings of what ``torch.save`` writes: a zip file, or a pickle."""
 
 

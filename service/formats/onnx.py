@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from service.formats.archive import ArchiveError, ArchiveMember, Unpacking, UploadError, members_of_zip
+from service.formats.mistaken import mistaken_archive, mistaken_for_model
 from service.formats.onnx_checks import (
     FLOATS,
     attributes_of,
@@ -63,6 +64,8 @@ def _joined(
     with members_of_zip(content) as members:
         models = [member for member in members if member.path.suffix == ".onnx"]
         if len(models) != 1:
+            if (found := mistaken_archive(member.name for member in members)) is not None:
+                raise ArchiveError(f"the file is not an ONNX model: it {found}")
             raise ArchiveError(
                 f"the archive has {len(models)} .onnx files; expected one, with the files of its weights"
             )
@@ -189,6 +192,8 @@ def message_of(content: bytes) -> onnx.ModelProto:
 
 
 def _message(content: bytes) -> onnx.ModelProto:
+    if (found := mistaken_for_model(content)) is not None:
+        raise OnnxError(f"the file is not an ONNX model: it {found}")
     if has_more_fields(content, onnx.ModelProto.DESCRIPTOR, MOST_FIELDS):
         raise OnnxError(f"the file has more than {MOST_FIELDS} fields (nodes, attributes, lengths of shapes …)")
     try:

@@ -12,6 +12,7 @@ from service.jobs.plugins import ModelConfig
 from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
+from service.models.plain import PlainModel
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
 from service.parallel.tensor.placement import distribute, tie
@@ -39,7 +40,9 @@ class Model(Protocol):
 
 
 Builder = Callable[[Any, Axis], nn.Module]
-"""Builds a :class:`Model` of a family's configuration, planned on the meta device, divided over the ``tp`` axis."""
+"""Builds a :class:`Model` of a family's configuration, planned on the meta device, divided over the ``tp`` axis; or any
+other module, which is then one block, whole on each rank.
+"""
 
 
 def family_builder(family: str) -> Builder:
@@ -69,6 +72,8 @@ def build(
         part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
     with torch.device("meta"):
         model = family_builder(config.family)(config, axis)
+    if not hasattr(model, "blocks"):
+        model = PlainModel(config, model)
     planned = cast(Model, model)
     cut(planned, part)
     tie(model)

@@ -171,6 +171,33 @@ def test_an_uploaded_file_has_one_id_however_often_it_comes(trivet: Cli, store: 
     stored, held = store.files.get(file_id)
     assert (stored.bytes, held.read_bytes()) == (1000, path.read_bytes())
     assert trivet("upload", "missing.bin").code == 2
+    assert trivet.ok("upload", str(path), str(path)).out.split() == [file_id, file_id]
+
+
+def test_set_uploads_the_files_that_it_names(trivet: Cli, store: Store) -> None:
+    content = b"\x01\x02" * 500
+    for name in ("tokens.bin", "two words.bin"):
+        (trivet.folder / name).write_bytes(content)
+    trivet.ok("validate", trivet.spec(), "--set", "labels.about=@tokens.bin")
+    file_id = trivet.ok("upload", "tokens.bin").out.strip()
+    job = trivet.ok("submit", trivet.spec(), "--set", "labels={a: @tokens.bin, b: a@b}", "--set", "name=@two words.bin")
+    spec = trivet.ok("show", job.out.strip(), "--json").json["spec"]
+    assert spec["labels"] == {"a": file_id, "b": "a@b"}
+    assert spec["name"] == file_id
+    assert store.files.get(file_id)[1].read_bytes() == content
+
+    refused = trivet("submit", trivet.spec(), "--set", "labels.about=@missing.bin")
+    assert (refused.code, refused.err) == (2, "--set: cannot read missing.bin: it is not a file\n")
+    offered = trivet("submit", trivet.spec(kind="verify"), "--set", "property={vnnlib: tokens.bin}")
+    assert "--set property.vnnlib=@tokens.bin" in " ".join(offered.err.split())
+
+
+def test_a_missing_spec_is_told_where_one_comes_from(trivet: Cli) -> None:
+    ran = trivet("submit", "my-verify.yaml")
+    assert ran.err == "cannot read my-verify.yaml: No such file or directory; `trivet init verify` writes a first one\n"
+    (trivet.folder / "examples").mkdir()
+    (trivet.folder / "examples" / "train.yaml").touch()
+    assert trivet("submit", "train.yaml").err.endswith("; did you mean examples/train.yaml?\n")
 
 
 PIPELINE: dict[str, Any] = {"parallel": {"pp": 2}, "pipeline": {"schedule": "1f1b", "micro_batches": 3}}

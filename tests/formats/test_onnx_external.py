@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import safetensors.torch
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
@@ -59,6 +60,27 @@ def test_a_zip_that_is_not_one_model_with_its_weights_is_refused(tmp_path: Path)
             parse(zipped(members))
     with pytest.raises(OnnxError, match="the archive is damaged"):
         parse(zipped(known)[:-40])
+
+
+def saved_by_torch(*, zipped: bool) -> bytes:
+    made = io.BytesIO()
+    torch.save({"weight": torch.ones(2)}, made, _use_new_zipfile_serialization=zipped)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (saved_by_torch(zipped=True), r"torch\.onnx\.export\(network, sample"),
+        (saved_by_torch(zipped=False), r"torch\.onnx\.export\(network, sample"),
+        (safetensors.torch.save({"weight": torch.ones(2)}), r"model: \{safetensors: FILE"),
+        (b"(declare-const X_0 Real)", r"belongs in property\.vnnlib"),
+        (b"\x89HDF\r\n", "tf2onnx"),
+    ],
+)
+def test_a_file_of_another_format_is_told_how_onnx_is_made_of_it(content: bytes, words: str) -> None:
+    with pytest.raises(OnnxError, match=words):
+        parse(content)
 
 
 def test_a_path_in_the_model_is_never_one_on_this_machine(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ _REFUSED = 2
 """The command or its input was refused, or the service is out of reach."""
 _INTERRUPTED = 130
 
+_ELSEWHERE = (
+    "If one runs: go to the folder where it was started, or set TRIVET_DATA to the .trivet there, or TRIVET_URL and "
+    "TRIVET_KEY"
+)
+"""What may be wrong where the service of the working folder was looked for."""
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id", autocompletion=job_ids)]
 JobArguments = Annotated[list[str], typer.Argument(metavar="ID...", help="ids of jobs", autocompletion=job_ids)]
@@ -82,7 +88,8 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except Unreachable as error:
             err.block(str(error), style="red", indent=2)
-            err.print("Start one with: trivet up   (or point TRIVET_URL at a running one)")
+            err.print("Start one with: trivet up")
+            err.print(_ELSEWHERE if error.url.startswith("unix:") else "or point TRIVET_URL at a running one")
         except Refused as error:
             _show_refusal(error)
         except ValidationError as error:

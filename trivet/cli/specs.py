@@ -43,8 +43,16 @@ class SpecFile:
         try:
             yield
         except Refused as error:
-            errors = [{**each, "at": self.place(each["path"])} for each in error.errors]
+            errors = [{**_offered(each), "at": self.place(each["path"])} for each in error.errors]
             raise Refused(error.status, error.title, error.detail, errors) from error
+
+
+def _offered(refused: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say of a field that wants the id of a file, and was given the path of one, how both are had in one command."""
+    got = refused.get("got")
+    if not (isinstance(got, str) and "trivet upload" in refused["message"] and Path(got).is_file()):
+        return refused
+    return {**refused, "expected": f"{refused['expected']}; --set {refused['path']}=@{got} uploads it"}
 
 
 def load(source: str, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -117,7 +125,16 @@ def _text(source: str) -> str:
     try:
         return documents.decoded(sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes())
     except (OSError, UnicodeDecodeError) as error:
-        raise _SpecError(f"cannot read {source}: {getattr(error, 'strerror', None) or error}") from None
+        advice = _advice(source) if isinstance(error, FileNotFoundError) else ""
+        raise _SpecError(f"cannot read {source}: {getattr(error, 'strerror', None) or error}{advice}") from None
+
+
+def _advice(source: str) -> str:
+    """Return where a spec could come from that is not there."""
+    if (example := Path("examples", Path(source).name)).is_file():
+        return f"; did you mean {example}?"
+    kind = next((kind for kind in ("train", "verify", "compile") if kind in Path(source).name), "train")
+    return f"; `trivet init {kind}` writes a first one"
 
 
 def _parse(source: str, text: str) -> Any:

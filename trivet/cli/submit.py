@@ -11,6 +11,7 @@ import typer
 
 from service.jobs.records import Job
 from trivet.cli import progress, specs, sweeps
+from trivet.cli.attached import attached
 from trivet.cli.context import (
     FAILED,
     JobArgument,
@@ -30,6 +31,14 @@ _MOST_WATCHED = 100
 """Jobs that one stream of events follows."""
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="change a value, as optimizer.lr=0.01; model.onnx=@FILE uploads the file"
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command()(fails_well(submit))
     app.command()(fails_well(validate))
@@ -46,9 +55,7 @@ def submit(
         str | None, typer.Option("--batch", metavar="FILE", help="a file with a list of specs; - for standard input")
     ] = None,
     watching: Annotated[bool, typer.Option("--watch", "-w", help="follow the jobs until they are over")] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change a value, such as optimizer.lr=0.01")
-    ] = None,
+    changes: Changes = None,
     project: Annotated[
         str | None, typer.Option(help="the jobs' project, for an operator's key; else the key's own")
     ] = None,
@@ -59,9 +66,10 @@ def submit(
     """
     if bool(files) == (batch is not None):
         refuse("name one or more SPEC files, or a list of specs with --batch")
-    given = [specs.read(file, changes or ()) for file in files or ()]
+    changed = attached(changes or (), project)
+    given = [specs.read(file, changed) for file in files or ()]
     if batch is not None:
-        _submit_many(specs.read_batch(batch, changes or ()), project, watching, as_json)
+        _submit_many(specs.read_batch(batch, changed), project, watching, as_json)
     elif len(given) == 1:
         _submit_one(given[0], project, watching, as_json)
     else:
@@ -115,16 +123,15 @@ def _submit_one(given: SpecFile, project: str | None, watching: bool, as_json: b
 
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="SPEC...", help="YAML or JSON files; - for standard input")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change a value, such as optimizer.lr=0.01")
-    ] = None,
+    changes: Changes = None,
     project: Annotated[str | None, typer.Option(help="the project that the jobs would be of")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check specs as their submission would be, and submit nothing. One that would be refused exits 2."""
     told = []
+    changed = attached(changes or (), project)
     with client() as service:
-        for given in [specs.read(file, changes or ()) for file in files]:
+        for given in [specs.read(file, changed) for file in files]:
             with given.blamed():
                 told.append({"spec": given.source, **service.check(given.spec, project=project)})
     if as_json:
@@ -163,21 +170,25 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
 
 
 def upload(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="data, a tokenizer, weights, or an archive")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="models, queries, data, tokenizers, weights, archives")
+    ],
     project: Annotated[
         str | None, typer.Option(help="whose upload it is, for an operator's key; else the key's own project's")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a file for specs to name; prints its id. The same bytes give the same id."""
-    if not path.is_file():
-        refuse(f"cannot read {path}: it is not a file")
+    """Upload files for specs to name; prints the id of each on a line. The same bytes give the same id."""
+    for path in paths:
+        if not path.is_file():
+            refuse(f"cannot read {path}: it is not a file")
     with client() as service:
-        stored = service.upload(path, project=project)
+        stored = [service.upload(path, project=project) for path in paths]
     if as_json:
-        print_json(stored)
+        print_json(stored[0] if len(stored) == 1 else stored)
     else:
-        out.write_line(stored.id)
+        for each in stored:
+            out.write_line(each.id)
 
 
 _NEXT = MappingProxyType(

@@ -56,14 +56,14 @@ class ModelConfig(Strict):
     family: str
 
     @property
-    @abstractmethod
     def places(self) -> int:
-        """Blocks in the chain, and so the most stages of a pipeline."""
+        """Blocks in the chain, and so the most stages of a pipeline: one where the family does not say."""
+        return 1
 
     @property
-    @abstractmethod
     def divided(self) -> Mapping[str, int]:
-        """Sizes that must divide over tensor-parallel ranks, by field (``hidden.0``)."""
+        """Sizes that must divide over tensor-parallel ranks, by field (``hidden.0``); without any it is whole."""
+        return {}
 
     @property
     @abstractmethod
@@ -88,6 +88,9 @@ class ModelConfig(Strict):
             most = self.places // per_rank
             expected = f"at most {most}" if most else f"at most {self.places} stages"
             problems.append(("parallel.pp", message, parallel.pp, expected))
+        if parallel.tp > 1 and not self.divided:
+            message = f"{self.family} has no layers that tensor parallelism divides"
+            problems.append(("parallel.tp", message, parallel.tp, "1"))
         for field, size in self.divided.items():
             if size % parallel.tp:
                 message = f"{size} does not divide by tp={parallel.tp}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -20,14 +20,6 @@ BUILT_IN = ModelFamily(MlpConfig, "service.models.mlp:build")
 
 class NoFamily(ModelConfig):
     """Fixes no name."""
-
-    @property
-    def places(self) -> int:
-        return 1
-
-    @property
-    def divided(self) -> Mapping[str, int]:
-        return {}
 
     @property
     def reads(self) -> Samples:
@@ -82,7 +74,7 @@ def test_a_declared_family_is_one_of_the_choices(package: ModuleType) -> None:
         (None, "a_package:FAMILY is a NoneType; expected a ModelFamily"),
         (DataSource(SomeData, ""), "is a DataSource; expected a ModelFamily"),
         (ModelFamily(SomeData, ""), "expected a subclass of ModelConfig"),  # type: ignore[arg-type]
-        (ModelFamily(Unfinished, ""), "Unfinished lacks divided, places, reads"),
+        (ModelFamily(Unfinished, ""), "Unfinished lacks reads"),
         (ModelFamily(NoFamily, ""), 'NoFamily must have one name, as in family: Literal["name"] = "name"'),
         (ModelFamily(MlpConfig, ""), "MlpConfig is named 'mlp', its entry point 'good'"),
     ],
