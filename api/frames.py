@@ -107,7 +107,7 @@ class Round:
 
 
 def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
-    """Return what one read gave, cut so that no event is left out before the last one that is kept.
+    """Return the events of one read, cut behind the last one before a gap.
 
     A job whose answer was cut at ``count`` has more events; those of other jobs that are younger than its last one
     wait for the next read, so that a composite id may say "everything before".

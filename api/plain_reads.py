@@ -1,8 +1,8 @@
 """Answers the most frequent requests, one job and the newest jobs for an API key, ahead of the framework.
 
-To find a route among a hundred and to resolve its dependencies takes several times as long as such a read itself. What
-is no plain read that succeeds, whatever the reason, goes to the framework's route, which then answers or refuses it:
-what it says, and to whom, is decided there alone.
+To find a route among a hundred and to resolve its dependencies takes several times as long as such a read itself. Every
+other request, and every plain read that fails, goes to the framework's route, which alone decides what it answers or
+refuses.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _mount_missing(app: FastAPI, environment: Environment, signed_in: SignedIn |
 
 
 def _wants_page(request: Request) -> bool:
-    """Return whether a person looks for a page there, by the address and by what the browser accepts."""
+    """Return whether a person asks for a page, by the address and by the types that the browser accepts."""
     is_data = request.url.path.startswith(("/v1/", "/static/"))
     return request.method == "GET" and not is_data and "text/html" in request.headers.get("accept", "")
 

@@ -1,4 +1,4 @@
-"""Defines what every exporter offers, and what it is given of a job."""
+"""Defines the interface of exporters, and the form in which they get a job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ExportedJob:
 
     def files(self, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:
         """Yield name, size and content of each published file, those of folders too, but none that is larger than
-        ``most_bytes``. What was deleted meanwhile is left out.
+        ``most_bytes``. Deleted jobs are left out.
         """
         for artifact in self.store.artifacts.list(self.job.id):
             try:

@@ -36,7 +36,7 @@ class TensorBoardExporter:
 
 
 def _write_events(path: Path, told: ExportedJob) -> None:
-    """Write one event file with all that there is of a job."""
+    """Write one event file with everything about a job."""
     with path.open("wb") as file:
         for event in chain([_event(_ended(told), 0, _text_field(3, "brain.Event:2"))], _texts(told), _scalars(told)):
             file.write(_record(event))

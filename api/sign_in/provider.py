@@ -33,7 +33,7 @@ KeySet = Mapping[str, Mapping[str, Any]]
 
 
 class InvalidToken(Exception):  # noqa: N818
-    """The ID token proves nobody's identity to this service."""
+    """The ID token proves no identity to this service."""
 
 
 class UnknownSigningKey(InvalidToken):

@@ -67,7 +67,7 @@ def climb_apart(
 
 @dataclass
 class _Climber:
-    """A process, what it has still to climb, and the rung that is under way. ``alone``: no other runs beside it."""
+    """A process, the cases it has left, and the rung under way. ``alone``: no other runs beside it."""
 
     fork: ForkedProcess
     left: list[RungCase]

@@ -1,7 +1,7 @@
-"""Questions whether values are numbers, or infinite, that have one answer: those about values that are always finite.
+"""Answers ``IsNaN`` and ``IsInf`` for values that are always finite.
 
-A value is, over the real numbers, where only operators that are defined for all finite numbers lead to it from the
-inputs and from finite constants; roots, logarithms and quotients are where the signs of what they read are known.
+Over the real numbers a value is, if all operators that lead to it from the inputs and from finite constants are defined
+for all finite numbers; roots, logarithms and quotients count if the signs of their inputs are known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the checkpoints of training jobs on disk: which are complete, and of which steps there are weights."""
+"""Reads the checkpoints of training jobs on disk: the complete ones, and the steps that have weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes documents by the rules of JSON and of YAML 1.2, whose core schema has no ``no`` that is false.
+"""Reads and writes documents by the rules of JSON and of YAML 1.2, in whose core schema ``no`` is a text.
 
 PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are no text, a tab separates nothing, and a character of
 JSON's ``\\ud83d\\ude82`` is two. Positions of fields let a refusal point into a file.
@@ -216,8 +216,8 @@ def nearest(known: Mapping[str, Position], path: str) -> Position | None:
 
 
 def _fields(node: yaml.Node, path: str, place: yaml.Node) -> Iterator[tuple[str, Position]]:
-    """Yield the paths of a node and of all within it. ``place`` is what to point at: the name of a field rather than
-    its value.
+    """Yield the paths of a node and of all nodes within it. ``place`` is what to point at: the name of a field rather
+    than its value.
     """
     mark = place.start_mark
     yield path, (mark.line + 1, mark.column + 1)

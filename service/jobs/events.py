@@ -1,4 +1,4 @@
-"""Defines what a job reports while it runs, in the form that travels from a rank to the API.
+"""Defines the reports of a running job, in the form that travels from a rank to the API.
 
 A rank appends one JSON object a line to a file of its own (:mod:`service.jobs.event_files`); its supervisor relays
 batches into the job's stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix seconds, float)
@@ -128,7 +128,7 @@ class ErrorEvent(Event):
 LONGEST_EVENT = 4 << 20
 """Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
 LONGEST_WORDS = 200
-"""Characters of a name, and of what a progress says, which is in the job's record and in every list of jobs."""
+"""The most characters of a name, and of a progress report, which is in the job's record and in every list of jobs."""
 LATEST = 253_402_300_799.0
 """The last second of the year 9999, in Unix seconds: what is later is no time."""
 _SHOWN = 200

@@ -1,6 +1,6 @@
 """Makes the private folder in which launchers and ranks of an attempt meet: writing there proves membership.
 
-Torch's own rendezvous listens on every interface, authenticates nobody, and unpickles what it is told.
+Torch's own rendezvous listens on every interface, authenticates no client, and unpickles its messages.
 """
 
 from __future__ import annotations

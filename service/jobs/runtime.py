@@ -28,7 +28,7 @@ LARGEST_RESULT = 1 << 20
 
 
 class Reporter(ABC):
-    """Reports events of a rank; never blocks on the network, never raises because nobody listens."""
+    """Reports events of a rank; never blocks on the network, never raises for lack of a listener."""
 
     @abstractmethod
     def put(self, event: dict[str, Any]) -> None:

@@ -182,7 +182,7 @@ class BrokerSettings(BaseModel):
 
 
 class DeliverySettings(BaseModel):
-    """Where webhooks may lead, what is exported, and for how long either is tried."""
+    """The targets of webhooks, the exports, and how long either is tried."""
 
     webhook_allow: str = Field(
         "",

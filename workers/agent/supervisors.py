@@ -86,7 +86,7 @@ class Supervisors:
             return [process.pid for process in self._started if process.poll() is None] + forked
 
     def tend(self) -> None:
-        """Collect what has ended, and start a fork server where one is due; to be called now and then."""
+        """Collect ended processes, and start a fork server where one is due; to be called now and then."""
         with self._lock:
             self._started = [process for process in self._started if process.poll() is None]
             self._forked = [process for process in self._forked if process.alive]

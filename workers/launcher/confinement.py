@@ -166,8 +166,8 @@ class Confinement:
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
-    """Folders to write in that stand in the place of the folder above them, so that nobody else's are found there.
-    Without user namespaces ranks get that folder itself.
+    """Writable folders that hide the folder above them, with the folders of others in it. Without user namespaces ranks
+    get that folder itself.
     """
     secret: tuple[str, ...] = ()
     """Files and folders that stay unreadable below a readable folder."""

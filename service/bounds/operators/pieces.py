@@ -111,7 +111,7 @@ class _ChosenSlopes(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class _FreeSlopesInPatches:
-    """Free lower slopes of what patches show: all tensors are ``(batch, rows, *shape of a patch)``."""
+    """Free lower slopes of the entries in patches: all tensors are ``(batch, rows, *shape of a patch)``."""
 
     slope: float
     open_: Tensor

@@ -25,7 +25,7 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
     if spec.compile.gate is None or not _compiled_phases(spec):
         return
     checked = _spec_of(spec.compile.gate, context)
-    if checked is None:  # the check of dependencies reports this, or nobody knows it
+    if checked is None:  # the check of dependencies reports this, unless it is unknown
         return
     if checked.model is None:
         yield Problem(GATE, "it checks a program of a package", spec.compile.gate, "a compile job about this model")

@@ -361,7 +361,7 @@ class ShownAlert(FrozenModel):
 
     @classmethod
     def of(cls, status: AlertStatus) -> ShownAlert:
-        """Return how an alert stands, with what it says."""
+        """Return an alert's state and message."""
         alert = status.alert
         return cls(
             name=alert.name,

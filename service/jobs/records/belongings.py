@@ -57,7 +57,7 @@ class Conflict(Exception):  # noqa: N818
 
 
 class OverQuota(Exception):  # noqa: N818
-    """The project has as much as it may of something; the text says of what, how much, and by whom."""
+    """The project has as much as it may of something; the text names the quota, the amounts, and the project."""
 
 
 class UnknownSpec(Exception):  # noqa: N818

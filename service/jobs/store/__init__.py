@@ -131,9 +131,9 @@ class Store:
             return False
 
     def survives_power_loss(self) -> bool:
-        """Return whether what the broker has answered outlives a loss of power there: it syncs its append-only file
-        before each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since
-        many releases answer it before the sync. ``False`` also where the broker does not tell.
+        """Return whether answered writes outlive a loss of power at the broker: it syncs its append-only file before
+        each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since many
+        releases answer it before the sync. ``False`` also where the broker does not tell.
         """
         if not self.client.call("INFO", "persistence")["aof_enabled"]:
             return False

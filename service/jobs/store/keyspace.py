@@ -1,4 +1,4 @@
-"""Names every key that Trivet keeps in Redis, for Python and for the Lua scripts alike.
+"""Names every key that Trivet keeps in Redis, for Python and for the Lua scripts.
 
 The scripts compute the keys of dependents, hosts and indexes from what they find, so their keys cannot be declared
 ahead: Trivet needs one primary (with replicas), not a cluster that splits keys over nodes.

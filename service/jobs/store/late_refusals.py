@@ -1,4 +1,4 @@
-"""Describes what the store refuses when a checked job is written: quotas, jobs and uploads that are gone."""
+"""Describes the refusals of the store when a checked job is written: quotas, jobs and uploads that are gone."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ R = TypeVar("R")
 
 
 async def in_loop(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return what a call of the store returns, or raise what it raises. A call that has begun is made to its end, also
-    where nobody waits for it any more.
+    """Return what a call of the store returns, or raise what it raises. A call that has begun runs to its end, even
+    after its caller stopped waiting.
     """
     outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     LoopCall(lambda: function(*args, **kwargs), outcome).switch()

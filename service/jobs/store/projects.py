@@ -62,7 +62,7 @@ class Projects:
         return sorted(({DEFAULT_PROJECT: _DEFAULT} | found).values(), key=lambda project: project.name)
 
     def describe(self, name: str, description: str) -> Project:
-        """Change what a project is said to be for. Raises :class:`NotFound`."""
+        """Change a project's description. Raises :class:`NotFound`."""
         changed = self.get(name).model_copy(update={"description": description})
         self.client.call("HSET", PROJECTS(), name, _entry(changed))
         return changed

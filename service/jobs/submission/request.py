@@ -125,7 +125,7 @@ class CheckRequest(FrozenModel):
             yield Problem("max_hosts", message, spec.max_hosts, "1")
 
     def _left(self, layout: DataLayout, job_id: str) -> LeftSteps:
-        """Return the steps of the weights and of the checkpoints that a job has left."""
+        """Return the steps of a job's weights and of its checkpoints."""
         if job_id not in self.jobs:
             return (), ()
         if self.left is not None:
@@ -187,7 +187,7 @@ class ReadRequest(FrozenModel):
         return self.read().model_dump_json().encode()
 
     def read(self) -> ReadDocument:
-        """Return what the text holds, or why it is not a document."""
+        """Return the document of a text, or why it is none."""
         try:
             content = _content(self.text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -188,7 +188,7 @@ class BoundingEngine(ABC):
         return self.bounder(method)(self.network, self.shaped(box), options)
 
     def lower_bounds(self, analysis: Analysis, rows: Tensor) -> Tensor:
-        """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, alike on all ranks."""
+        """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, equal on all ranks."""
         found: Tensor = self.network.tp_group.agree(analysis.lower_bounds(self.shaped_rows(rows))[0])
         return found
 
@@ -221,7 +221,7 @@ class BoundingEngine(ABC):
 
     @abstractmethod
     def entering(self, analysis: Analysis, box: Interval) -> Interval:
-        """Return bounds of what enters this rank's network in an analysis of one box of the model's inputs."""
+        """Return bounds of the input of this rank's network in an analysis of one box of the model's inputs."""
 
     @abstractmethod
     def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:

@@ -126,7 +126,7 @@ class Patches(StructuredRows):
         return inside.reshape(*flat.shape[:2], *shape)
 
     def plus(self, other: StructuredRows) -> Patches | None:
-        """Return the sum, in patches around both; ``None`` where they do not move alike."""
+        """Return the sum, in patches around both; ``None`` if their patches move differently."""
         if not isinstance(other, Patches) or (self.stride, self.grid) != (other.stride, other.grid):
             return None
         first = (min(self.offset[0], other.offset[0]), min(self.offset[1], other.offset[1]))
