@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -71,10 +70,3 @@ class Terminal(Console):
 def paragraph(text: str) -> Text:
     """Return text of several lines for a cell of a table, each made visible."""
     return Text("\n".join(visible(line) for line in text.split("\n")))
-
-
-def tolerate_narrow_encodings() -> None:
-    """Let characters that the output's encoding does not have be printed as escapes rather than end the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")

@@ -21,8 +21,7 @@ from service.jobs.records import AttemptRef
 from workers.linux import ROOM
 from workers.supervisor.command import allowed
 from workers.supervisor.fork_server import READY
-from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.program import FORK_SERVER, HOST_NAMESPACES
+from workers.supervisor.program import FORK_SERVER
 from workers.supervisor.settings import SupervisorOrder
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
@@ -32,11 +31,6 @@ _LONGEST_PAUSE_S = 300.0
 _PID_BYTES = 32
 
 logger = logging.getLogger(__name__)
-
-
-def supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) -> tuple[str, ...]:
-    """Return what starts a supervisor under this policy."""
-    return (*command, HOST_NAMESPACES) if policy.isolation == "none" else tuple(command)
 
 
 class Supervisors:

@@ -145,10 +145,6 @@ def _absolute(units: float) -> Error:
     return lambda z, computed: 2 * units * UNIT * (1 + computed.abs())
 
 
-def exact(z: Tensor, computed: Tensor) -> Tensor:
-    return torch.zeros_like(z)
-
-
 CLOSE, CLOSE_SLOPE = relative(8), relative(16)
 LEVEL_SLOPE = _absolute(32)
 POWER_SLOPE = relative(1024)

@@ -1,4 +1,6 @@
-"""Keeps webhooks and their deliveries: made of what scripts note of jobs, sent by whoever takes them, never lost."""
+"""Keeps webhooks and their deliveries: made from the notes of scripts about jobs, sent by any process that takes them,
+never lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from typing import Any
 import orjson
 
 from service.jobs.records import NotFound
-from service.jobs.spec.base import CommonSpec
 from service.jobs.states import JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
@@ -161,13 +162,6 @@ class Webhooks:
             disable_ms=round(disable_s * 1000),
         )
         return bool(is_disabled)
-
-
-def notice_fields(spec: CommonSpec) -> dict[str, str]:
-    """Return what a job's record holds of its ``notify``: the URL, and the states, each between spaces."""
-    if spec.notify is None:
-        return {}
-    return {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
 
 
 def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> Webhook:
