@@ -18,7 +18,7 @@ class RoundTimes:
     """Says how long to wait between rounds, in seconds."""
 
     look_s: float = 1.0
-    """Pause between two looks for what is due."""
+    """Pause between two searches for due deliveries."""
     outage_s: float = 5.0
     """Pause after the broker was found away."""
 

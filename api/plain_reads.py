@@ -86,7 +86,7 @@ class PlainReads:
 
 
 def only_secret(scope: Scope) -> str | None:
-    """Return what the request sends as its key; ``None`` where it sends none, or more than one."""
+    """Return the request's key; ``None`` where it sends none, or more than one."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
         return None

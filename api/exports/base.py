@@ -45,7 +45,7 @@ class ExportedJob:
         return {path: value for path, value in _leaves(self.job.result or {}, "") if isinstance(value, str)}
 
     def facts(self) -> dict[str, str]:
-        """Return what else there is to know, by name."""
+        """Return further facts, by name."""
         job = self.job
         facts = {"job": job.id, "kind": job.kind, "name": job.name, "owner": job.owner, "project": job.project}
         facts |= {"state": job.state, "attempt": str(job.attempt)}

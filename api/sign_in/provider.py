@@ -113,7 +113,7 @@ _REFRESH_S = 10.0
 
 
 class ProviderUnavailable(Exception):  # noqa: N818
-    """The provider does not answer, or not as OpenID Connect has it."""
+    """The provider does not answer, or not by OpenID Connect."""
 
 
 class CodeRefused(Exception):  # noqa: N818

@@ -219,7 +219,7 @@ def _tried_of(error: BaseException | None) -> int | None:
 
 
 def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Return what each memory control group of this process leaves, version 2 or 1, innermost first."""
+    """Return the bytes left in each memory control group of this process, version 2 or 1, innermost first."""
     rooms = []
     for line in _lines(membership):
         number, controllers, path = line.split(":", 2)

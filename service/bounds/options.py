@@ -16,7 +16,7 @@ from service.bounds.progress import ProgressMeter, TimeLimit
 
 @dataclass(frozen=True)
 class BoundOptions:
-    """Says what a bounding method may spend, and the rule by which it keeps intermediate bounds.
+    """Holds the limits of a bounding method, and the rule by which it keeps intermediate bounds.
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as in the
     plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory: more rows

@@ -69,7 +69,7 @@ class _Writer:
     names: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def encoded(self, value: Any) -> Any:
-        """Return an argument as JSON has it; objects stand for what JSON has not."""
+        """Return an argument as JSON; objects stand for types that JSON lacks."""
         found: Any
         match value:
             case torch.device():

@@ -15,7 +15,7 @@ from service.jobs.spec.compile import CompileSpec
 _LANES = 3
 """Processes that climb a phase at most; each has two cores."""
 _PROVING, _SPARE = 1, 3
-"""A process that proves the detectors, and others for what is to be tried again, or goes on after a crash."""
+"""One process proves the detectors; others repeat trials, or go on after a crash."""
 
 
 def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:

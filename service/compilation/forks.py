@@ -1,4 +1,4 @@
-"""Forks processes before anything is imported that might start a device, for what is to be done in them later."""
+"""Forks processes for later work, before any import that might start a device."""
 
 from __future__ import annotations
 

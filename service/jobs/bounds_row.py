@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 Infinite = Literal["-Infinity", "Infinity"]
-"""A bound that is no finite number, as JSON has it, which has no such numbers."""
+"""A bound that is not finite, as a text, since JSON has no such numbers."""
 Bound = float | None | Infinite
 """An end of an output's bounds; rows of older jobs have ``None`` for one that is not finite."""
 RowVerdict = Literal["verified", "falsified", "unknown", "timeout"]

@@ -85,7 +85,7 @@ def _read(above: Folder, name: str) -> tuple[Checkpoint | None, int]:
 
 
 def _parsed(text: bytes) -> Any:
-    """Return what a rank has written as JSON. Raises ``ValueError``."""
+    """Return the contents of a JSON file of a rank. Raises ``ValueError``."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -160,7 +160,7 @@ class CurveKeeper:
             curve.add((step, when, value))
 
     def curve(self, name: str) -> MetricSeries:
-        """Return what is kept of one metric. Raises :class:`KeyError`."""
+        """Return the kept points of one metric. Raises :class:`KeyError`."""
         return self._curves[name].curve()
 
     def write(self, folder: Path, rank: int, sources: Mapping[str, int]) -> None:

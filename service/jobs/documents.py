@@ -108,7 +108,7 @@ def decoded(content: bytes) -> str:
 
 
 def parse(text: str) -> Any:
-    """Return what a text of JSON or YAML holds. Raises ``yaml.YAMLError`` for any other."""
+    """Return the value of a text of JSON or YAML. Raises ``yaml.YAMLError`` for any other."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -116,7 +116,7 @@ def parse(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a text of YAML holds. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
+    """Return the value of a text of YAML. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
     _compose(text)
     return yaml.load(text, Loader=_CoreLoader)  # noqa: S506 - a SafeLoader
 
@@ -160,8 +160,8 @@ def check_json(value: Any, path: str) -> None:
 
 
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Return how many values a node stands for, aliases counted as what they repeat. ``known`` has those of nodes that
-    were counted, and ``None`` for those around this one.
+    """Return how many values a node stands for, with aliases expanded. ``known`` has those of nodes that were counted,
+    and ``None`` for those around this one.
     """
     if id(node) in known:
         if (count := known[id(node)]) is None:

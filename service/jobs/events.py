@@ -19,8 +19,7 @@ from service.jobs.bounds_row import BoundsRow
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 RECORDED_ONLY = frozenset({"tree"})
-"""Types of events that a rank puts on record and that no stream carries: what they say is large, and read when asked
-for."""
+"""Types of events that a rank puts on record and that no stream carries: they are large, and read on demand."""
 STREAM_PING_S = 15.0
 """A stream of events is never silent for longer, in seconds: without events it sends a ping."""
 
@@ -239,7 +238,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
 
 
 def event_key(event: Mapping[str, Any]) -> bytes:
-    """Return what is the same for an event on record and in the stream."""
+    """Return the identity of an event, equal on record and in the stream."""
     return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
 
 

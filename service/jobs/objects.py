@@ -185,7 +185,7 @@ class ObjectStore:
                 self.remove(f"{owner}/{stored.path}")
 
     def manifest(self, owner: str, tree: str) -> TreeManifest | None:
-        """Return what a tree consists of, if it has been named."""
+        """Return the contents of a tree, if it has been named."""
         try:
             return TreeManifest.model_validate_json(self.read(f"{owner}/{tree}/{_MANIFEST}"))
         except FileNotFoundError:

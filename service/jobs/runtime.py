@@ -75,7 +75,7 @@ class Reporter(ABC):
         self.put({**event, **{name: value for name, value in finer.items() if value is not None}})
 
     def phase(self, name: str) -> None:
-        """Tell what the job does from here on, such as ``preparing``; the record keeps the seconds of each."""
+        """Report the phase that begins, such as ``preparing``; the record keeps the seconds of each."""
         self.put({"type": "phase", "name": name})
 
     def log(self, line: str) -> None:

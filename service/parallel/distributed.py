@@ -155,7 +155,7 @@ def _join(folder: Path, world_size: int) -> distributed_c10d.Store:
 
 
 def authenticate_objects(secret: bytes) -> None:
-    """Make torch's object collectives sign what they pickle with ``secret``, and unpickle nothing else."""
+    """Make torch's object collectives sign pickles with ``secret``, and refuse others."""
     if not (hasattr(distributed_c10d, "_pickler") and hasattr(distributed_c10d, "_unpickler")):
         raise RendezvousError("this version of torch pickles objects in another way; Trivet knows 2.11 to 2.13")
     private: Any = distributed_c10d

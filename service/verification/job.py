@@ -309,14 +309,14 @@ def _precision(task: Task) -> tuple[str, ...]:
 
 
 def _gains(task: Task) -> tuple[str, ...]:
-    """Return what optimised relaxations have brought to the instances of this rank."""
+    """Return the gain of optimised relaxations for the instances of this rank."""
     return (f"optimised relaxations: {task.gains}",) if task.gains else ()
 
 
 def _searched_again(
     context: RunContext, clock: PhaseTimes, task: Task, checker: CounterexampleChecker, row: BoundsRow
 ) -> BoundsRow:
-    """Return what a search in another arithmetic says of a row, where the job searches."""
+    """Return a search of a row in another arithmetic, if the job searches."""
     searches = SearchRunner(task, context, clock, checker)
     return _shown(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
 
@@ -362,6 +362,6 @@ def _searched(row: BoundsRow) -> str:
 
 
 def _ended(verdicts: Mapping[str, int], seconds: float) -> str:
-    """Return what the job found."""
+    """Return the job's result."""
     found = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.items() if count)
     return f"{found or 'no instances'} after {seconds:.1f} s"

@@ -84,7 +84,7 @@ class RoundingGuard:
 
     @cached_property
     def _bounded(self) -> nn.Module:
-        """Return what is bounded, where this rank has all of it, and else the model."""
+        """Return the bounded graph if this rank has all of it, otherwise the model."""
         engine = self.task.engine
         if not engine.is_alone:
             return self.task.module

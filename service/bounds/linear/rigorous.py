@@ -35,7 +35,7 @@ from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
 
 @dataclass(eq=False)
 class RoundedTerms:
-    """Terms of a sum and what they may be off by, ``(batch, rows)`` each."""
+    """Terms of a sum and their errors, ``(batch, rows)`` each."""
 
     values: list[Tensor] = field(default_factory=list)
     errors: list[Tensor] = field(default_factory=list)
@@ -232,12 +232,12 @@ class _RigorousRowArithmetic(RowArithmetic):
         return self.backward.like
 
     def total(self) -> Tensor:
-        """Return lower bounds of the rows, by all terms and what they may be off by."""
+        """Return lower bounds of the rows, from all terms and their errors."""
         tp_group = self.backward.network.tp_group
         return self.sums.of_own_rows(tp_group) if self.divided else self.sums.of_common_rows(tp_group)
 
     def gathered(self, found: Tensor, rows: InitialRows) -> Tensor:
-        """Return what all ranks have found for their shares of the rows, where they were shared."""
+        """Return the bounds of all ranks, if the rows were shared among them."""
         return self.sharding.gathered(found, rows) if self.shared else found
 
     def placed(self, name: str, rows: InitialRows) -> Pending:

@@ -94,7 +94,7 @@ def _sum(first: Mask, second: Mask) -> Mask:
 
 
 def _bias(call: Call, bias: Value | None) -> Mask:
-    """Return what is added to scores, ``(batch, heads, queries, keys)``."""
+    """Return the bias of scores, ``(batch, heads, queries, keys)``."""
     if bias is None:
         return None
     if bias.array is None:

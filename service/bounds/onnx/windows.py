@@ -49,7 +49,7 @@ def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _begins(call: Call, whole: Shape, wanted: Shape) -> list[int]:
-    """Return what is cut off before, by the rule for output shapes."""
+    """Return the padding at the beginning, by the rule for output shapes."""
     spare = [total - length for total, length in zip(whole, wanted, strict=True)]
     if min(spare) < 0:
         raise call.refuse("its output is larger than all that its kernel reaches")

@@ -167,9 +167,7 @@ class SmoothFunction:
 
     @staticmethod
     def slack(bounds: Interval, slope: Tensor, values: Tensor) -> Tensor:
-        """Return what rounding may have cost a line's height, from the sizes of the values that it was computed
-        from.
-        """
+        """Return the rounding error of a line's height, from the sizes of the values behind it."""
         reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 

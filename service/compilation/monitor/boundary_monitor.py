@@ -200,7 +200,7 @@ class BoundaryMonitor:
 
     @unobserved
     def _in_graphs(self) -> list[Tensor]:
-        """Return what CUDA graphs have made since they last began."""
+        """Return the results of CUDA graphs since they last began."""
         return graph_results(self._device) if self._device is not None else []
 
     def _backward_begins(self) -> None:

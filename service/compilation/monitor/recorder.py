@@ -18,7 +18,7 @@ from service.compilation.torch_internals.hooks import traced_hooks
 
 @dataclass(frozen=True)
 class Recorder:
-    """Holds what has been recorded since it began, iteration by iteration."""
+    """Holds the records since it began, iteration by iteration."""
 
     rung: Rung
     device: torch.device

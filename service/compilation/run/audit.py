@@ -73,7 +73,7 @@ def audit(
     reference: Reference,
     tolerance: Tolerance,
 ) -> Audit:
-    """Return what is known of the unseen tensors ``keys`` once their program ran with shuffled parameters.
+    """Return the audit of the unseen tensors ``keys`` after their program ran with shuffled parameters.
 
     ``follow`` runs and watches ``compiled``, each iteration from one of the states.
     """

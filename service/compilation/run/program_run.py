@@ -26,7 +26,7 @@ NO_STATE = torch.empty(0)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Holds what one iteration gave, as CPU copies of local tensors or parts of them (``sampling.kept``).
+    """Holds the results of one iteration, as CPU copies of local tensors or parts of them (``sampling.kept``).
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
     trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;

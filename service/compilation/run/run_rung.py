@@ -301,7 +301,7 @@ class _RungRun:
             yield f"{same}: with shuffled parameters, or for want of anything held over a replay, none is read"
 
     def failure(self, error: str) -> Observation:
-        """Return what was seen until the rung raised."""
+        """Return the observation up to the rung's error."""
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady)
         return Observation(self.case, evidence, error, usage=self._usage)
 

@@ -18,7 +18,7 @@ GATE = "compile.gate"
 
 
 def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
-    """Yield what the gate's job did not check; ``config`` is the job's own model.
+    """Yield the parts of the job that the gate's job did not check; ``config`` is the job's own model.
 
     Facts that only ranks know, such as the device, they compare themselves.
     """

@@ -177,6 +177,6 @@ GROUPS = tuple(kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, P
 
 
 def dotted(name: str) -> Any:
-    """Return what ``package.module:attribute`` names."""
+    """Return the object named ``package.module:attribute``."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

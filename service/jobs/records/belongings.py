@@ -77,7 +77,7 @@ class Artifact(FrozenModel):
 
 
 class StoredFile(FrozenModel):
-    """An upload as the project has it that uploaded it first."""
+    """An upload, in the project that uploaded it first."""
 
     id: str
     sha256: str
@@ -129,7 +129,7 @@ class ApiKey(FrozenModel):
 
     @property
     def role(self) -> Role:
-        """Return what the key may do in its project, by the greatest of its scopes."""
+        """Return the key's role in its project, by the greatest of its scopes."""
         return ROLES[max(map(SCOPES.index, self.scopes))]
 
 

@@ -182,7 +182,7 @@ class Attempts:
         return decode.job(view)
 
     def reap(self) -> list[str]:
-        """Give up the parts that nobody answers for; returns the ids of the jobs touched.
+        """Give up the parts that have fallen silent; returns the ids of the jobs touched.
 
         A claimed part whose lease ended is lost (``LeaseLost``), and its devices stay held until a beat of its host no
         longer lists the attempt; its supervisor takes the attempt up again by any write, as long as nobody claimed a
@@ -208,7 +208,7 @@ def _known(spec: str) -> CommonSpec:
 
 
 def _progress(event: ProgressEvent) -> str:
-    """Return what the job's record has of it. Raises :class:`ValueError` for what could not be read there."""
+    """Return its form in the job's record. Raises :class:`ValueError` for what could not be read there."""
     return Progress.model_validate({name: event.get(name) for name in Progress.model_fields}).model_dump_json()
 
 

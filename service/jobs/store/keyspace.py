@@ -30,7 +30,7 @@ class Key:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """Return what the keys of this family look like."""
+        """Return the form of this family's keys."""
         return re.compile(re.escape(PREFIX) + re.escape(self.template).replace(r"\{\}", "(.+)"), re.DOTALL)
 
     @property

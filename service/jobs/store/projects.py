@@ -129,7 +129,7 @@ class ServiceAccounts:
     keys: ApiKeys
 
     def create(self, name: str, scopes: Sequence[Scope], project: str | None = None) -> ServiceAccount:
-        """Make an account without keys, of a project as :meth:`ApiKeys.create` has it. Raises :class:`Rejected`, and
+        """Make an account without keys, of a project as in :meth:`ApiKeys.create`. Raises :class:`Rejected`, and
         :class:`Conflict` for a name that is taken.
         """
         check_grant(scopes, project)

@@ -71,7 +71,7 @@ class Sessions:
         return ticket
 
     def credential(self, key: ApiKey, cookie: str) -> Credential:
-        """Return what a request with this cookie was admitted by."""
+        """Return the key or session behind a request's cookie."""
         return Credential(key.id, _digest(cookie))
 
     def end(self, cookie: str) -> ApiKey | None:

@@ -201,7 +201,7 @@ class ReadRequest(FrozenModel):
 
 
 def _content(text: str) -> str:
-    """Return what a text holds as JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
+    """Return the value of a text of JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
     value = documents.parse(text)
     documents.check_json(value, "")
     content = json.dumps(value, ensure_ascii=False)

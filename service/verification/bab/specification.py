@@ -132,7 +132,7 @@ class Specification:
         return Interval(least.to(dtype), (rising @ self.upper + falling @ self.lower).to(dtype))
 
     def offsets(self, least: Tensor, most: Tensor) -> Tensor:
-        """Return what bounds ``(rows,)`` of ``rows · y`` must exceed: thresholds, and what rounding may explain.
+        """Return the thresholds for bounds ``(rows,)`` of ``rows · y``: thresholds, and what rounding may explain.
 
         Where a bound is not finite, rounding may explain whatever can be told in this type.
         """

@@ -42,7 +42,7 @@ def attack_at_steps(
 
 
 def step_sides(model: ModelUnderVerification, specification: Specification) -> StepSides | None:
-    """Return what looks at the steps of a model in a search, if it has any."""
+    """Return the search for counterexamples at a model's steps, if it has any."""
     graph = model.ramped
     return None if graph is None else StepSides(model, specification, graph, 0)
 

@@ -164,7 +164,7 @@ def _load_divided(
 
 
 def _told(runtime: Running, difference: float, inputs: int) -> str | None:
-    """Return what rows of a model in half precision say of the bounds."""
+    """Return the note on the bounds in rows of a model in half precision."""
     if runtime.precision is None:
         return None
     if "bfloat16" in runtime.precision:

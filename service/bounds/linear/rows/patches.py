@@ -62,7 +62,7 @@ class Patches(StructuredRows):
 
     @property
     def moves(self) -> tuple[Pair, Pair]:
-        """Return what places are multiplied by and moved by."""
+        """Return the factor and the offset of places."""
         return self.stride, self.offset
 
     def is_worthwhile(self, shape: tuple[int, ...]) -> bool:
