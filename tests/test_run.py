@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,12 +104,29 @@ def test_two(kept): assert kept == os.getpid()
 
 @pytest.mark.slow
 @forks_the_tests
-def test_files_that_took_long_come_first_the_next_time(tmp_path: Path) -> None:
+def test_files_that_say_they_take_long_come_first_and_the_next_time_those_that_did(tmp_path: Path) -> None:
+    (tmp_path / "test_said.py").write_text("import pytest\n@pytest.mark.slow(9)\ndef test_quick(): pass\n")
     (tmp_path / "test_tough.py").write_text("import time\ndef test_slow(): time.sleep(0.5)\n")
-    for first in ("test_these.py", "test_tough.py"):
+    for order in (["test_said", "test_these", "test_tough"], ["test_tough", "test_said", "test_these"]):
         ended = run(tmp_path, "def test_quick(): pass\n", "--processes", "1", "-v")
-        passed = [line for line in ended.stdout.splitlines() if "PASSED" in line]
-        assert passed[-2:][0].startswith(first), ended.stdout
+        assert re.findall(r"^(\w+)\.py::\w+ PASSED", ended.stdout, re.MULTILINE) == order, ended.stdout
+
+
+@forks_the_tests
+def test_files_that_wait_are_run_beside_the_others(tmp_path: Path) -> None:
+    (tmp_path / "test_waits.py").write_text(
+        "import pytest\npytestmark = pytest.mark.waits\ndef test_sound(): open('waited', 'x')\n"
+    )
+    text = """
+import time
+from pathlib import Path
+def test_goes_on_when_the_other_has_run():
+    until = time.monotonic() + 60
+    while not Path("waited").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+"""
+    assert "2 passed" in run(tmp_path, text, "--processes", "1").stdout
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from fleet import Fleet, verify_spec
 from playwright.sync_api import Page, expect
 from split_trees import tree_event, tree_of
+from waiting import eventually
 
 pytestmark = pytest.mark.browser
 
@@ -33,9 +34,9 @@ def test_a_tree_is_walked_by_keys_and_looked_at_closer(page: Page, fleet: Fleet)
     expect(said).to_contain_text("relu_0 [0] ≤ 0: split")
     page.keyboard.press("Enter")
     above, closer = drawing.locator("[data-index='0'] rect"), drawing.locator("[data-chosen] rect")
-    assert above.get_attribute("width") == closer.get_attribute("width")
+    eventually(lambda: above.get_attribute("width") == closer.get_attribute("width"))
     page.get_by_role("button", name="whole tree").click()
-    assert above.get_attribute("width") != closer.get_attribute("width")
+    eventually(lambda: above.get_attribute("width") != closer.get_attribute("width"))
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ TRANSFORMER = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_compiled_losses_are_eagers_at_every_rung_under_fsdp(
     torchrun: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
@@ -180,7 +180,7 @@ def climb_padded(folder: str) -> Any:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_a_vocabulary_that_does_not_divide_is_checked(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
     """Its ranks have logits of different numbers of tokens."""
     first, _ = torchrun(climb_padded, 2, folder=str(tmp_path))

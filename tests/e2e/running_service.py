@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,8 +16,10 @@ from typing import Any
 
 import httpx2
 import psutil
+from local_service import part_of
 
 from service.jobs.states import TERMINAL
+from workers.supervisor.program import FORK_SERVER
 
 LIMIT_S = 600.0
 """Seconds that a start, or a job, takes only if something is broken, on however busy a machine."""
@@ -48,17 +51,17 @@ class Service:
             time.sleep(0.1)
         return job
 
-    def processes_of(self, job_id: str) -> list[psutil.Process]:
-        """Every process on this machine that carries the job's id in its environment or command line."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                marks = [*process.environ().values(), *process.cmdline()]
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-            if any(job_id in mark for mark in marks):
-                found.append(process)
-        return found
+
+def can_fork(service: Service) -> bool:
+    """Whether the worker has a process that has imported everything, from which it forks those of jobs: just before it
+    says so, that process ignores the ends of its children."""
+    for process in part_of(service.process, "workers").children():
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            if FORK_SERVER in process.cmdline():
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                ignored = int(re.findall(r"SigIgn:\s*(\w+)", status)[0], 16)
+                return bool(ignored >> (signal.SIGCHLD - 1) & 1)
+    return False
 
 
 def start(data: Path, **variables: str) -> Service:

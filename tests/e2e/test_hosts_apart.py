@@ -57,7 +57,7 @@ class Site:
 
     def _settings(self, name: str) -> dict[str, str]:
         own = {"TRIVET_DATA": str(self.data(name).root), "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": name}
-        own |= {"TRIVET_WARM_SUPERVISORS": "0", "TRIVET_STOP_JOBS": "true", "OMP_NUM_THREADS": "1"}
+        own |= {"TRIVET_WARM_SUPERVISORS": "1", "TRIVET_STOP_JOBS": "true", "OMP_NUM_THREADS": "1"}
         return {**self._shared, **own}
 
     def client(self) -> Client:

@@ -15,7 +15,7 @@ TRAIN: dict[str, Any] = {
     "model": {"family": "mlp", "in_features": 64, "hidden": [256, 256], "out_features": 10},
     "data": {"source": "digits"},
     "batch": {"global": 128},
-    "steps": 1600,
+    "steps": 1000,
     "preemptible": True,
 }
 
@@ -28,12 +28,13 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         TRIVET_CPU_SLOTS="1",
         TRIVET_PREEMPTION_MIN_RUN_S="0",
         TRIVET_LEASE_S="10",
+        TRIVET_WARM_SUPERVISORS="1",  # four attempts
     )
     yield running
     stop(running)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_a_preempted_training_resumes_and_ends_the_same(narrow: Service) -> None:
     preempted = narrow.submit(TRAIN)["id"]
     narrow.wait(preempted, lambda job: job["state"] == "running" and (job["progress"] or {}).get("done", 0) > 0)

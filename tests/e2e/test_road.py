@@ -1,8 +1,7 @@
-"""One service: a job of each kind, linked, from REST to result; then its parts are killed, and a rank."""
+"""One service: a job of each kind, linked, from REST to result; then its parts are killed, and a rank; one raises."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import signal
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import psutil
 import pytest
-from local_service import belonging_to, part_of
+from local_service import belonging_to, give_way, part_of, processes_of
 from running_service import LIMIT_S, Service
 from safetensors.numpy import load as load_safetensors
 from waiting import eventually
@@ -43,6 +41,16 @@ LONG: dict[str, Any] = {
     "parallel": {"dp_shard": 2},
     "checkpoint": {"every": EVERY},
     "retries": 1,
+}
+
+
+EXPLODING: dict[str, Any] = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 50,
+    "optimizer": {"lr": 1e30, "clip_norm": None},
+    "parallel": {"dp_shard": 2},
 }
 
 
@@ -142,15 +150,8 @@ def running(service: Service) -> str:
     """A job that has saved checkpoints."""
     job_id = service.submit(LONG)["id"]
     reached(service, job_id, 2 * EVERY)
-    give_way(service, job_id)
+    give_way(job_id)
     return str(job_id)
-
-
-def give_way(service: Service, job_id: str) -> None:
-    """Let the job's endless steps leave the processor to whatever starts beside it."""
-    for process in service.processes_of(job_id):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.nice(19)
 
 
 def answers(service: Service) -> bool:
@@ -167,7 +168,7 @@ def host(service: Service) -> dict[str, Any]:
 
 def test_broker_api_and_worker_are_killed_and_a_running_job_does_not_notice(service: Service, running: str) -> None:
     """A host that was drained stays so."""
-    ranks = {process.pid for process in service.processes_of(running)}
+    ranks = {process.pid for process in processes_of(running)}
     drained = f"/v1/hosts/{host(service)['name']}"
     assert service.http.post(f"{drained}/drain").status_code == 200
     parts = {word: part_of(service.process, word) for word in ("api", "valkey-server", "workers")}
@@ -181,7 +182,7 @@ def test_broker_api_and_worker_are_killed_and_a_running_job_does_not_notice(serv
     assert (host(service)["alive"], host(service)["draining"]) == (True, True)
     assert service.http.post(f"{drained}/resume").status_code == 200
     reached(service, running, service.job(running)["progress"]["done"] + EVERY)
-    assert {process.pid for process in service.processes_of(running)} >= ranks
+    assert {process.pid for process in processes_of(running)} >= ranks
     states = service.http.get(f"/v1/jobs/{running}/events", params={"types": "state"}).json()["items"]
     assert [event["state"] for event in states] == ["queued", "starting", "running"]
 
@@ -201,7 +202,7 @@ def test_the_compile_check_gives_a_gate_that_training_obeys(service: Service, ch
 
 
 def test_a_rank_is_killed_and_its_job_goes_on_from_a_checkpoint(service: Service, running: str) -> None:
-    (rank,) = (each for each in service.processes_of(running) if each.environ().get("RANK") == "1")
+    (rank,) = (each for each in processes_of(running) if each.environ().get("RANK") == "1")
     rank.kill()
     record = rank_file(DataLayout(service.data).job(running).attempt(2), 0)
     first = eventually(lambda: first_step(record))
@@ -219,8 +220,19 @@ def test_a_job_that_waits_is_cancelled_at_once(service: Service, running: str) -
 def test_cancelling_a_running_job_leaves_no_process_and_frees_its_devices(service: Service, running: str) -> None:
     assert service.http.post(f"/v1/jobs/{running}/cancel").status_code == 202
     assert service.wait(running)["state"] == "cancelled"
-    eventually(lambda: not service.processes_of(running))
+    eventually(lambda: not processes_of(running))
     assert host(service)["free"]["cpu"] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_fails_the_job_with_rank_exception_and_traceback(service: Service) -> None:
+    job = service.wait(service.submit(EXPLODING)["id"])
+    assert job["state"] == "failed"
+    assert job["error"]["rank"] in (0, 1)
+    assert "finite" in job["error"]["message"]
+    text = service.http.get(f"/v1/jobs/{job['id']}/artifacts/{job['error']['traceback_artifact']}").text
+    assert "Traceback" in text
+    eventually(lambda: not processes_of(job["id"]))
 
 
 def test_it_goes_down_whole(service: Service) -> None:

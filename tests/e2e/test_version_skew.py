@@ -4,6 +4,7 @@ serve each other, and what the older one runs goes on under the newer one.
 
 from __future__ import annotations
 
+import compileall
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_service import give_way
 from waiting import LIMIT_S, eventually
 
 from service.jobs.embedded import EmbeddedBroker
@@ -52,6 +54,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(fileobj=BytesIO(archive)) as sources:
         sources.extractall(folder, filter="data")
     assert (folder / STORE).is_dir()
+    compileall.compile_dir(folder, quiet=2)  # once, and not by each process that imports it
     return folder
 
 
@@ -147,6 +150,7 @@ def test_an_upgrade_touches_no_running_job(site: Site, older: Path) -> None:
     site.start("workers", older)
     job = site.client().submit({**SPEC, "steps": 10**6})
     eventually(lambda: site.done(job))
+    give_way(job.id)
     site.start("api", ROOT)
     site.start("workers", ROOT)
     done = site.done(job)

@@ -15,7 +15,7 @@ from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_gone, process
 
 from service.jobs.records import AttemptRef, Job, JobError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.waits]
 
 
 @contextmanager

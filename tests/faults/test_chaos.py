@@ -139,15 +139,16 @@ def test_a_service_that_stays_away_is_a_violation_and_no_crash(checks: Any, monk
     assert {violation.promise for violation in driver.violations} == {"the service answers"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(50)
 @pytest.mark.distributed
 def test_a_short_run_keeps_every_promise_and_catches_the_planted_violation(tmp_path: Path) -> None:
     """Stopped processes are left to longer runs: each costs a lease of waiting."""
     only = "api:SIGKILL,agent:SIGTERM,supervisor:SIGKILL,rank:SIGKILL,rank:SIGTERM,keeper:SIGKILL,broker:SIGKILL"
     only += ",up:SIGUSR1"
     out = tmp_path / "report.json"
-    command = [sys.executable, str(BENCHMARKS / "chaos.py"), "--seconds", "25", "--backlog", "3", "--plant"]
-    ran = subprocess.run([*command, "--only", only, "--out", str(out)], capture_output=True, text=True, check=False)
+    command = [sys.executable, str(BENCHMARKS / "chaos.py"), "--seconds", "12", "--backlog", "2", "--plant"]
+    command += ["--gap-s", "1", "3", "--only", only, "--out", str(out)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert out.exists(), ran.stdout + ran.stderr
     report = json.loads(out.read_text())
     assert report["faults"], ran.stdout

@@ -15,7 +15,7 @@ from worker_fleet import HOST, SHORT_LEASES, Fleet, Worker, processes_of, train_
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.waits]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_cut_shorter_than_the_lease_costs_nothing(fleet: Fleet, far: Fleet, li
     assert supervisor.wait(LIMIT_S) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_a_host_that_is_cut_off_ends_its_part_before_it_is_given_away(
     fleet: Fleet, far: Fleet, link: NetworkLink, tmp_path: Path
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_host_that_is_cut_off_ends_its_part_before_it_is_given_away(
         assert worker.end() == 0, worker.said()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_one_host_of_a_gang_that_is_cut_off_ends_the_attempt_on_both(
     fleet: Fleet, far: Fleet, link: NetworkLink
 ) -> None:

@@ -17,6 +17,8 @@ from service.jobs.events import event_key
 from service.jobs.records import AttemptRef
 from workers.supervisor.collector import METRIC, unrelayed
 
+pytestmark = pytest.mark.waits
+
 STEPS = list(range(1, 201))
 
 

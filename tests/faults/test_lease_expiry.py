@@ -26,6 +26,8 @@ from workers.event_protocol import STOP, lease_until
 from workers.linux import uptime
 from workers.supervisor import keeper
 
+pytestmark = pytest.mark.waits
+
 LOYAL = "from workers.linux import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
 ON_A_HANGING_DISK = (sys.executable, str(Path(worker_fleet.__file__).with_name("hanging_disk_supervisor.py")))
 DAEMON = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '3600']); time.sleep(3600)"

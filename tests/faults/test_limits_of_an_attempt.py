@@ -20,7 +20,7 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.supervisor_registry import SupervisedAttempt, SupervisorRegistry
 from workers.rank.stacks import innermost_frame
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.waits]
 
 WITHOUT_ROOM = (sys.executable, str(Path(worker_fleet.__file__).with_name("full_disk_supervisor.py")))
 

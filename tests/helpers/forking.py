@@ -1,10 +1,11 @@
 """A plugin of pytest: tests are collected once, then run by several processes that are forked from the one that did.
 
 Each takes a file of tests after the other, so a fixture of a module is made once; those of the session are made by each
-process. All tests that need a browser are taken as one file, since a browser takes seconds to start. Files that took
-long in an earlier run come first, so that all processes end together. What a process says about its tests is reported
-by the first one, as if it had run them. A test that ends its process has failed, and another process takes up the rest
-of the file.
+process. All tests that need a browser are taken as one file, since a browser takes seconds to start. Long files come
+first, so that all processes end together: a test takes as long as it took the last time, else what its marker says,
+``slow(seconds)``. Files that mostly wait, for leases to end or limits to pass, are marked ``waits``: one more process
+takes only these, and leaves the processors to the others. What a process says about its tests is reported by the first
+one, as if it had run them. A test that ends its process has failed, and another process takes up the rest of the file.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ import pytest
 from workers.linux import die_with_parent
 
 INDEX_BYTES = 4
-SECONDS_OF_FILES = "trivet/seconds-of-files"
+SECONDS_OF_TESTS = "trivet/seconds-of-tests"
 """What pytest's cache keeps from run to run."""
+SECONDS_OF_A_TEST, SECONDS_OF_A_SLOW_TEST = 0.15, 3.0
+"""What a test takes on average, if it is not marked, and if its marker says no more than ``slow``."""
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Runner:
 
     pid: int
     said: int
+    queues: Sequence[int]
     at: int | None = None
     has_ended: bool = False
     rest: bytes = field(default=b"")
@@ -53,6 +57,11 @@ def _file(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
+def _stated_seconds(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("slow")
+    return float((*marker.args, SECONDS_OF_A_SLOW_TEST)[0]) if marker else SECONDS_OF_A_TEST
+
+
 def _files(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
     """Tests that one process runs after each other: those of a file, and all that need a browser."""
     files: dict[str, list[pytest.Item]] = {}
@@ -60,6 +69,14 @@ def _files(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
         name = "browser" if item.get_closest_marker("browser") else _file(item.nodeid)
         files.setdefault(name, []).append(item)
     return list(files.values())
+
+
+def _queue(indexes: Sequence[int]) -> int:
+    """A pipe from which processes take indexes, until none is left."""
+    read, write = os.pipe()
+    os.write(write, b"".join(index.to_bytes(INDEX_BYTES) for index in indexes))
+    os.close(write)
+    return read
 
 
 class Quiet:
@@ -98,38 +115,40 @@ class ForkedTests:
         self._session = session
         self._index = {item: index for index, item in enumerate(session.items)}
         self._files = self._longest_first(_files(session.items))
-        self._to_do, write = os.pipe()
-        os.write(write, b"".join(index.to_bytes(INDEX_BYTES) for index in range(len(self._files))))
-        os.close(write)
+        queues = self._queues()
         has_groups = any(item.get_closest_marker("distributed") for item in session.items)
         log = self._scratch / "rank-servers.txt"
-        self._servers = launching.StartingServers.start(self._processes, log) if has_groups else None
+        self._servers = launching.StartingServers.start(len(queues), log) if has_groups else None
         gc.collect()
         gc.freeze()
         try:
-            for number in range(min(self._processes, len(self._files))):
-                self._fork(number)
+            for number, each in enumerate(queues):
+                self._fork(number, each)
             self._listen()
             self._remember()
         finally:
             self._end()
         return True
 
+    def _queues(self) -> list[tuple[int, ...]]:
+        """From where each process takes its files: first those that compute, or only those that wait."""
+        waits = [tests[0].get_closest_marker("waits") is not None for tests in self._files]
+        computing, waiting = (_queue([i for i, each in enumerate(waits) if each == kind]) for kind in (False, True))
+        return [(computing, waiting)] * min(self._processes, len(waits)) + [(waiting,)] * any(waits)
+
     def _longest_first(self, files: list[list[pytest.Item]]) -> list[list[pytest.Item]]:
-        """Files in the order of the seconds that they took when they were run last."""
+        """Files in the order of the seconds that their tests are likely to take."""
         seconds = self._remembered()
-        return sorted(
-            files, key=lambda tests: -sum(seconds.get(name, 0.0) for name in {_file(test.nodeid) for test in tests})
-        )
+        return sorted(files, key=lambda tests: -sum(seconds.get(test.nodeid, _stated_seconds(test)) for test in tests))
 
     def _remembered(self) -> dict[str, float]:
-        """How long each file took when it was run last, where that is known."""
+        """How long each test took when it was run last, where that is known."""
         cache = getattr(self._session.config, "cache", None)
-        return dict(cache.get(SECONDS_OF_FILES, {})) if cache else {}
+        return dict(cache.get(SECONDS_OF_TESTS, {})) if cache else {}
 
     def _remember(self) -> None:
         if cache := getattr(self._session.config, "cache", None):
-            cache.set(SECONDS_OF_FILES, {**self._remembered(), **self._seconds})
+            cache.set(SECONDS_OF_TESTS, {**self._remembered(), **self._seconds})
 
     def _listen(self) -> None:
         """Report what the processes say until none of them is left."""
@@ -150,8 +169,8 @@ class ForkedTests:
         runner.has_ended = "ended" in message
         if "report" in message:
             report = config.hook.pytest_report_from_serializable(config=config, data=message["report"])
-            file = _file(report.nodeid)
-            self._seconds[file] = self._seconds.get(file, 0.0) + report.duration
+            test = report.nodeid
+            self._seconds[test] = round(self._seconds.get(test, 0.0) + report.duration, 2)
             config.hook.pytest_runtest_logreport(report=report)
 
     def _bury(self, runner: Runner) -> None:
@@ -168,10 +187,10 @@ class ForkedTests:
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
         self._session.config.hook.pytest_runtest_logreport(report=report)
         (file,) = (each for each in self._files if item in each)
-        self._fork(None, file[file.index(item) + 1 :])
+        self._fork(None, runner.queues, file[file.index(item) + 1 :])
 
-    def _fork(self, number: int | None, first: Sequence[pytest.Item] = ()) -> None:
-        """Start a process that runs these tests and then whole files, until none is left."""
+    def _fork(self, number: int | None, queues: Sequence[int], first: Sequence[pytest.Item] = ()) -> None:
+        """Start a process that runs these tests and then whole files, until the queues have none left."""
         said, say = os.pipe()
         pid = os.fork()
         if not pid:
@@ -179,17 +198,17 @@ class ForkedTests:
             try:
                 die_with_parent()
                 os.close(said)
-                self._run(Sender(self._session.config, say), number, first)
+                self._run(Sender(self._session.config, say), number, queues, first)
                 status = 0
             except BaseException:
                 traceback.print_exc(file=sys.__stderr__)
             finally:
                 os._exit(status)
         os.close(say)
-        self._running.append(Runner(pid, said))
+        self._running.append(Runner(pid, said, queues))
         self._selector.register(said, selectors.EVENT_READ, self._running[-1])
 
-    def _run(self, sender: Sender, number: int | None, first: Sequence[pytest.Item]) -> None:
+    def _run(self, sender: Sender, number: int | None, queues: Sequence[int], first: Sequence[pytest.Item]) -> None:
         session, plugins = self._session, self._session.config.pluginmanager
         plugins.register(Quiet(plugins.unregister(name="terminalreporter")), "terminalreporter")
         plugins.register(sender)
@@ -200,8 +219,9 @@ class ForkedTests:
             launching.inherit(self._servers, number)
         try:
             self._run_file(sender, first)
-            while index := os.read(self._to_do, INDEX_BYTES):
-                self._run_file(sender, self._files[int.from_bytes(index)])
+            for queue in queues:
+                while index := os.read(queue, INDEX_BYTES):
+                    self._run_file(sender, self._files[int.from_bytes(index)])
         finally:
             session._setupstate.teardown_exact(None)
             capture.stop_global_capturing()

@@ -15,15 +15,18 @@ from pathlib import Path
 import psutil
 from waiting import LIMIT_S, eventually
 
+_PROCESSES = {"TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
 
 @contextmanager
 def up(data: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the service with two CPU slots, whatever GPUs this machine has: tests are the same everywhere."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
     settings = {"TRIVET_DATA": str(data), "TRIVET_PORT": "0", "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": "here"}
     with said(data).open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "trivet", "up"],
-            env={**outer, **settings, "TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", **changes},
+            env={**outer, **settings, **_PROCESSES, **changes},
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -74,6 +77,27 @@ def belonging_to(data: Path, word: str = "") -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return [process for process in found if process.pid != os.getpid()]
+
+
+def processes_of(job_id: str) -> list[psutil.Process]:
+    """Every process on this machine that carries the job's id in its environment or command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marks = [*process.environ().values(), *process.cmdline()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(job_id in mark for mark in marks):
+            found.append(process)
+    return found
+
+
+def give_way(job_id: str) -> None:
+    """Let the ranks of an endless job leave the processors to whatever starts beside them."""
+    for process in processes_of(job_id):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "RANK" in process.environ():
+                process.nice(19)
 
 
 def parts_of(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:

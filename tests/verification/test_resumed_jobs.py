@@ -43,7 +43,7 @@ def written(data: DataLayout) -> list[dict[str, Any]]:
     return [json.loads(line)["row"] for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(35)
 def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     data = DataLayout(tmp_path)
     train(data)

@@ -43,12 +43,12 @@ def fork_ranks(environment: Mapping[str, str]) -> None:
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             set_by_torchrun = {name: value for name, value in env.items() if os.environ.get(name) != value}
-            return _ForkedProgram(args, {**environment, **set_by_torchrun})
+            return ForkedProgram(args, {**environment, **set_by_torchrun})
 
     api.get_subprocess_handler = Handler
 
 
-class _ForkedProgram(forks.Child):
+class ForkedProgram(forks.Child):
     """A fork that runs a Python program, with the part of :class:`subprocess.Popen` that torchrun uses."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:

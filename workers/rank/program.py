@@ -66,7 +66,7 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     report = RankReporter(connection, rank, paths, attempt)
     report.phase("importing")
     write_on_request(paths.attempt(attempt), rank)
-    control = _Control(connection, lambda: _be_terminated(report))
+    control = Control(connection, lambda: _be_terminated(report))
     try:
         _run(_context(layout, report, control.stop.is_set), find_runner, started)
         report.done()
@@ -143,7 +143,7 @@ def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
 _LONGEST = 4096
 
 
-class _Control:
+class Control:
     """Listens to the supervisor on the rank's control connection, and to SIGTERM, in a thread of its own.
 
     ``stop`` is set when the supervisor asks for it. When the lease ends that the supervisor told of last, the thread

@@ -25,7 +25,6 @@ from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import tracing_for
 from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
-from workers.linux import uptime
 from workers.rank.stacks import stacks_file
 from workers.supervisor import attempt_folder, command
 from workers.supervisor.attempt_folder import compile_cache, gate_artifacts, open_attempt, read_result
@@ -33,7 +32,7 @@ from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, trac
 from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
 from workers.supervisor.group import Group
-from workers.supervisor.lease import Lease, News, claim_part, retry_until
+from workers.supervisor.lease import Lease, News, claim_part, let_others_speak_first, retry_until
 from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.mirror import Mirror
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
@@ -296,7 +295,7 @@ class _PartRun:
         outcome = self._mirror.judge(outcome)
         self._trace.ended(outcome, self._relay.errors)
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
-            await self._let_others_speak_first()
+            await let_others_speak_first(self._store.attempts, self._claim, self._settings, self._ending)
         if self._ending.is_lost and outcome.status != "succeeded":
             return
         try:
@@ -326,20 +325,6 @@ class _PartRun:
             self._uploader.put(event_protocol.log_event(said))
         else:
             taking.result()
-
-    async def _let_others_speak_first(self) -> None:
-        """Wait for the other hosts, as the first reported fault is the attempt's.
-
-        The host of the rank that failed first may need a moment longer than the others to see it; once it has reported,
-        a renewal says ``stop``. A host that is gone never reports: its lease ends the attempt, which is then nobody's
-        fault.
-        """
-        deadline = uptime() + self._settings.others_within_s + self._claim.lease_s
-        with contextlib.suppress(StoreUnavailable):
-            while uptime() < deadline and not self._ending.is_lost:
-                if await asyncio.to_thread(self._store.attempts.renew, self._claim.ref) != "run":
-                    return
-                await asyncio.sleep(self._settings.write_interval_s)
 
     async def _seen(self, ending: Ending, launcher_code: int) -> Evidence:
         relay = self._relay

@@ -9,6 +9,7 @@ Calls are repeated while the broker is away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
@@ -147,6 +148,36 @@ async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorS
         failed = PartOutcome(status="failed", error=JobError(type="UnknownSpec", message=str(refusal)))
         await retry_until(settings.report_within_s, store.attempts.finish, order.ref, failed)
     return None
+
+
+class MayBeLost(Protocol):
+    """Knows whether a supervisor has lost its attempt."""
+
+    is_lost: bool
+
+
+async def let_others_speak_first(
+    attempts: Attempts, claim: Claim, settings: SupervisorSettings, ending: MayBeLost
+) -> None:
+    """Wait for the other hosts of a gang, as the first reported fault is the attempt's.
+
+    The host of the rank that failed first may need a moment longer than the others to see it; once it has reported, a
+    renewal says ``stop``. A host that is gone never reports: its lease ends the attempt, which is then nobody's fault.
+    Leases stand still while the broker is away, so the wait begins anew when it is back; and a worker that looks for
+    ended leases may be away too, so this looks for them at last.
+    """
+    gives_up_at = uptime() + settings.report_within_s
+    within_s = settings.others_within_s + claim.lease_s
+    until = uptime() + within_s
+    while uptime() < min(until, gives_up_at) and not ending.is_lost:
+        try:
+            if await asyncio.to_thread(attempts.renew, claim.ref) != "run":
+                return
+        except StoreUnavailable:
+            until = uptime() + within_s
+        await asyncio.sleep(settings.write_interval_s)
+    with contextlib.suppress(StoreUnavailable):
+        await asyncio.to_thread(attempts.reap)
 
 
 async def retry_until(within_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -36,7 +36,8 @@ _HOSTS_FAULTS = {
 _PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Signals that torchrun passes to its ranks before it ends by them."""
 _PEER_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)|remote peer|peer.*gone"
+    r"connection (was )?(closed|reset|refused|aborted|timed out)|broken pipe|socket (closed|error|timeout)|remote peer"
+    r"|peer.*gone|no route to host|(host|network) is (down|unreachable)"
     r"|ncclRemoteError|ncclSystemError|remote process exited|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )

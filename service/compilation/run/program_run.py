@@ -151,8 +151,24 @@ def generator_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
+class _Steps(Iterator[Step]):
+    """A program's steps. One that hands over a step within ``no_grad`` finds gradients off when it goes on, and
+    whoever asked for the step has them as before.
+    """
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self._has_gradients = torch.is_grad_enabled()
+
+    def __next__(self) -> Step:
+        with torch.set_grad_enabled(self._has_gradients):
+            step = next(self._steps)
+            self._has_gradients = torch.is_grad_enabled()
+        return step
+
+
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-    return program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary)
+    return _Steps(program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary))
 
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:

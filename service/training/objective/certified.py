@@ -168,7 +168,7 @@ def _input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]
     return tuple(x.shape[1:])
 
 
-def _certified(config: Certified, context: ObjectiveContext) -> Objective:
+def certified(config: Certified, context: ObjectiveContext) -> Objective:
     """Return the objective. Raises ``ValueError`` for tokens, which have no box around them."""
     if isinstance(context.samples, Features):
         return _CertifiedObjective(config, context, context.samples)

@@ -76,7 +76,7 @@ def taken() -> dict[str, dict[str, list[float]]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_two_ranks_take_half_each_and_each_up_to_its_own_limit(torchrun: Any) -> None:
     for found in torchrun(taken, 2):
         for on_a_mesh, alone in (model["most"] for model in found.values()):

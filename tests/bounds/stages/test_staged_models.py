@@ -226,7 +226,7 @@ def _differences(
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.distributed
 def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
     results = torchrun(compare, 4)

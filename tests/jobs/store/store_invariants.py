@@ -129,12 +129,14 @@ def check_uses(now: Snapshot) -> None:
 
 
 def check_jobs(now: Snapshot, model: Model) -> None:
-    """Hash, index, stream and model agree; the stream only made allowed moves."""
+    """Hash, index, stream and model agree; the stream only made allowed moves; what failed says why."""
     assert set(now.pairs(JOBS())) == set(model.jobs)
     for job in model.jobs.values():
         record = now.pairs(JOB(job.id))
         state, attempt = record["state"], int(record["attempt"])
         assert (state, attempt) == (job.state, job.number), job
+        assert (state == "failed") == ("error" in record), job
+        assert state != "failed" or orjson.loads(record["error"])["message"], job
         told = now.state_events(job.id)
         assert (told[-1]["state"], told[-1]["attempt"]) == (state, attempt)
         for before, after in itertools.pairwise(event["state"] for event in told):

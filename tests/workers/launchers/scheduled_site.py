@@ -75,6 +75,14 @@ class Site:
         page = self.store.events.page(job.id, after="0-0", types=None, limit=100_000)
         return [{**item.event, "id": item.id} for item in page.items]
 
+    def failures(self, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
+        """Tell of those that did not succeed: how they ended, and what their states and errors were on the way."""
+        return [
+            (job.id, job.state, job.reason, job.error, *self.events(job, "state", "error"))
+            for job in map(self.now, jobs)
+            if job.state != "succeeded"
+        ]
+
     def until(self, job: Job, state: str) -> Job:
         return eventually(lambda: now if (now := self.now(job)).state == state else None, within_s=2 * LIMIT_S)
 

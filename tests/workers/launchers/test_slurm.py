@@ -272,7 +272,7 @@ class TestOnTwoNodes:
                 eventually(lambda: watch.ranks() or site.all_ended(jobs), within_s=2 * LIMIT_S)
                 kill()
             ended = [site.ended(job) for job in jobs]
-        assert [(job.state, job.reason) for job in ended if job.state != "succeeded"] == [], site.said()
+        assert (told := site.failures(ended)) == [], f"{told}\n{site.said()}"
         violations = [
             violation
             for job in ended

@@ -1,8 +1,12 @@
-"""A lease by a clock that the test moves: how long a group is let run, and that a lease which is over stays so."""
+"""A lease by a clock that the test moves: how long a group is let run, and that a lease which is over stays so; and how
+long a host of a gang that may have failed by another's fault waits for that one's lease.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +15,8 @@ from waiting import eventually
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreUnavailable
 from workers.supervisor import lease as leases
-from workers.supervisor.lease import Lease
+from workers.supervisor.lease import Lease, let_others_speak_first
+from workers.supervisor.settings import SupervisorSettings
 
 ASKED_AT = 100.0
 
@@ -88,3 +93,56 @@ def test_an_attempt_that_is_lost_is_let_run_no_longer(world: World) -> None:
     world.now += 0.1
     world.renewed_twice()
     assert world.allowed == allowed
+
+
+class Gang:
+    """A store whose answers to renewals a test gives, one a second, the last one for ever; ``None`` is an outage."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self._answers = list(answers)
+        self.now, self.renewals, self.reaped = 0.0, 0, False
+
+    def renew(self, _: AttemptRef) -> str:
+        self.now += 1.0
+        self.renewals += 1
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer is None:
+            raise StoreUnavailable("the broker does not answer")
+        return answer
+
+    def reap(self) -> list[str]:
+        self.reaped = True
+        return []
+
+    def wait(self, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool = False) -> None:
+        """Wait for the others, whose leases last three seconds, for two seconds longer."""
+        monkeypatch.setattr(leases, "uptime", lambda: self.now)
+        settings = SupervisorSettings(others_within_s=2.0, write_interval_s=0.0, report_within_s=20.0)
+        attempts: Any = self
+        claim: Any = SimpleNamespace(ref=AttemptRef("job_1", 1, "h"), lease_s=3.0)
+        asyncio.run(let_others_speak_first(attempts, claim, settings, SimpleNamespace(is_lost=is_lost)))
+
+
+@pytest.mark.parametrize(
+    ("answers", "renewals", "reaped"),
+    [
+        (["run", "run", "stop"], 3, False),
+        (["run"], 5, True),
+        (["run", None, None, "run", "stop"], 5, False),
+        (["run", "run", "run", None, "run"], 9, True),
+        ([None], 20, True),
+    ],
+    ids=["another is heard", "nobody is", "outage", "wait from its end on", "outage without end"],
+)
+def test_a_host_waits_for_others_a_lease_and_more_after_any_outage_then_looks_for_ended_leases(
+    answers: list[str | None], renewals: int, reaped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang = Gang(*answers)
+    gang.wait(monkeypatch)
+    assert (gang.renewals, gang.reaped) == (renewals, reaped)
+
+
+def test_a_host_that_has_lost_the_attempt_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = Gang("run")
+    gang.wait(monkeypatch, is_lost=True)
+    assert gang.renewals == 0

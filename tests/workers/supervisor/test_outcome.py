@@ -174,8 +174,9 @@ def test_reasons_from_outside_hide_what_the_ranks_did_on_the_way(cause: Any, sta
     assert judge(Evidence("interrupted", 1, errors=[raised(0)])).status == "interrupted"
 
 
-def test_what_may_have_come_from_another_host_of_a_gang() -> None:
-    echo = raised(0, "RuntimeError", message=GONE)
+@pytest.mark.parametrize("message", [GONE, "SO_ERROR: No route to host", "Read error [::1]:9: Connection timed out"])
+def test_what_may_have_come_from_another_host_of_a_gang(message: str) -> None:
+    echo = raised(0, "RuntimeError", message=message)
     assert may_be_aftermath(Evidence("rank_failed", 1, errors=[echo]))
     assert may_be_aftermath(Evidence("exited", 1, terminated={0: 1.0}))
     assert not may_be_aftermath(Evidence("rank_failed", 1, errors=[echo, raised(1)]))
