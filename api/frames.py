@@ -183,7 +183,7 @@ class Cursor:
 
     def settle(self, began: Mapping[str, str]) -> None:
         """Let jobs that began since :attr:`known` be read from their first event, which ``began`` has by job: after a
-        resumption nobody knows what was delivered of them, so a few events may come twice.
+        resumption it is unknown which were delivered, so a few events may come twice.
         """
         for job_id, first in began.items():
             if self.known is not None and parse_id(first)[0] >= self.known:

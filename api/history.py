@@ -39,9 +39,7 @@ def events(
 
 
 def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the printed lines of a job, or of one attempt, the newest first; what is further back is read only when it
-    is asked for.
-    """
+    """Yield the printed lines of a job, or of one attempt, the newest first; older ones are read only on demand."""
     store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
     streamed = _streamed(store, job_id, frozenset({"log"}), newest=max(folders, default=1))

@@ -1,4 +1,4 @@
-"""Subscriptions of a hub: what each has been handed, the feeds that they share, and the pace of serving them."""
+"""Subscriptions of a hub: the position of each, the feeds that they share, and the limits of serving them."""
 
 from __future__ import annotations
 

@@ -251,8 +251,8 @@ class LocalService:
         return said
 
     def stop(self) -> None:
-        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start. Where none
-        runs here, nobody follows it, and the API ends beside the worker.
+        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start. If no job
+        runs here, the API ends at the same time as the worker.
         """
         worker = self.parts.pop("worker", None)
         if worker is not None:  # without a worker of its own, what runs on this host belongs to another service

@@ -36,7 +36,7 @@ class Terminal(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render anything; the characters of whatever came here other than as a string are made visible as well."""
+        """Render anything; control characters in anything other than a string are made visible as well."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text, lines=True), segment.style)
 

@@ -1,8 +1,8 @@
 """Serves the pages of the dashboard, and mounts them on an application.
 
-A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. What the middle of a job
-page shows comes from a module that the job's kind declares (``service.jobs.plugins.JobKind.page``). Shells hold no
-data: everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
+A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. The middle of a job page
+comes from a module that the job's kind declares (``service.jobs.plugins.JobKind.page``). Shells hold no data:
+everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _text(name: str, text: str) -> bytes:
 
 
 def _narrow(value: float) -> float:
-    """Return a value that float32 holds: what is too large is infinite."""
+    """Return a value that float32 holds: a number that is too large becomes infinite."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

@@ -58,8 +58,8 @@ class SearchEvent(Event):
 
 
 class TreeEvent(Event):
-    """What the searches for one instance's verdict have split so far: ``searches`` are those of
-    ``api/routes/tree.py``. It stays in the record: the API reads it there, and the stream does not carry it.
+    """The splits of the searches for one instance's verdict so far: ``searches`` are those of ``api/routes/tree.py``.
+    It stays in the record: the API reads it there, and the stream does not carry it.
 
     ``ranks`` searched together; of their domains those of the rank that reports are in the trees.
     """
@@ -129,7 +129,7 @@ LONGEST_EVENT = 4 << 20
 LONGEST_WORDS = 200
 """The most characters of a name, and of a progress report, which is in the job's record and in every list of jobs."""
 LATEST = 253_402_300_799.0
-"""The last second of the year 9999, in Unix seconds: what is later is no time."""
+"""The last second of the year 9999, in Unix seconds: a later one is invalid."""
 _SHOWN = 200
 
 

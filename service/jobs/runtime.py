@@ -114,8 +114,9 @@ class RunContext:
     report: Reporter
     should_stop: Callable[[], bool]
     gate_artifacts: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; of those that
-    are absent nobody vouches that they are that job's, or that it is of this job's owner."""
+    """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; nothing vouches
+    for absent ones, neither that they are that job's nor that its owner is this job's.
+    """
     host_cache: Path | None = None
     """A folder of this host in which the jobs of this job's owner keep what the next ones need not make again."""
 

@@ -55,7 +55,7 @@ class StoreLimits:
     max_job_artifact_bytes: int = 1 << 40
     """Bytes of all artifacts of one job."""
     keep_uploads_days: float | None = 30.0
-    """An upload expires when nobody used it for so many days; ``None`` keeps all."""
+    """An upload expires after so many days without use; ``None`` keeps all."""
     list_page_bytes: int = 2**21
     """Bytes of records after which a page of jobs takes no more of them."""
     list_scan: int = 1_000

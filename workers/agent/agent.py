@@ -116,10 +116,10 @@ def _supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) 
 
 
 def _open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
-    """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for what is none.
+    """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for an unknown launcher.
 
-    What hosts of allocations are told is written to the data folder, for this user alone: it may hold the broker's
-    password, which no command line and no scheduler is told.
+    The settings for hosts of allocations are written to the data folder, for this user alone: they may hold the
+    broker's password, which must reach no command line and no scheduler.
     """
     desks = []
     for name in filter(None, settings.launchers.split(",")):

@@ -58,13 +58,13 @@ class BookingPlan:
 
 @dataclass
 class Planner:
-    """Decides from what is wanted and what there is; remembers since when an allocation is useless, and which requests
+    """Decides from the demands and the allocations; remembers since when an allocation is useless, and which requests
     failed.
 
     An allocation is of use to a pending job that has not run on it, unless nothing begins there within
-    ``starts_within_s`` of its devices, and to the attempt that runs on it. One without devices that is of no use is
-    taken back at once, one with devices after ``patience_s``: its hosts leave by themselves. What is still there after
-    as long again, such as where a node never says that it has ended a job of Slurm's, keeps nobody waiting.
+    ``starts_within_s`` of its devices, and to the attempt that runs on it. A useless one without devices is taken back
+    at once, one with devices after ``patience_s``: its hosts leave by themselves. One that is still there after as long
+    again, such as on a node that never reports the end of a Slurm job, delays no other job.
     """
 
     launcher: str

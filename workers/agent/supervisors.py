@@ -51,9 +51,9 @@ class Supervisors:
         self._lock = threading.Lock()
 
     def start(self, order: SupervisorOrder) -> None:
-        """Have a supervisor carry out the order; returns as soon as it has it. What one of them has already is left to
-        it: on a busy host the message comes again before it has claimed the part, and one more each time would make the
-        host no less busy.
+        """Have a supervisor carry out the order; returns as soon as it has it. Jobs that one of them has already stay
+        with it: on a busy host the message comes again before it has claimed the part, and one more each time would
+        make the host no less busy.
         """
         with self._lock:
             if (known := self._parts.get(order.ref)) is not None and _is_alive(known):

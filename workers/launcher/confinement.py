@@ -283,8 +283,8 @@ def _device_paths() -> Iterator[Path]:
 
 def _limit(limits: JobLimits, *, count_processes: bool) -> None:
     """Set the limits on this process. The memory that counts is private and writable (``RLIMIT_DATA``): the address
-    space of a CUDA process, and of one that maps weights, is far larger than what it uses. Processes are counted only
-    in a namespace of the group's own: elsewhere all that the user runs on the host would count.
+    space of a CUDA process, and of one that maps weights, is far larger than its memory. Processes are counted only in
+    a namespace of the group's own: elsewhere all that the user runs on the host would count.
     """
     forbid_new_privileges()
     wanted = {

@@ -227,7 +227,7 @@ def _fetch_files(files: dict[str, RemoteFile], root: Folder) -> None:
 
 
 def _is_kept(name: str, steps: set[int]) -> bool:
-    """Return whether a file is of use to the next attempt: no draft, and of no checkpoint that is not complete."""
+    """Return whether a file is of use to the next attempt: not a draft, and not of an incomplete checkpoint."""
     if any(part.startswith(".") for part in name.split("/")):
         return False
     step = step_of(name)

@@ -1,8 +1,8 @@
 """Keeps what a job published: a manifest in Redis, the bytes in the job's folder.
 
-A file is reached through the manifest only, never through a symbolic link or outside the folder, and what is checked is
-what is open: a job may lay something else in its place meanwhile. What the manifest
-says of it is true at every moment: its bytes are those with the hash, although its job may be writing it anew.
+A file is reached through the manifest only, never through a symbolic link or outside the folder, and the open file
+itself is checked: a job may lay something else in its place meanwhile. The manifest's entry is true at every moment:
+its bytes are those with the hash, although its job may be writing it anew.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Projects:
     limits: StoreLimits
 
     def create(self, name: str, description: str = "") -> Project:
-        """Make a project. Raises :class:`Rejected` for what is no name, :class:`Conflict` for one that is taken."""
+        """Make a project. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for one that is taken."""
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
         made = Project(name=name, description=description, created_at=decode.moment(round(time.time() * 1000)))
@@ -113,7 +113,7 @@ class Projects:
         stubs.set_member(self.client, name, owner, role)
 
     def remove_member(self, name: str, owner: str) -> None:
-        """End a membership: the owner's keys of the project admit nobody from now on, and open streams end."""
+        """End a membership: the owner's keys of the project stop working, and open streams end."""
         stubs.set_member(self.client, name, owner, "")
 
 

@@ -104,7 +104,7 @@ class Submission:
             "preemptible": "1" if spec.preemptible else "",
             "timeout_s": "" if spec.timeout_s is None else str(spec.timeout_s),
             "parallel": spec.parallel.model_dump_json(),
-            # Of a launcher's jobs it names no device: placement, of whatever version, has none for them.
+            # A launcher's jobs name no device, so that no version of placement finds one for them.
             "shape": f"{spec.device if is_local else self.launcher}:{ranks}:{min(spec.max_hosts, ranks)}",
             **({} if is_local else {"launcher": self.launcher, "device": spec.device}),
             "after": json_of(self.needed),

@@ -98,8 +98,8 @@ class Webhooks:
         return [WebhookDelivery.model_validate_json(text) for text in texts if text is not None]
 
     def secret(self, project: str) -> str:
-        """Return the secret that what the specs of a project's jobs ask to tell is signed by; it is made when it is
-        asked for first.
+        """Return the secret that signs the notices which specs of a project's jobs ask for; it is made when it is asked
+        for first.
         """
         self.client.call("HSETNX", WEBHOOK_SECRETS(), project, new_secret())
         return str(self.client.call("HGET", WEBHOOK_SECRETS(), project))
@@ -128,7 +128,7 @@ class Webhooks:
         return len(changes)
 
     def due(self, most: int) -> list[DueDelivery]:
-        """Take up to ``most`` deliveries to send; nobody else gets them for a minute."""
+        """Take up to ``most`` deliveries to send; no other process gets them for a minute."""
         flat = stubs.due_deliveries(self.client, most, round(_HOLD_S * 1000))
         taken = []
         for sender, text, kept in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
@@ -149,7 +149,7 @@ class Webhooks:
         return sorted(found, key=lambda webhook: (webhook.created_at, webhook.id))
 
     def note(self, webhook_id: str, delivery: WebhookDelivery, again_s: float | None, disable_s: float) -> bool:
-        """Keep what came of sending a delivery, which is due again after ``again_s`` seconds; return whether its
+        """Record an attempt to send a delivery, which is due again after ``again_s`` seconds; return whether its
         webhook is disabled from now on, since all its deliveries have failed for ``disable_s``.
         """
         is_disabled = stubs.note_delivery(

@@ -1,6 +1,4 @@
-"""Defines what a limited process is asked, as messages: what a text holds, whether a job could run, and how its
-pipeline would.
-"""
+"""Defines the messages to a limited process: what a text holds, whether a job could run, and how its pipeline would."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
-"""Problems in one answer; what has more of them is refused for the first ones."""
+"""Problems in one answer; a document with more is refused for the first ones."""
 _LONGEST_DOCUMENT = 1_000_000
-"""Characters of JSON of a document that is read, and of the paths of its fields; the answer is one line."""
+"""The most characters of a document's JSON, and of the paths of its fields; the answer is one line."""
 LeftSteps = tuple[tuple[int, ...], tuple[int, ...]]
 """The steps of which a job has left weights, and those of its checkpoints."""
 _Opening = Callable[[str], None]

@@ -199,7 +199,7 @@ class BoundingEngine(ABC):
         return Interval(found[: self.outputs], -found[self.outputs :])
 
     def enclosure(self, options: BoundOptions) -> Callable[[Interval], Interval] | None:
-        """Return an enclosure of the outputs over the reals in one box ``(1, features)``, if counterexamples need it."""
+        """Return an enclosure of the outputs over the reals in a box ``(1, features)``, if counterexamples need it."""
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     def exact_outputs(self, x: Tensor) -> Values | None:
