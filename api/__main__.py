@@ -28,7 +28,7 @@ _SHUTDOWN_S = 5
 
 @dataclass(frozen=True)
 class _InheritedDescriptors:
-    """Describes what the process that started this one has opened for it. Sockets that it keeps open too lose no
+    """Holds the descriptors that the parent process opened for this one. Sockets that it keeps open too lose no
     connection while this one is restarted: they wait there.
     """
 

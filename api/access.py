@@ -11,9 +11,9 @@ from fastapi import Depends
 
 from api.context import StoreDep
 from api.problems import ProblemError
-from api.security import Caller, Reader, Submitter
+from api.security import Reader, Submitter
 from service.jobs.projects import Project
-from service.jobs.records import ApiKey, FailingHost, Holding, Host, Job, ListedJob, NotFound
+from service.jobs.records import ApiKey, Job, ListedJob, NotFound
 from service.jobs.store import Store, in_loop
 
 SomeJob = TypeVar("SomeJob", bound=ListedJob)
@@ -78,29 +78,3 @@ async def _maintained_project(name: str, caller: Submitter, store: StoreDep) -> 
 
 ReadableProject = Annotated[Project, Depends(_readable_project)]
 MaintainedProject = Annotated[Project, Depends(_maintained_project)]
-
-
-def host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
-    """Return a host without the jobs that the caller may not read: their devices only count as held."""
-    if caller.project is None:
-        return host
-    allocation = host.allocation
-    named = host.running if allocation is None or allocation.job is None else (*host.running, allocation.job)
-    visible = store.jobs.visible_among(caller.project, named)
-    return host.model_copy(
-        update={
-            "running": tuple(job_id for job_id in host.running if job_id in visible),
-            "held": tuple(
-                one if one.job in visible else Holding(job=None, attempt=0, pool=one.pool, devices=one.devices)
-                for one in host.held
-            ),
-            "allocation": allocation
-            and allocation.model_copy(update={"job": allocation.job if allocation.job in visible else None}),
-            "failing": host.failing and _without_reason(host.failing),
-        }
-    )
-
-
-def _without_reason(failing: FailingHost) -> FailingHost:
-    """Return why a host is failing without the error that a job had there."""
-    return failing.model_copy(update={"reason": "parts of jobs that were placed here did not start"})

@@ -12,7 +12,7 @@ _MOST_IN_LOOP = 64
 
 
 class AuditQueue:
-    """Appends what comes while other entries are being written in one write. Few entries take no thread."""
+    """Appends the entries that arrive during a write together, in the next one. Few entries take no thread."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log

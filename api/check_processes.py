@@ -24,7 +24,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class CheckUnavailable(Exception):  # noqa: N818
-    """A check could not be made, through no fault of what was to be checked."""
+    """A check failed, through no fault of the submission."""
 
 
 @dataclass
@@ -163,7 +163,7 @@ class CheckProcess:
 
 
 def _retrieved(ended: asyncio.Future[CheckEnding]) -> None:
-    """Look at how a process ended, which is no error where nobody waits for it."""
+    """Read a process's end, whose error counts only while a check waits for it."""
     if not ended.cancelled():
         ended.exception()
 

@@ -174,7 +174,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _over_limit(request: AnyRequest, process: CheckProcess, limits: CheckLimits, clock_ratio: float) -> Problem:
-    """Return the refusal of what takes more than the limits; a process without an ``ending`` was ended by the clock."""
+    """Return the refusal of a check that exceeds the limits; a process without an ``ending`` was ended by the clock."""
     file_id, ending = process.opened, process.ending
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
     if ending is None:

@@ -18,7 +18,7 @@ class RoundTimes:
     """Says how long to wait between rounds, in seconds."""
 
     look_s: float = 1.0
-    """Pause between two looks for what is due."""
+    """Pause between two searches for due deliveries."""
     outage_s: float = 5.0
     """Pause after the broker was found away."""
 
@@ -34,7 +34,7 @@ class DeliveryRounds(ABC):
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End; what was under way is due again, for another process or for the next one."""
+        """End; deliveries under way are due again, for another process or for the next one."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

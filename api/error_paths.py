@@ -86,7 +86,7 @@ class Locator:
         return (place, []) if isinstance(element, str) else (place.enter(element), [])
 
     def _unwrap(self, schema: Schema) -> Schema:
-        """Return what is below the wrappers that add no element to a location."""
+        """Return the type below wrappers that add no element to a location."""
         while True:
             if schema["type"] == "definition-ref":
                 schema = self._definitions[schema["schema_ref"]]

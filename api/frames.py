@@ -107,7 +107,7 @@ class Round:
 
 
 def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
-    """Return what one read gave, cut so that no event is left out before the last one that is kept.
+    """Return the events of one read, cut behind the last one before a gap.
 
     A job whose answer was cut at ``count`` has more events; those of other jobs that are younger than its last one
     wait for the next read, so that a composite id may say "everything before".
@@ -183,7 +183,7 @@ class Cursor:
 
     def settle(self, began: Mapping[str, str]) -> None:
         """Let jobs that began since :attr:`known` be read from their first event, which ``began`` has by job: after a
-        resumption nobody knows what was delivered of them, so a few events may come twice.
+        resumption it is unknown which were delivered, so a few events may come twice.
         """
         for job_id, first in began.items():
             if self.known is not None and parse_id(first)[0] >= self.known:

@@ -22,8 +22,8 @@ def events(
 ) -> Iterator[dict[str, Any]]:
     """Yield every event of these types: attempt by attempt, each in the order of its record; or those of one attempt.
 
-    The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of what this host
-    sees of a shared folder, and is all that there is of an attempt without a record.
+    The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of this host's view
+    of a shared folder, and is all that is left of an attempt without a record.
     """
     store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
@@ -39,9 +39,7 @@ def events(
 
 
 def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the printed lines of a job, or of one attempt, the newest first; what is further back is read only when it
-    is asked for.
-    """
+    """Yield the printed lines of a job, or of one attempt, the newest first; older ones are read only on demand."""
     store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
     streamed = _streamed(store, job_id, frozenset({"log"}), newest=max(folders, default=1))

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Security
+from fastapi.routing import APIRoute
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
@@ -21,7 +22,7 @@ from api.context import Context, attach, context_of
 from api.exports.sender import JobExports
 from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
-from api.openapi import document, operation_id
+from api.openapi import document
 from api.plain_reads import PlainReads
 from api.plain_submissions import PlainSubmissions
 from api.routes import (
@@ -63,7 +64,7 @@ from service.jobs.tracing import tracing_for
 _BROKER_AWAY_S = 2.0
 """Pause before the broker is asked again."""
 _EXPIRE_EVERY_S = 3600.0
-"""How often uploads are looked through that nobody used for long."""
+"""The pause between two searches for unused uploads."""
 
 
 def connect(settings: Settings) -> Store:
@@ -80,7 +81,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         description="Train, verify and compile-check models: jobs, their events and what came of them.",
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=operation_id,
+        generate_unique_id_function=_operation_id,
         lifespan=_lifespan,
         redirect_slashes=False,
     )
@@ -114,6 +115,11 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.add_middleware(Traces, tracing=tracing)
     app.add_middleware(RequestIds)
     return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    """Return the name of an operation: that of its function, which generated clients call theirs."""
+    return route.name
 
 
 def _v1(settings: Settings) -> APIRouter:

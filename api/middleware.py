@@ -93,7 +93,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]\s]+)(?::\d*)?")
 
 
 def known_names(settings: Settings) -> frozenset[str]:
-    """Return the names of this service: those of the setting, ``localhost``, and what the bound address is called."""
+    """Return the names of this service: those of the setting, ``localhost``, and the names of the bound address."""
     own = {settings.host.lower()} | (set() if settings.host in LOOPBACK else {socket.gethostname().lower()})
     return frozenset({"localhost", *own, *settings.allowed_host_names})
 

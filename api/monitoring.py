@@ -42,8 +42,8 @@ class MonitorSettings:
 
 @dataclass
 class Monitor:
-    """Owns what one API process counts. Its counts are added to those of all in the broker, now and then, before each
-    scrape and at the end.
+    """Owns the counters of one API process. Its counts are added to those of all in the broker, now and then, before
+    each scrape and at the end.
     """
 
     settings: Settings

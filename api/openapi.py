@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 
 from api.field_descriptions import describe_fields, describe_parameters
 from api.problems import MEDIA_TYPE, ProblemDetails
@@ -24,11 +23,6 @@ _ERRORS = {
     "429": "too many open streams, or submissions that wait to be checked",
     "503": "the broker is out of reach, or a check could not be made",
 }
-
-
-def operation_id(route: APIRoute) -> str:
-    """Return the name of an operation: that of its function, which generated clients call theirs."""
-    return route.name
 
 
 def document(app: FastAPI) -> None:

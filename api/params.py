@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Header, Query, Request
 
-from api.frames import Cursor
 from api.problems import FieldError, echo, invalid
-from service.jobs.events import EVENT_TYPES
 from service.jobs.projects import ProjectName
 from service.jobs.records import Conflict
 from service.jobs.store.tail import BEGINNING, parse_id
@@ -64,21 +61,6 @@ def split_ids(ids: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids.split(",")))
 
 
-def _choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
-    """Return names separated by commas; ``None`` when the parameter is absent."""
-    if text is None:
-        return None
-    names = frozenset(name.strip() for name in text.split(",") if name.strip())
-    unknown = sorted(names.difference(known))
-    if unknown or not names:
-        raise refuse(path, f"there is no {', '.join(unknown) or 'name given'}", text, f"some of {', '.join(known)}")
-    return names
-
-
-def event_types(text: str | None) -> frozenset[str] | None:
-    return _choices("types", text, EVENT_TYPES)
-
-
 def stream_id(path: str, text: str | None) -> str:
     """Return the id of a job's event; the beginning when absent."""
     if text is None:
@@ -98,10 +80,3 @@ def resume_point(request: Request, after: str | None) -> tuple[str, str] | None:
     if last:
         return "Last-Event-ID", last
     return None if after is None else ("after", after)
-
-
-def composite_cursor(path: str, text: str) -> Cursor:
-    try:
-        return Cursor.resume(text)
-    except ValueError as error:
-        raise refuse(path, str(error), text, "the id of an event of this stream") from None

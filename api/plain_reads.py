@@ -1,8 +1,8 @@
 """Answers the most frequent requests, one job and the newest jobs for an API key, ahead of the framework.
 
-To find a route among a hundred and to resolve its dependencies takes several times as long as such a read itself. What
-is no plain read that succeeds, whatever the reason, goes to the framework's route, which then answers or refuses it:
-what it says, and to whom, is decided there alone.
+To find a route among a hundred and to resolve its dependencies takes several times as long as such a read itself. Every
+other request, and every plain read that fails, goes to the framework's route, which alone decides what it answers or
+refuses.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class PlainReads:
 
 
 def only_secret(scope: Scope) -> str | None:
-    """Return what the request sends as its key; ``None`` where it sends none, or more than one."""
+    """Return the request's key; ``None`` where it sends none, or more than one."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
         return None

@@ -1,9 +1,9 @@
 """Answers the most frequent change, one job of an API key, ahead of the framework.
 
-What it takes to find a route among a hundred, and to resolve its dependencies, is more than all else that a submission
-takes of this process. What is no plain submission, whatever the reason, goes to the framework's route: a refused key or
-body, a sweep, a spec that names files or other jobs, a key for idempotency. What is one is checked and accepted by
-what that route calls, and an error becomes a problem as there.
+Finding a route among a hundred and resolving its dependencies costs this process more than the rest of a submission.
+What is no plain submission, whatever the reason, goes to the framework's route: a refused key or body, a sweep, a spec
+that names files or other jobs, a key for idempotency. A plain submission is checked and accepted by the functions of
+that route, and an error becomes a problem as there.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def summary(errors: Sequence[FieldError]) -> str:
 
 
 def from_refusals(refusals: Iterable[Refusal]) -> list[FieldError]:
-    """Return what the job domain refused as field errors."""
+    """Return the job domain's refusals as field errors."""
     return [
         FieldError(path=refusal.path, message=refusal.message, got=echo(refusal.got), expected=refusal.expected)
         for refusal in refusals

@@ -146,7 +146,9 @@ def refuse_cross_site(request: Request) -> None:
 
 
 def _same_origin(request: Request) -> bool:
-    """Return whether one of our own pages sent this, by what every browser says; or else a script, by its header."""
+    """Return whether one of our own pages sent this, by headers that every browser sends; or else a script, by its
+    header.
+    """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         return site == "same-origin"
@@ -156,9 +158,7 @@ def _same_origin(request: Request) -> bool:
 
 
 def target_project(key: Caller, named: str | None) -> str:
-    """Return the project of what is submitted: the one that is named, which only an operator may choose, or the
-    key's.
-    """
+    """Return the project of a submission: the one that is named, which only an operator may choose, or the key's."""
     if named in (None, key.submits_to) or key.is_operator:
         return named or key.submits_to
     raise ProblemError(403, f"this key submits to project '{key.submits_to}'; only an operator's key may name another")

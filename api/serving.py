@@ -128,7 +128,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._cut()
 
     def _cut(self) -> None:
-        """End the connection with what the kernel holds for it, too."""
+        """End the connection, and drop the bytes that the kernel holds for it."""
         if (connection := self.transport.get_extra_info("socket")) is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()

@@ -1,10 +1,10 @@
 """Runs the hub: one blocking read per process over all watched streams, encoded once for all who watch the same jobs.
 
 Such subscriptions form a feed (:class:`Channel`), which has a position of its own. A subscription first catches up with
-reads of its own; when one leaves it no further behind than its feed, it joins. From then on the hub hands it what it
-reads as bytes that the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from
-where it was at its own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes
-nothing at all loses its connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
+reads of its own; when one leaves it no further behind than its feed, it joins. From then on the hub hands it new events
+as bytes that the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from where
+it was at its own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes nothing at
+all loses its connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
 
 The event loop also answers requests. So bytes are handed out to a few subscriptions at a time, reads that fall behind
 are short, and after each of these pieces of work the hub rests for some times as long as it took.
@@ -20,11 +20,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from api.frames import Cursor, Form, Frame, FrameBatch, Round, batches
-from api.subscriptions import Channel, HubSettings, Pace, Subscription, TooManyStreams
+from api.subscriptions import Channel, HubSettings, Subscription, TooManyStreams
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
 log = logging.getLogger(__name__)
+
+
+class _Pace:
+    """Spreads one round of work over time, so that requests and clients find a free core at any moment of it."""
+
+    def __init__(self, settings: HubSettings, clock: Callable[[], float]) -> None:
+        self._times, self._left_s, self._clock = settings.rest, settings.longest_rest_s, clock
+        self._since = clock()
+
+    async def rest(self) -> None:
+        """Let those work who were handed something, then rest for some times as long as all that took."""
+        await asyncio.sleep(0)
+        pause_s = min(self._left_s, self._times * (self._clock() - self._since))
+        self._left_s -= pause_s
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        self._since = self._clock()
 
 
 class Hub:
@@ -198,16 +215,16 @@ class Hub:
                 log.warning("live events wait for the broker: %s", error)
                 await asyncio.sleep(settings.retry_s)
                 continue
-            pace = Pace(settings, self._loop.time)
+            pace = _Pace(settings, self._loop.time)
             whole = all(len(each) < page for each in read.values())
             await self._dispatch(batches(read, page), asked, began if whole else -math.inf, pace)
             if read:
                 await pace.rest()
 
     async def _dispatch(
-        self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float, pace: Pace
+        self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float, pace: _Pace
     ) -> None:
-        """Hand out what a read gave that began with the cursors ``asked``: all that there was at ``complete_from``."""
+        """Hand out the events of a read that began with the cursors ``asked``: all events up to ``complete_from``."""
         covered = [
             feed for feed in self._feeds.values() if feed.is_watched and self._covers(feed, asked, complete_from)
         ]
@@ -227,7 +244,7 @@ class Hub:
             feed.ahead -= even
             feed.in_step |= even
 
-    async def _hand_out(self, feed: Channel, found: Round, pace: Pace) -> None:
+    async def _hand_out(self, feed: Channel, found: Round, pace: _Pace) -> None:
         for number, subscription in enumerate([*feed.in_step, *feed.ahead], start=1):
             if subscription in feed.in_step:
                 own: Round | None = found

@@ -34,7 +34,7 @@ class StrictRoute(APIRoute):
 
 
 def loads(body: bytes) -> Any:
-    """Return what JSON says. Raises :class:`json.JSONDecodeError`, also for an object with a key twice."""
+    """Return the value of a text of JSON. Raises :class:`json.JSONDecodeError`, also for an object with a key twice."""
     text = body.decode(json.detect_encoding(body), "surrogatepass")
 
     def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

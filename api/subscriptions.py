@@ -1,11 +1,10 @@
-"""Subscriptions of a hub: what each has been handed, the feeds that they share, and the pace of serving them."""
+"""Subscriptions of a hub: the position of each, the feeds that they share, and the limits of serving them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from api.frames import Cursor, Form, Round
@@ -101,13 +100,13 @@ class Subscription:
     most_frames: int
     """Frames that may be queued."""
     states: dict[str, str] = field(default_factory=dict)
-    """The last known state of each job, as of all that was ever queued."""
+    """The last known state of each job, of all events ever queued."""
     joined: bool = False
     joined_at: float = math.inf
     ahead_of_feed: Cursor = field(default_factory=Cursor)
-    """Its position with what is queued, while its feed may be behind."""
+    """Its position behind the queued events, while its feed may be further back."""
     revoked: bool = False
-    """What it was admitted by no longer admits anybody, or not to a job that it shows."""
+    """The key or session that admitted it ended, or no longer admits it to a job that it shows."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: deque[_Delivery] = field(default_factory=deque)
     _queued: int = 0
@@ -140,7 +139,7 @@ class Subscription:
         return taken
 
     def fall_back(self) -> None:
-        """Forget what is queued, and be where the consumer is."""
+        """Drop the queued events, and go back to the consumer's position."""
         if self._taken is not None:
             self.cursor = Cursor.resume(self._taken)
             if self.feed.everything:
@@ -153,20 +152,3 @@ class Subscription:
 
 class TooManyStreams(Exception):  # noqa: N818
     """The process or the key has as many open streams as it may."""
-
-
-class Pace:
-    """Spreads one round of work over time, so that requests and clients find a free core at any moment of it."""
-
-    def __init__(self, settings: HubSettings, clock: Callable[[], float]) -> None:
-        self._times, self._left_s, self._clock = settings.rest, settings.longest_rest_s, clock
-        self._since = clock()
-
-    async def rest(self) -> None:
-        """Let those work who were handed something, then rest for some times as long as all that took."""
-        await asyncio.sleep(0)
-        pause_s = min(self._left_s, self._times * (self._clock() - self._since))
-        self._left_s -= pause_s
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
-        self._since = self._clock()

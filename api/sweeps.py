@@ -1,4 +1,4 @@
-"""Expands submitted sweeps, and says what is wrong with a job of one in terms of what the user wrote."""
+"""Expands submitted sweeps, and reports a job's problems in terms of the sweep that the user wrote."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _expanded(spec: CommonSpec) -> Iterator[SweptSpec]:
 
 
 def refusals(spec: CommonSpec, children: list[Child], problems: Iterable[Problem]) -> list[FieldError]:
-    """Return why jobs of a sweep are refused, once for all jobs that are refused alike. The path of each problem begins
-    with the index of its job.
+    """Return why jobs of a sweep are refused, each reason once. The path of each problem begins with the index of its
+    job.
     """
     errors: dict[tuple[str, str], FieldError] = {}
     for problem in problems:

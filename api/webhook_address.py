@@ -45,7 +45,7 @@ class WebhookAddress:
 
     @property
     def authority(self) -> str:
-        """Return what the ``Host`` header says."""
+        """Return the value of the ``Host`` header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == _DEFAULT_PORTS[self.scheme] else f"{name}:{self.port}"
 

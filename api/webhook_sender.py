@@ -110,7 +110,7 @@ class WebhookSender(DeliveryRounds):
     def _after(
         self, delivery: WebhookDelivery, outcome: _SendOutcome, now: datetime
     ) -> tuple[WebhookDelivery, float | None]:
-        """Return what is to be kept of a delivery, and in how many seconds it is to be sent again, if ever."""
+        """Return the record to keep of a delivery, and the seconds until it is sent again, if ever."""
         first = delivery.first_at or now
         attempts = delivery.attempts + 1
         noted = {"attempts": attempts, "first_at": first, "last_at": now, "status": outcome.status}

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from api_process import ApiProcess
 from playwright.sync_api import Page, expect, sync_playwright
+from streams import SPEC
 
 from service.jobs.curves import CurveKeeper
 from service.jobs.embedded import EmbeddedBroker
@@ -49,14 +50,6 @@ PER_CALL = 100
 NAMES = ("loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_fraction", "tflops", "peak_memory_gib")
 VARIANTS = 10
 """Records that differ: other runs link one of these."""
-SPEC = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-    "batch": {"global": 8},
-    "device": "cpu",
-}
 WATCH = """
 window.shift = 0;
 new PerformanceObserver((list) => {

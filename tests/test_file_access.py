@@ -73,10 +73,9 @@ ALLOWED = {
     },
     # The folder of a launcher, which ranks cannot open, and that of a host.
     "workers/agent/allocated_host.py": {"Path(file).read_text"},
+    "workers/agent/agent.py": {"atomic_write", "folder.mkdir"},
     "workers/agent/allocated_part.py": {"self._folder.mkdir"},
-    "workers/agent/launching.py": {
-        "atomic_write", "folder.mkdir", "path.stat", "path.unlink", "self._folder.glob",
-    },
+    "workers/agent/launching.py": {"path.stat", "path.unlink", "self._folder.glob"},
     "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
     "workers/supervisor/relay.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/fork_server.py": {"os.open"},

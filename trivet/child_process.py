@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ class ServiceTimes:
 
 @dataclass
 class Restarts:
-    """Decides when something that ended by itself is started again: at once, but after a pause that doubles for what
+    """Decides when something that ended by itself is started again: at once, or after a pause that doubles for one that
     keeps ending soon after its start. Times are on the monotonic clock, in seconds.
     """
 
@@ -110,11 +109,3 @@ class ChildProcess:
 def lock_of(log: Path) -> Path:
     """Return the path of the lock that the part with this log holds."""
     return log.with_suffix(".lock")
-
-
-def how(code: int) -> str:
-    """Return a process's exit code in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    known = {each.value: each.name for each in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"

@@ -57,8 +57,8 @@ class Connection:
         self._held.close()
 
     def json(self, method: str, path: str, *, bears_repetition: bool = False, **options: Any) -> Any:
-        """Return the JSON of an answer; ``None`` of an empty one. In an outage reads, and what else bears repetition,
-        are repeated. Raises :class:`Refused` and :class:`Unreachable`.
+        """Return the JSON of an answer; ``None`` of an empty one. In an outage, reads and other calls that may be
+        repeated are repeated. Raises :class:`Refused` and :class:`Unreachable`.
         """
         response = self.patience.outlast(
             lambda: self.send(method, path, **options), bears_repetition=bears_repetition or method == "GET"

@@ -1,6 +1,6 @@
 """``trivet demo``: three linked jobs on a throw-away service, from nothing to a verdict.
 
-The specs are those of ``examples/``; only where they run and what they refer to is filled in.
+The specs are those of ``examples/``; only their device and references are filled in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Examines this machine for what Trivet needs: packages, torch and its devices, the broker, disk, ports, the service.
 
 Each check is a function of the settings that yields what it found; a further one is a function and a line in
-:data:`CHECKS`. Nothing is changed: what has to be tried is tried in a temporary folder or a process of its own.
+:data:`CHECKS`. Nothing is changed: trials run in a temporary folder or a process of their own.
 """
 
 from __future__ import annotations

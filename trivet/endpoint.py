@@ -50,8 +50,8 @@ class _ChosenSetting:
 def resolve(url: str | None, key: str | None) -> Endpoint:
     """Return the endpoint for a client's arguments and this process's settings.
 
-    Without any address it is the service of the data folder, through the socket there, whose owner the kernel
-    vouches for. Raises :class:`MisdirectedKey`, and :class:`TrivetError` for what is no address or no key.
+    Without any address it is the service of the data folder, through the socket there, whose owner the kernel vouches
+    for. Raises :class:`MisdirectedKey`, and :class:`TrivetError` for an invalid address or key.
     """
     settings, chosen = Settings(), sources()
     address = _choice("url", url, settings.url, chosen)

@@ -1,4 +1,4 @@
-"""Lets this host join a fleet by an invitation: what it says is tried, and kept for the worker."""
+"""Lets this host join a fleet by an invitation: its settings are tried, and kept for the worker."""
 
 from __future__ import annotations
 

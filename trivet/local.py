@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
+import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,20 +18,128 @@ import psutil
 from pydantic import SecretStr
 
 from service.jobs.embedded import BrokerError, EmbeddedBroker, end_leftover
-from service.jobs.private import NotPrivateError, close_to_others, read_private
+from service.jobs.layout import DataLayout
+from service.jobs.private import NotPrivateError, PrivateSocket, close_to_others, read_private
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.supervisor_registry import SupervisorRegistry
-from trivet.api_processes import ApiProcesses, StartError
-from trivet.child_process import ChildProcess, Restarts, ServiceTimes, how, lock_of
+from trivet.child_process import ChildProcess, Restarts, ServiceTimes, lock_of
 from trivet.client import Client
+from trivet.errors import TrivetError
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Nothing that lies where the service is started takes the place of a module of the same name."""
 _POLL_S = 0.1
 _PROBE_S = 5.0
 """For an answer at a socket that is open before anybody answers there."""
+
+
+def _how(code: int) -> str:
+    """Return a process's exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {each.value: each.name for each in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+class StartError(TrivetError):
+    """The service cannot start."""
+
+
+@dataclass
+class _ApiProcesses:
+    """Binds the API's port at once, so that it is not taken before the processes start. Raises :class:`StartError`."""
+
+    settings: Settings
+    times: ServiceTimes
+    processes: list[ChildProcess] = field(default_factory=list)
+    _ready: list[tuple[int, int]] = field(default_factory=list)
+    """A pipe for each process, which writes a byte to its second end once it answers."""
+
+    def __post_init__(self) -> None:
+        self._listening = _listener(self.settings)
+        self._private: PrivateSocket | None = None
+
+    @property
+    def url(self) -> str:
+        host, port = self._listening.getsockname()[:2]
+        scheme = "https" if self.settings.tls_cert else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @staticmethod
+    def logs(data: DataLayout) -> Iterator[Path]:
+        """Yield the logs of the processes of this service, or of an earlier one that had more."""
+        yield from {data.root / "logs" / "api.log", *(data.root / "logs").glob("api-*.log")}
+
+    def start(self, environment: Mapping[str, str]) -> dict[str, ChildProcess]:
+        """Start as many processes as the setting says; return them by name."""
+        self._private = PrivateSocket.bind(self.settings.layout, self.url)
+        if self._private is not None:
+            self._private.bound.listen()
+        self._listening.listen()
+        for number in range(1, self.settings.api_processes + 1):
+            self.processes.append(self._start_one("API" if number == 1 else f"API-{number}", environment))
+        return {process.name: process for process in self.processes}
+
+    def _start_one(self, name: str, environment: Mapping[str, str]) -> ChildProcess:
+        reader, writer = os.pipe()
+        self._ready.append((reader, writer))
+        descriptors = {"--fd": self._listening.fileno(), "--ready-fd": writer}
+        if self._private is not None:
+            descriptors["--private-fd"] = self._private.bound.fileno()
+        options = [word for option, descriptor in descriptors.items() for word in (option, str(descriptor))]
+        log = self.settings.layout.root / "logs" / f"{name.lower()}.log"
+        return ChildProcess(name, ["-m", "api", *options], environment, log, tuple(descriptors.values()), self.times)
+
+    def roll(self) -> list[str]:
+        """Restart one process after the other, each once the previous one answers; return what to report."""
+        said = []
+        for process, (ready, _) in zip(self.processes, self._ready, strict=True):
+            while _has_bytes(ready, 0.0):
+                os.read(ready, 512)
+            process.end()
+            process.start()
+            answers = _has_bytes(ready, self.times.ready_within_s)
+            said.append(f"the {process.name} was restarted" + ("" if answers else ", and does not answer yet"))
+        return said
+
+    def ask_to_end(self) -> None:
+        """Have the processes begin to end."""
+        for process in self.processes:
+            process.process.terminate()
+
+    def end(self) -> None:
+        """End the processes, and remove the sockets."""
+        self.ask_to_end()
+        for process in self.processes:
+            process.end()
+        self._listening.close()
+        if self._private is not None:
+            self._private.close()
+        for pipe in self._ready:
+            for end in pipe:
+                os.close(end)
+
+
+def _has_bytes(reader: int, within_s: float) -> bool:
+    return bool(select.select([reader], [], [], within_s)[0])
+
+
+def _listener(settings: Settings) -> socket.socket:
+    """Bind the API's socket before anything starts; the child inherits it, so the port cannot be lost between."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"cannot bind {settings.host}:{settings.port} ({error.strerror}); is 'trivet up' running already? "
+            f"For a second service set {ENV_PREFIX}PORT and {ENV_PREFIX}DATA"
+        ) from None
+    return listening
 
 
 @dataclass
@@ -44,7 +155,7 @@ class LocalService:
     broker: EmbeddedBroker | None = None
     parts: dict[str, ChildProcess] = field(default_factory=dict)
     restarts: dict[str, Restarts] = field(default_factory=lambda: defaultdict(Restarts))
-    api: ApiProcesses | None = None
+    api: _ApiProcesses | None = None
     lock: ProcessLock | None = None
     leftovers: list[str] = field(default_factory=list)
     """Names of the parts of a killed service that were ended at the start."""
@@ -64,9 +175,9 @@ class LocalService:
         had_key = self.settings.admin_key_path.exists()
         try:
             self.lock = self._lock_data_folder()
-            for log in ApiProcesses.logs(self.settings.layout):  # they may hold the port
+            for log in _ApiProcesses.logs(self.settings.layout):  # they may hold the port
                 self._end_leftover("API", log)
-            self.api = ApiProcesses(self.settings, self.times)
+            self.api = _ApiProcesses(self.settings, self.times)
             self._end_leftover("worker", self._log("worker"))
             if end_leftover(self.settings.layout.broker):
                 self.leftovers.append("broker")
@@ -95,10 +206,10 @@ class LocalService:
         said = []
         if self.broker is not None:
             log, code = self.broker.folder / "server.log", self.broker.process.poll()
-            said += self._revive("broker", None if code is None else how(code), log, self._restart_broker)
+            said += self._revive("broker", None if code is None else _how(code), log, self._restart_broker)
         for name, part in self.parts.items():
             code = part.process.poll()
-            said += self._revive(name, None if code is None else how(code), part.log, part.start)
+            said += self._revive(name, None if code is None else _how(code), part.log, part.start)
         return said
 
     def _revive(self, name: str, ended: str | None, log: Path, start: Callable[[], None]) -> list[str]:
@@ -140,8 +251,8 @@ class LocalService:
         return said
 
     def stop(self) -> None:
-        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start. Where none
-        runs here, nobody follows it, and the API ends beside the worker.
+        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start. If no job
+        runs here, the API ends at the same time as the worker.
         """
         worker = self.parts.pop("worker", None)
         if worker is not None:  # without a worker of its own, what runs on this host belongs to another service
@@ -183,7 +294,7 @@ class LocalService:
     def _registry(self) -> SupervisorRegistry:
         return SupervisorRegistry(self.settings.layout.host(self.settings.worker_name))
 
-    def _start(self, api: ApiProcesses) -> None:
+    def _start(self, api: _ApiProcesses) -> None:
         self.url = api.url
         environment = self._environment()
         self.parts |= api.start(environment)
@@ -234,7 +345,7 @@ class LocalService:
         for part in self.parts.values():
             if (part.process.poll() or 0) > 0 and not self.said:
                 raise StartError(
-                    f"the {part.name} {how(part.process.poll() or 0)}; {part.log} says:\n{part.last_lines()}"
+                    f"the {part.name} {_how(part.process.poll() or 0)}; {part.log} says:\n{part.last_lines()}"
                 )
         self.said += self.revive()
         return True

@@ -1,4 +1,4 @@
-"""Makes tables of what the client returns, as pyarrow has them: ``to_pandas()`` makes a data frame of one."""
+"""Makes pyarrow tables of the client's results: ``to_pandas()`` makes a data frame of one."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -37,7 +36,7 @@ class Terminal(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render anything; the characters of whatever came here other than as a string are made visible as well."""
+        """Render anything; control characters in anything other than a string are made visible as well."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text, lines=True), segment.style)
 
@@ -71,10 +70,3 @@ class Terminal(Console):
 def paragraph(text: str) -> Text:
     """Return text of several lines for a cell of a table, each made visible."""
     return Text("\n".join(visible(line) for line in text.split("\n")))
-
-
-def tolerate_narrow_encodings() -> None:
-    """Let characters that the output's encoding does not have be printed as escapes rather than end the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")

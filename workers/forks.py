@@ -75,9 +75,8 @@ def fork(
 ) -> Child:
     """Run ``program`` in a fork, which ends with the code that it returns, 1 after an exception.
 
-    It has no descriptors but the standard ones and those to ``keep``: ``stdin``, and ``output`` in place of what this
-    process prints to. Signals do there what they do to a new program, and it is in a session of its own unless that is
-    not wanted.
+    It has no descriptors but the standard ones and those to ``keep``: ``stdin``, and ``output`` in place of this
+    process's own output. Signals act there as in a new program, and it leads a session of its own by default.
     """
     sys.stdout.flush()
     sys.stderr.flush()

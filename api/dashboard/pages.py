@@ -1,8 +1,8 @@
 """Serves the pages of the dashboard, and mounts them on an application.
 
-A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. What the middle of a job
-page shows comes from a module that the job's kind declares (``service.jobs.plugins.JobKind.page``). Shells hold no
-data: everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
+A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. The middle of a job page
+comes from a module that the job's kind declares (``service.jobs.plugins.JobKind.page``). Shells hold no data:
+everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _mount_missing(app: FastAPI, environment: Environment, signed_in: SignedIn |
 
 
 def _wants_page(request: Request) -> bool:
-    """Return whether a person looks for a page there, by the address and by what the browser accepts."""
+    """Return whether a person asks for a page, by the address and by the types that the browser accepts."""
     is_data = request.url.path.startswith(("/v1/", "/static/"))
     return request.method == "GET" and not is_data and "text/html" in request.headers.get("accept", "")
 

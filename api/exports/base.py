@@ -1,4 +1,4 @@
-"""Defines what every exporter offers, and what it is given of a job."""
+"""Defines the interface of exporters, and the form in which they get a job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ExportedJob:
         return {path: value for path, value in _leaves(self.job.result or {}, "") if isinstance(value, str)}
 
     def facts(self) -> dict[str, str]:
-        """Return what else there is to know, by name."""
+        """Return further facts, by name."""
         job = self.job
         facts = {"job": job.id, "kind": job.kind, "name": job.name, "owner": job.owner, "project": job.project}
         facts |= {"state": job.state, "attempt": str(job.attempt)}
@@ -60,7 +60,7 @@ class ExportedJob:
 
     def files(self, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:
         """Yield name, size and content of each published file, those of folders too, but none that is larger than
-        ``most_bytes``. What was deleted meanwhile is left out.
+        ``most_bytes``. Deleted jobs are left out.
         """
         for artifact in self.store.artifacts.list(self.job.id):
             try:

@@ -151,7 +151,7 @@ def _check(answer: Answer) -> None:
 
 
 def _read(answer: Answer, wanted: str, default: Any = None) -> Any:
-    """Return a field of an answer. Raises :class:`ExportFailed` for what is no answer of MLflow."""
+    """Return a field of an answer. Raises :class:`ExportFailed` for any answer that is not MLflow's."""
     _check(answer)
     try:
         return json.loads(answer.body).get(wanted, default) if default is not None else json.loads(answer.body)[wanted]

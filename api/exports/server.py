@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def shown(self) -> str:
-        """Return the status and the beginning of what the server said."""
+        """Return the status and the beginning of the server's answer."""
         return f"{self.status} {self.body[:200].decode(errors='replace')}".strip()
 
 

@@ -36,7 +36,7 @@ class TensorBoardExporter:
 
 
 def _write_events(path: Path, told: ExportedJob) -> None:
-    """Write one event file with all that there is of a job."""
+    """Write one event file with everything about a job."""
     with path.open("wb") as file:
         for event in chain([_event(_ended(told), 0, _text_field(3, "brain.Event:2"))], _texts(told), _scalars(told)):
             file.write(_record(event))
@@ -88,7 +88,7 @@ def _text(name: str, text: str) -> bytes:
 
 
 def _narrow(value: float) -> float:
-    """Return a value that float32 holds: what is too large is infinite."""
+    """Return a value that float32 holds: a number that is too large becomes infinite."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,9 +13,9 @@ from api import sse
 from api.access import ReadableJob, visible_job
 from api.context import HubDep, StoreDep
 from api.frames import Cursor
-from api.params import After, Limit, Types, composite_cursor, event_types, refuse, resume_point, stream_id, wants_stream
+from api.params import After, Limit, Types, refuse, resume_point, stream_id, wants_stream
 from api.security import Caller, Reader
-from service.jobs.events import EventType
+from service.jobs.events import EVENT_TYPES, EventType
 from service.jobs.states import JobState
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
@@ -58,7 +59,7 @@ async def get_job_events(
     """Return a page of events; with ``Accept: text/event-stream``, history and then live events until the job is
     over.
     """
-    wanted = event_types(types)
+    wanted = _event_types(types)
     if not wants_stream(request):
         return await run_in_threadpool(_page, store, job.id, stream_id("after", after), wanted, limit)
     point = resume_point(request, after)
@@ -86,16 +87,38 @@ async def follow_events(
     types: Types = None,
 ) -> Response:
     """Stream live events of several jobs: of those named from their beginning, or of all from now on."""
-    wanted = event_types(types)
+    wanted = _event_types(types)
     states = {} if jobs is None else await run_in_threadpool(_states, key, store, jobs)
     point = resume_point(request, after)
     if point is not None:
-        cursor = composite_cursor(*point)
+        cursor = _composite_cursor(*point)
     elif jobs is None:
         cursor = Cursor(base=await hub.tail.now())
     else:
         cursor = Cursor()
     return sse.respond(hub, key, cursor, states, types=wanted, everything=jobs is None)
+
+
+def _composite_cursor(path: str, text: str) -> Cursor:
+    try:
+        return Cursor.resume(text)
+    except ValueError as error:
+        raise refuse(path, str(error), text, "the id of an event of this stream") from None
+
+
+def _choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
+    """Return names separated by commas; ``None`` when the parameter is absent."""
+    if text is None:
+        return None
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    unknown = sorted(names.difference(known))
+    if unknown or not names:
+        raise refuse(path, f"there is no {', '.join(unknown) or 'name given'}", text, f"some of {', '.join(known)}")
+    return names
+
+
+def _event_types(text: str | None) -> frozenset[str] | None:
+    return _choices("types", text, EVENT_TYPES)
 
 
 def _states(caller: Caller, store: Store, jobs: str) -> dict[str, JobState]:

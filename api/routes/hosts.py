@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.access import host_as_seen
 from api.audit import audit
 from api.context import StoreDep
-from api.security import Admin, Reader
-from service.jobs.records import Host
+from api.security import Admin, Caller, Reader
+from service.jobs.records import FailingHost, Holding, Host
+from service.jobs.store import Store
 
 router = APIRouter(tags=["hosts"])
 
@@ -22,8 +22,34 @@ class Hosts(BaseModel):
 def list_hosts(key: Reader, store: StoreDep) -> Hosts:
     """List all hosts by name. Of jobs that the key may not read, only the devices are told that they hold."""
     return Hosts(
-        items=sorted((host_as_seen(key, store, host) for host in store.hosts.list()), key=lambda host: host.name)
+        items=sorted((_host_as_seen(key, store, host) for host in store.hosts.list()), key=lambda host: host.name)
     )
+
+
+def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
+    """Return a host without the jobs that the caller may not read: their devices only count as held."""
+    if caller.project is None:
+        return host
+    allocation = host.allocation
+    named = host.running if allocation is None or allocation.job is None else (*host.running, allocation.job)
+    visible = store.jobs.visible_among(caller.project, named)
+    return host.model_copy(
+        update={
+            "running": tuple(job_id for job_id in host.running if job_id in visible),
+            "held": tuple(
+                one if one.job in visible else Holding(job=None, attempt=0, pool=one.pool, devices=one.devices)
+                for one in host.held
+            ),
+            "allocation": allocation
+            and allocation.model_copy(update={"job": allocation.job if allocation.job in visible else None}),
+            "failing": host.failing and _without_reason(host.failing),
+        }
+    )
+
+
+def _without_reason(failing: FailingHost) -> FailingHost:
+    """Return why a host is failing without the error that a job had there."""
+    return failing.model_copy(update={"reason": "parts of jobs that were placed here did not start"})
 
 
 @router.post("/hosts/{name}/drain")

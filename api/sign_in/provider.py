@@ -33,7 +33,7 @@ KeySet = Mapping[str, Mapping[str, Any]]
 
 
 class InvalidToken(Exception):  # noqa: N818
-    """The ID token proves nobody's identity to this service."""
+    """The ID token proves no identity to this service."""
 
 
 class UnknownSigningKey(InvalidToken):
@@ -113,7 +113,7 @@ _REFRESH_S = 10.0
 
 
 class ProviderUnavailable(Exception):  # noqa: N818
-    """The provider does not answer, or not as OpenID Connect has it."""
+    """The provider does not answer, or not by OpenID Connect."""
 
 
 class CodeRefused(Exception):  # noqa: N818

@@ -99,7 +99,7 @@ def _of_input(box: Interval) -> AffineForm:
 def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> AffineForm:
     """Apply the operator to the centres, to each slope and to the remainders; its constant counts once.
 
-    It is in what comes back for a slope, and takes some of its digits when it is taken off: these go to the remainder.
+    The result for a slope contains the constant, and loses digits when it is subtracted: these go to the remainder.
     """
     operator, tp_group = OPERATORS[node.operator], network.tp_group
 

@@ -17,8 +17,8 @@ from service.bounds.interval import Interval
 class Ball(Interval):
     """``‖value − middle‖₂ ≤ distance``, within the box that encloses it.
 
-    Rules see the box. ``middle`` is ``(batch, *shape)``; so is ``distance``, which repeats one number per instance, so
-    that all tensors are rearranged alike.
+    Rules see the box. ``middle`` is ``(batch, *shape)``, and so is ``distance``, which repeats one number per instance
+    so that one function rearranges all tensors.
     """
 
     middle: Tensor
@@ -50,7 +50,7 @@ class Ball(Interval):
         the greater one.
         """
         flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
-        # As for a box, with what rounding may cost a sum over the entries.
+        # As for a box, with the rounding error of a sum over the entries.
         at_middle = fused.least(flat, middle, Interval.point(middle).spread)
         inside = at_middle - self._distance[:, None] * (1 + 4 * eps) * flat.norm(dim=2)
         return torch.maximum(inside, super().least(coefficients))

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.fx.traceback import preserve_node_meta
 
 from service.bounds.decompositions.table import decomposed
 from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
-from service.bounds.graph import Graph, UnsupportedModelError, kept_by
+from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.operators import OPERATORS
 from service.parallel.tensor.placement import local
 
@@ -117,7 +119,12 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     shapes = {"x": {0: Dim("batch")}, "state": dict.fromkeys(state)}
     whole = frozenset(name for name, operator in OPERATORS.items() if operator.composite)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), recognised(), kept_by(module):
+        with (
+            warnings.catch_warnings(),
+            torch.no_grad(),
+            recognised(),
+            preserve_node_meta() if getattr(module, "names_operations", False) else nullcontext(),
+        ):
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
             return decomposed(exported, whole, OPERATORS)

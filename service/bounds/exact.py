@@ -1,7 +1,7 @@
 """The values of a small network of straight pieces and steps at one input, as rational numbers without any rounding.
 
-Floating-point numbers are rational, and so is what sums, products and comparisons make of them. Where a bound is
-attained, intervals around rounded values can tell nothing: these can.
+Floating-point numbers are rational, and so are their sums, products and comparisons. Where a bound is attained, rounded
+values and their errors decide nothing; exact ones do.
 """
 
 from __future__ import annotations

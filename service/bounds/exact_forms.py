@@ -19,7 +19,7 @@ MOST_BOXES, MOST_PRODUCTS = 64, 2**15
 """Boxes that one is cut into, and products of numbers of each."""
 
 ROUNDED = Fraction(1, 1000)
-"""A share of the size of what is compared; rounding weights to float32 moves it by less."""
+"""A share of the size of compared values; rounding weights to float32 moves them by less."""
 
 Ends = tuple[tuple[Fraction, ...], tuple[Fraction, ...]]
 

@@ -29,7 +29,6 @@ from service.bounds.graph import (
     refs,
     source_of,
 )
-from service.bounds.scalars import as_vectors
 from service.bounds.whole_functions import written_whole
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
@@ -45,6 +44,8 @@ MOVING |= {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.defau
 """Operators that only move entries."""
 VIEWS = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 """Operators that change nothing where the shape stays the same."""
+_SHAPED = frozenset({"dim", "dims", "size", "shape"})
+"""Arguments of operators that give a value its shape, which are no functions of entries."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,46 @@ class _Positive:
     """Whether a value is above 0, which only a choice may ask."""
 
     value: Ref
+
+
+def _as_vectors(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes with functions of such numbers between two views; each value keeps its name and its shape."""
+    found, vectors = list[Node](), dict[str, str]()
+    for node in nodes:
+        if not _is_of_numbers(node):
+            found.append(node)
+            continue
+        for name in node.inputs:
+            if name not in vectors:
+                vectors[name] = f"{name}_entry"
+                found.append(_view(vectors[name], name, node, (1,)))
+        vectors[node.name] = f"{node.name}_entry"
+        arguments = {name: _of_vectors(value, vectors) for name, value in node.arguments.items()}
+        shapes = ((1,),) * len(node.inputs)
+        found.append(replace(node, name=vectors[node.name], arguments=arguments, shape=(1,), input_shapes=shapes))
+        found.append(_view(node.name, vectors[node.name], node, ()))
+    return found
+
+
+def _is_of_numbers(node: Node) -> bool:
+    are_numbers = bool(node.inputs) and not any((node.shape, *node.input_shapes))
+    return are_numbers and not _SHAPED & node.arguments.keys()
+
+
+def _view(name: str, of: str, node: Node, shape: tuple[int, ...]) -> Node:
+    size = (BatchSize(), *shape)
+    before = () if shape else (1,)
+    return Node(name, "aten.view.default", {"self": Ref(of), "size": size}, shape, (before,), node.where)
+
+
+def _of_vectors(value: Any, vectors: Mapping[str, str]) -> Any:
+    if isinstance(value, Ref):
+        return Ref(vectors[value.name])
+    if isinstance(value, tuple):
+        return tuple(_of_vectors(each, vectors) for each in value)
+    if isinstance(value, Repeated) and value.value.dim() == 1:
+        return Repeated(value.value.unsqueeze(1))
+    return value
 
 
 class GraphBuilder:
@@ -83,7 +124,7 @@ class GraphBuilder:
                 output = self._read_output(fx)
         if output is None:
             raise UnsupportedModelError("the traced program has no output")
-        return Graph(_reaching(as_vectors(written_whole(self.nodes, self.dtype)), output.name))
+        return Graph(_reaching(_as_vectors(written_whole(self.nodes, self.dtype)), output.name))
 
     def _read_placeholders(self) -> None:
         lifted = self.program.constants
@@ -301,7 +342,7 @@ def _depends(value: Any) -> bool:
 
 
 def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:
-    """Return the input and what the output is computed from, in order."""
+    """Return the input and the nodes that the output is computed from, in order."""
     needed = {output, nodes[0].name}
     for node in reversed(nodes):
         if node.name in needed:

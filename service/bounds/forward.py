@@ -19,9 +19,9 @@ from service.bounds.progress import ProgressMeter
 class ForwardTraversal:
     """Bound every value of a network in execution order, in ``intervals``, which begin with the input's.
 
-    What a non-linear node reads decides on its relaxation: before the first one that reads a value, its bounds are made
-    equal to the last bit on all ranks that have it, and refined. As it is, this is interval bound propagation (Gowal et
-    al., 2018); subclasses say what else is done at each layer.
+    A non-linear node's relaxation depends on the bounds of its inputs: before the first node that reads a value, its
+    bounds are refined, and made equal to the last bit on all ranks that have it. Without subclasses this is interval
+    bound propagation (Gowal et al., 2018); they add to each layer.
     """
 
     network: Network
@@ -56,7 +56,7 @@ class ForwardTraversal:
         return self.network.interval(node, self.intervals)
 
     def bounds_of_inputs(self, node: Node) -> list[Interval]:
-        """Return the bounds of what a node reads, in the order of its inputs."""
+        """Return the bounds of a node's inputs, in their order."""
         return [self.intervals[name] for name in node.inputs]
 
 

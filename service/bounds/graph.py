@@ -8,16 +8,16 @@ Operations are marked by their names in the file that the model came from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node as FxNode
-from torch.fx.traceback import annotate, preserve_node_meta
+from torch.fx.traceback import annotate
 
 from service.jobs.runtime import RefusedError
 
@@ -33,7 +33,7 @@ CHOICE = "trivet.choice"
 COMPARABLE = {torch.float32: 2.0**125, torch.float64: 2.0**960}
 """A size of values by their type: constants are compared as if they were no larger, so that differences are finite."""
 MATRIX_OF_TWO = "trivet.matrix_product"
-"""Two arguments alike: their matrix product."""
+"""The matrix product of two values."""
 MATRIX_FROM_LEFT = "trivet.matrix_from_left"
 """The matrix product of a constant ``self`` and a value ``other``."""
 
@@ -161,13 +161,6 @@ _KEY = "trivet_source"
 def annotated(name: str) -> AbstractContextManager[object]:
     """Return a context whose traced operations belong to the operation ``name``."""
     return annotate({_KEY: name})
-
-
-def kept_by(module: nn.Module) -> AbstractContextManager[object]:
-    """Return a context in which a trace keeps the names, for a module that says by ``names_operations`` that it gives
-    them.
-    """
-    return preserve_node_meta() if getattr(module, "names_operations", False) else nullcontext()
 
 
 def source_of(fx: FxNode) -> str:

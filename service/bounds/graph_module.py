@@ -100,7 +100,7 @@ class ExecutableGraph(nn.Module):
                 found = once.expand(len(x), *once.shape[1:])
             case tuple():
                 found = [self._put_in(each, values, x) for each in value]
-            # What the trace was in is what the constants are in now: another type, another device.
+            # The traced type and device became those of the constants, which may have moved since.
             case torch.dtype():
                 found = x.dtype if value.is_floating_point else value
             case torch.device():

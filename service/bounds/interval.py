@@ -38,10 +38,10 @@ class Interval:
 
     @property
     def spread(self) -> Tensor:
-        """Return the radius, with what rounding may cost a sum over the entries: values may be small next to the terms.
+        """Return the radius, with the rounding error of a sum over the entries: values may be small next to the terms.
 
-        Terms of up to :data:`ORDINARY` are left to the margins of verdicts. Bounds that are trained are no proof, and
-        do without.
+        The margins of verdicts cover terms of up to :data:`ORDINARY`. Bounds that are trained prove nothing, and omit
+        the error.
         """
         radius, centre = self.radius, self.centre
         if radius.requires_grad:
@@ -65,7 +65,7 @@ class Interval:
     def without_nan(self) -> Interval:
         """Replace NaN by infinity: NaN compares false with everything, so a rule would take its sign for known.
 
-        A lower end that has overflowed is the largest number instead, since values are finite; an upper one alike.
+        An end that overflowed towards the other becomes the largest number, since values are finite.
         """
         return Interval(
             self.lower.nan_to_num(nan=-torch.inf, neginf=-torch.inf),
@@ -78,11 +78,11 @@ class Interval:
         return Interval.around(self.centre, self.spread)
 
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:
-        """Apply a function that only moves entries or instances around; what it leaves is the same set of values."""
+        """Apply a function that only moves entries or instances around: the set of values stays the same."""
         return self.map(function)
 
     def nearest(self, values: Tensor) -> Tensor:
-        """Return values ``(batch, *shape)`` moved into the set, by as little as it takes."""
+        """Return values ``(batch, *shape)`` moved to the nearest ones in the set."""
         return torch.minimum(torch.maximum(values, self.lower), self.upper)
 
     def least(self, coefficients: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Trees of maxima over entries of one value, as those of a pool, in one step of a backward pass.
 
-A pool is compared in pairs, and a pass goes through each comparison and each slice that one reads. Lines of a maximum
-take shares of its operands that are not negative and add up to one, and all else in a tree only moves entries. So a
-coefficient keeps its sign down to the value that the tree reads: what it becomes there is known once for a positive one
-and once for a negative one, and mostly it is one entry, since most comparisons are decided.
+A pool is compared in pairs, and a pass goes through each comparison and each slice. The lines of a maximum weigh its
+operands by shares that are not negative and add up to one, and everything else in a tree only moves entries. So a
+coefficient keeps its sign down to the value that the tree reads, and its share there is computed once for positive and
+once for negative ones. Mostly it lands on one entry, since most comparisons are decided.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def _only_moves(node: Node) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Leap:
-    """A tree as one step, for as long as its maxima are ``relaxed`` so.
+    """A tree as one step, valid while its maxima are ``relaxed`` so.
 
-    A coefficient at ``place`` of the last maximum becomes ``lower`` ``(batch, count)`` of itself at ``entry`` of the
-    source where it is positive, ``upper`` where it is negative, which also adds ``above`` ``(batch, entries)``.
+    A positive coefficient at ``place`` of the last maximum contributes the share ``lower`` ``(batch, count)`` of itself
+    at ``entry`` of the source; a negative one ``upper``, and ``above`` ``(batch, entries)`` as well.
     """
 
     source: Node

@@ -46,7 +46,7 @@ class SystemMeter(MemoryMeter):
         return int(psutil.Process().memory_info().rss)
 
     def free(self, device: torch.device) -> int:
-        """Return free bytes: of a CUDA device with what torch holds unused, of the host within control groups and
+        """Return free bytes: of a CUDA device including torch's unused reserve, of the host within control groups and
         limits.
         """
         if device.type == "cuda":
@@ -86,11 +86,11 @@ class MemoryBudget:
         kept: int = 0,
         least: Callable[[int], int] = lambda count: count,
     ) -> int:
-        """Return how many items of ``each`` bytes fit into one part in ``share`` of what is free: from 1 to ``most``.
+        """Return how many items of ``each`` bytes fit into one part in ``share`` of the free memory: from 1 to
+        ``most``.
 
-        ``kept`` bytes seem to be free and are not. Ranks that do the same agree by ``least``, which all of them call.
-        Raises :class:`MemoryShortageError`, on all of them, where even one item would take more than is free of the
-        host.
+        ``kept`` of the free bytes are already taken. Ranks that do the same agree by ``least``, which all of them call.
+        Raises :class:`MemoryShortageError`, on all of them, if not even one item fits into the host's memory.
         """
         free = self.free(device) - kept
         fits = device.type != "cpu" or each <= free
@@ -100,9 +100,9 @@ class MemoryBudget:
         return count
 
     def shortage(self, stage: str, device: torch.device, error: BaseException) -> MemoryShortageError:
-        """Return what to say of ``error``, for which :func:`is_out_of_memory` holds, while it is being handled.
+        """Return the error to raise for ``error``, for which :func:`is_out_of_memory` holds, while it is being handled.
 
-        What the failed step holds is in use until then, and is no part of what is free.
+        Memory of the failed step is still in use then, and does not count as free.
         """
         if isinstance(error, MemoryShortageError):
             return error if error.stage else MemoryShortageError(error.amounts, stage)
@@ -219,7 +219,7 @@ def _tried_of(error: BaseException | None) -> int | None:
 
 
 def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Return what each memory control group of this process leaves, version 2 or 1, innermost first."""
+    """Return the bytes left in each memory control group of this process, version 2 or 1, innermost first."""
     rooms = []
     for line in _lines(membership):
         number, controllers, path = line.split(":", 2)

@@ -32,7 +32,8 @@ from service.parallel.mesh import SINGLE, Axis
 
 ALONE = RankGroup()
 DRAWS = 2
-"""Random rows that go backward: an entry that matters would have to cancel to 0 in all of them to be missed."""
+"""The number of random rows that go backward: an entry that matters is missed only if it cancels to 0 in all of them.
+"""
 
 
 @torch.no_grad()
@@ -217,7 +218,7 @@ class Network:
     def ranges(self) -> Mapping[str, Range]:
         """Return the ranges that values have by nature.
 
-        A sum over entries that other ranks have is followed by its collective, and is no part of what has a range.
+        A sum over entries of other ranks is followed by its collective, and has no range.
         """
         return ranges_of(self.graph)
 

@@ -8,7 +8,7 @@ bound is the largest one met.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -31,10 +31,10 @@ from service.bounds.replay import Plain, Recorded
 class Ascent:
     """Adam's step, in units of the parameters' range, and the share of it that is left after all iterations.
 
-    Bounds are settled once :data:`STRIDE` iterations brought no more than ``least_share`` of what all have brought, or
-    all no more than ``least_gain`` of the width, that of an entry from both sides; a part whose rows are all settled
-    ends. After ``deadline`` (``time.monotonic``) a part has one iteration, where nothing is recorded; two ascents that
-    differ in it alone are equal.
+    Bounds are settled once :data:`STRIDE` iterations gained no more than ``least_share`` of the total gain, or the
+    total gain is no more than ``least_gain`` of the width, counted from both sides for an entry; a part whose rows are
+    all settled ends. After ``deadline`` (``time.monotonic``) a part has one iteration, and records nothing; ascents
+    that differ only in it are equal.
     """
 
     iterations: int = 20
@@ -46,12 +46,12 @@ class Ascent:
 
     @property
     def decay(self) -> float:
-        """Return what the step is multiplied by after each iteration."""
+        """Return the factor of the step after each iteration."""
         return float(self.last_step ** (1 / max(1, self.iterations)))
 
 
 STRIDE = 3
-"""Iterations after which it is asked what they have brought: the first steps often overshoot."""
+"""The number of iterations whose gain is judged together: the first steps often overshoot."""
 
 
 @dataclass(eq=False)
@@ -257,7 +257,7 @@ class RowOptimiser(SlopeOptimiser):
         self.above: Tensor | None = None
         self.has_begun = False
         device = families.backward.device
-        # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
+        # Ranks that communicate inside of a record would have to replay it in step, so they record nothing.
         alone = device.type == "cuda" and self.anchor is None
         self.repeat = Recorded(device) if alone else Plain()
 
@@ -355,28 +355,6 @@ class RowOptimiser(SlopeOptimiser):
         if bounds.requires_grad:
             # Where there is no bound there is no direction either.
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
-
-
-def optimised_lower_bounds(
-    families: Families,
-    start: str,
-    parts: Iterator[tuple[InitialRows, Tensor | None]],
-    ascent: Ascent,
-    brought: Brought | None = None,
-) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of all parts, joined; upper bounds go with those that have them.
-
-    Parts of one shape share what is recorded for a device. ``brought`` is told what iterations have brought.
-    """
-    optimisers: dict[tuple[int, ...], RowOptimiser] = {}
-    found = []
-    for rows, above in parts:
-        shape = tuple((rows.index if isinstance(rows, IdentityRows) else rows).shape)
-        if shape not in optimisers:
-            optimisers.clear()
-            optimisers[shape] = RowOptimiser(families, start, rows, ascent, brought)
-        found.append(optimisers[shape].best_bounds(rows, above))
-    return torch.cat(found, dim=1)
 
 
 def _before(network: Network, start: str) -> list[str]:

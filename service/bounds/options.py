@@ -16,13 +16,13 @@ from service.bounds.progress import ProgressMeter, TimeLimit
 
 @dataclass(frozen=True)
 class BoundOptions:
-    """Says what a bounding method may spend, and the rule by which it keeps intermediate bounds.
+    """Holds the limits of a bounding method, and the rule by which it keeps intermediate bounds.
 
-    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
-    in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
-    more rows than fit go in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
-    fit into it, as far as all ranks know. ``ascent`` is for methods that optimise, and ``gains`` is told what that has
-    brought. ``progress`` is told how far an analysis is; two that differ in what is told alone are equal.
+    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as in the
+    plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory: more rows
+    than fit go in parts. ``memory`` is the limit of all memory, and ``is_planned`` says that all ranks have fitted
+    ``elements`` to it. ``ascent`` is for methods that optimise, and ``gains`` hears of their gain. ``progress`` hears
+    how far an analysis is. Options that differ only in these listeners are equal.
     """
 
     intersect: bool = True

@@ -9,13 +9,14 @@ from enum import Enum
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from service.bounds.graph import Graph, Node, Ref, Repeated, UnsupportedModelError
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.base import Crossing
 from service.bounds.rank_group import RankGroup
-from service.parallel.collectives import members
+from service.parallel.collectives import resolve
 
 COPY = "trivet.copy_to_group.default"
 
@@ -81,7 +82,7 @@ def entered(graph: Graph, tp_group: RankGroup) -> Graph:
 
     Our own layers say so themselves. Torch's functional collectives do not, since forward nothing happens there: a
     node's work differs where its constants do, or one of its inputs. All ranks call it. Raises
-    :class:`UnsupportedModelError` where ranks have other nodes, or other members in a group.
+    :class:`UnsupportedModelError` where ranks have other nodes, or other _members in a group.
     """
     if tp_group.axis.size == 1:
         return graph
@@ -95,11 +96,11 @@ def entered(graph: Graph, tp_group: RankGroup) -> Graph:
 
 
 Sides = tuple[Placement, Placement]
-"""Placements of a node's inputs and of its value."""
+"""The placement of a node's inputs, and that of its value."""
 
 
 def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
-    """Return what every node would have to read, if replicated values were copied wherever they have to be."""
+    """Return the placements of every node, if replicated values were copied wherever necessary."""
     found: dict[str, Sides] = {graph.input.name: (Placement.REPLICATED, Placement.REPLICATED)}
     for node in graph.nodes[1:]:
         crossing = OPERATORS[node.operator].crossing
@@ -169,10 +170,15 @@ def _check_groups(graph: Graph, tp_group: RankGroup) -> None:
     own = tp_group.axis.group
     for node in graph.nodes[1:]:
         group = node.arguments.get("group")
-        if isinstance(group, str) and group != own and members(group) != members(own):
+        if isinstance(group, str) and group != own and _members(group) != _members(own):
             raise UnsupportedModelError(
-                f"{node} is over ranks {members(group)}; expected those of the tensor-parallel group, {members(own)}"
+                f"{node} is over ranks {_members(group)}; expected those of the tensor-parallel group, {_members(own)}"
             )
+
+
+def _members(group: str) -> list[int]:
+    """Return the global ranks of a group, in its order."""
+    return list(dist.get_process_group_ranks(resolve(group)))
 
 
 def _forgotten(node: Node) -> str:

@@ -72,7 +72,7 @@ class BoxPlanes:
         return Planes(coefficients, bias, self._bounds, influence)
 
     def _no_looser_than_ranges(self, form: FoldedForm, coefficients: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace planes by level ones where the intervals of what the rows read say more."""
+        """Replace planes by level ones where the intervals of their sources give tighter bounds."""
         level = form.bias
         for source, matrix in form.matrices.items():
             values = self._values[source]

@@ -36,7 +36,7 @@ class ProgressMeter:
     _lock: Lock = field(default_factory=Lock)
 
     def start(self, network: Network, names: Iterable[str]) -> None:
-        """Begin an analysis that bounds the entries of the values ``names``, and of the output."""
+        """Begin an analysis that bounds the entries of the values ``names`` and those of the output."""
         sizes = accumulate(float(node.size) for node in network.graph.nodes)
         self._cost = {node.name: cost for node, cost in zip(network.graph.nodes, sizes, strict=True)}
         self._expected = {

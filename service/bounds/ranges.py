@@ -1,8 +1,8 @@
-"""Ranges that values have by nature, whatever they are composed of: softmax, its logarithm's sum, and normalisations.
+"""Ranges that hold for composed functions whatever their input: softmax, log-sum-exp, and normalisations.
 
-Interval propagation through what they are composed of forgets that the same values stand above and below the line. The
-range of ``log Σ exp`` and of a softmax over a box is exact (each is monotone in each score), and is found from scores
-that are shifted by the largest, so that no exponential overflows.
+Interval propagation through their parts forgets that the same values stand above and below the line. The range of ``log
+Σ exp`` and of a softmax over a box is exact (each is monotone in each score). Scores are shifted by the largest, so
+that no exponential overflows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ADD, SUB, MUL = "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor"
 
 
 CLOSE, NEAR = {torch.float32: 5.0, torch.float64: 13.0}, 64.0
-"""How far apart scores are, and how far from 0, where sums of their powers lose less than what margins allow for."""
+"""The spread of scores, and their distance from 0, up to which sums of their powers lose less than margins allow for.
+"""
 
 
 class Range(ABC):

@@ -55,12 +55,12 @@ class Family(Protocol):
     def start(self) -> tuple[Tensor, ...]: ...
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
-        """Return the member of parameters ``(batch, rows or 1, *any)``; what it gives is differentiable in them."""
+        """Return the member of parameters ``(batch, rows or 1, *any)``, whose results are differentiable in them."""
 
 
 @runtime_checkable
 class PatchFamily(Protocol):
-    """A family that has one like itself for what patches show of its operator."""
+    """A family that also exists for the entries of its operator in patches."""
 
     def shown(self, patches: Patches) -> Family:
         """Return the family of the patches: ``start`` is then ``(batch, rows, *shape of a patch)``, and members take

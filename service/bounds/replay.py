@@ -58,7 +58,7 @@ class RecordCache(Generic[Key, Value]):
     _kept: dict[Key, Value] = field(default_factory=dict)
 
     def repeater(self) -> Repeat:
-        """Return what repeats one more body in the memory of this cache."""
+        """Return a repeater of one more body in the memory of this cache."""
         return self.repeat(self.memory)
 
     def take(self, key: Key) -> Value | None:

@@ -1,4 +1,4 @@
-"""Bounds of what float64 arithmetic may be off by (Higham, Accuracy and Stability of Numerical Algorithms, 2002,
+"""Bounds of the rounding error of float64 arithmetic (Higham, Accuracy and Stability of Numerical Algorithms, 2002,
 chapter 3).
 
 Sums, those over ranks too, and products are taken to be rounded to nearest, in any order and with or without fused
@@ -43,7 +43,3 @@ def widened(interval: Interval, below: Tensor | float, above: Tensor | float) ->
 def magnitude(interval: Interval) -> Tensor:
     """Return the largest absolute value in it, exactly."""
     return torch.maximum(interval.lower.abs(), interval.upper.abs())
-
-
-def symmetric(size: Tensor) -> Interval:
-    return Interval(-size, size)

@@ -1,8 +1,8 @@
 """Halfspaces of hidden values, ``z ≥ at`` or ``z ≤ at``, in linear bounds (beta-CROWN, Wang et al., 2021; GenBaB).
 
-A split tightens the bounds of one entry of a value, so that the relaxations that read it are tighter. Its
-constraint enters the bound with a multiplier (β of the papers), and so does the entry's other bound: what was
-proved of a value is worth keeping when the operator that reads it leaves nothing to relax.
+A split tightens the bounds of one entry of a value, and so the relaxations that read it. Its constraint enters the
+bound with a multiplier (β of the papers), and so does the entry's other bound, which still helps when the operator that
+reads it leaves nothing to relax.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def breakpoint_of(network: Network, preactivation: Preactivation) -> float | Non
 class Splits:
     """``sign·(z − at) ≥ 0`` for the entries ``index``; a sign of 0 is no split. All are ``(batch, depth)``.
 
-    ``index`` is int64 over the entries of all preactivations, the others are of the bounds' dtype.
+    ``index`` is int64 over the entries of all preactivations, the others have the bounds' dtype.
     """
 
     index: Tensor
@@ -132,7 +132,7 @@ class Multipliers:
     held: Interval
 
     def coefficients(self, entries: int) -> Tensor:
-        """Return what is added to the coefficients of all preactivations, ``(batch, entries)``."""
+        """Return the additions to the coefficients of all preactivations, ``(batch, entries)``."""
         return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
 
     def biases(self, preactivation: Tensor, preactivations: int) -> Tensor:
@@ -154,67 +154,6 @@ class Multipliers:
         up, down = gradient + self.held.lower, gradient + self.held.upper
         at_zero = torch.where(up > 0, up, torch.where(down < 0, down, torch.zeros_like(up)))
         return torch.where(self.values > 0, up, torch.where(self.values < 0, down, at_zero)).nan_to_num(0, 0, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class _Constrained(Relaxed):
-    """An operator with ``added`` ``(batch, *shape)`` to each input's coefficients, and to the bias ``(batch,)``."""
-
-    relaxed: Relaxed
-    added: Sequence[Tensor | None]
-    bias: Tensor
-
-    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        propagated, bias = self.relaxed.backward(coefficients)
-        joined = tuple(
-            through if extra is None else through + extra.unsqueeze(1)
-            for through, extra in zip(propagated, self.added, strict=True)
-        )
-        constant = self.bias.unsqueeze(1).expand(-1, joined[0].shape[1])
-        return joined, constant if bias is None else bias + constant
-
-
-def constrained(
-    network: Network,
-    preactivations: Preactivations,
-    relaxed: Mapping[str, Relaxed],
-    coefficients: Tensor,
-    biases: Tensor,
-) -> dict[str, Relaxed]:
-    """Return ``relaxed``, by node, with the multipliers' terms at the values that they read.
-
-    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
-    """
-    added, bias = (
-        preactivations.unflattened(coefficients),
-        dict(zip(preactivations.each, biases.unbind(dim=1), strict=True)),
-    )
-    result = dict(relaxed)
-    for name in {
-        preactivation.reader: None for preactivation in preactivations.each if preactivation.reader in relaxed
-    }:
-        own = {
-            preactivation.position: preactivation
-            for preactivation in preactivations.each
-            if preactivation.reader == name
-        }
-        extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
-        first, *others = (bias[preactivation] for preactivation in own.values())
-        result[name] = _Constrained(relaxed[name], extra, sum(others, start=first))
-    return result
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedRelaxation(Relaxed):
-    """An operator that keeps the coefficients ``(batch, rows, *shape)`` that arrive at its output, under its name."""
-
-    relaxed: Relaxed
-    name: str
-    arrived: dict[str, Tensor]
-
-    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        self.arrived[self.name] = coefficients
-        return self.relaxed.backward(coefficients)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""Graphs as bytes: JSON for what the nodes are, safetensors for their constants, and a digest of both.
+"""Graphs as bytes: JSON for the nodes, safetensors for their constants, and a digest of both.
 
-A graph that was read computes what the stored one did to the last bit: constants keep the order of their entries in
-memory, by which products may round in another order.
+A graph that was read computes the same bits as the stored one: constants keep the memory order of their entries, on
+which the rounding of products depends.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Writer:
     names: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def encoded(self, value: Any) -> Any:
-        """Return an argument as JSON has it; objects stand for what JSON has not."""
+        """Return an argument as JSON; objects stand for types that JSON lacks."""
         found: Any
         match value:
             case torch.device():

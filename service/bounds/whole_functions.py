@@ -118,14 +118,14 @@ class _ExpressionReader:
             yield factor, node
 
     def _affine(self, name: str) -> _ScaledNode:
-        """Return a value as an affine function of the last one that is none of another."""
+        """Return a value as an affine function of the first value before it that is no affine function itself."""
         scale, offset, node = 1.0, 0.0, self.nodes[name]
         while (step := _step(node)) is not None:
             scale, offset, node = scale * step[0], offset + scale * step[1], self.nodes[node.inputs[0]]
         return _ScaledNode(scale, offset, node)
 
     def _polynomial(self, name: str, of: str, left: int = DEEPEST) -> Polynomial | None:
-        """Return coefficients by powers of the value ``of``; ``None`` for what is no polynomial of it."""
+        """Return coefficients by powers of the value ``of``; ``None`` if the value is no polynomial of it."""
         if name == of:
             return {1: 1.0}
         node = self.nodes[name]

@@ -1,6 +1,5 @@
-"""Where a compile-check job begins: with processes that are forked before anything is imported.
-
-An import of PyTorch's compilers may start CUDA, and what is forked after that cannot use it.
+"""Where a compile-check job begins: it forks its processes before it imports anything. An import of PyTorch's compilers
+may start CUDA, and a process forked after that cannot use it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from service.jobs.spec.compile import CompileSpec
 _LANES = 3
 """Processes that climb a phase at most; each has two cores."""
 _PROVING, _SPARE = 1, 3
-"""A process that proves the detectors, and others for what is to be tried again, or goes on after a crash."""
+"""One process proves the detectors; others repeat trials, or go on after a crash."""
 
 
 def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
@@ -37,7 +36,7 @@ def _eager(spec: CompileSpec) -> int:
 
 
 def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:
-    """Wait for a task, having imported what it needs if one is sure to come."""
+    """Import what a task needs if one is sure to come, then wait for it."""
     if seat.eager:
         importlib.import_module("service.compilation.job")
     task = seat.tasks.recv()

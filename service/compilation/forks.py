@@ -1,4 +1,4 @@
-"""Forks processes before anything is imported that might start a device, for what is to be done in them later."""
+"""Forks processes for later work, before any import that might start a device."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ STOP, SIZE = 0, 1
 """Places in the memory that all processes share: whether to stop, and how large the program is."""
 UNKNOWN, IS_SMALL, IS_LARGE = 0, 1, 2
 RAISED = "raised"
-"""What a process tells with an exception that it ended by."""
+"""The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
 _MEMORY_DEVICE = "/dev/nvidia-uvm"
-"""What CUDA opens when it starts, and what only counts devices does not."""
+"""CUDA opens it when it starts; counting devices does not."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """What a process has of the one that forked it: ``tasks`` come, and what becomes of them is ``told``. ``eager``:
-    one is sure to come. ``races``: a file that a process locks while it measures.
+    """A forked process's ends of the lines to its parent: ``tasks`` arrive, results are ``told``. ``eager``: a task is
+    sure to come. ``races``: a file that a process locks while it measures.
     """
 
     tasks: Connection

@@ -1,4 +1,4 @@
-"""Tells an error of the host from one of the program: what a full disk or a missing compiler stops is not judged."""
+"""Tells the host's errors from the program's: a run that a full disk or a missing compiler stops is not judged."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _is_of_host(error: BaseException) -> bool:
 
 
 def _tells_of_another(error: BaseException) -> bool:
-    """Return whether ``error`` was made of what a compiler, an allocator or another process has said."""
+    """Return whether ``error`` repeats the words of a compiler, an allocator or another process."""
     if isinstance(error, BackendCompilerFailed):
         return False
     module = type(error).__module__

@@ -5,12 +5,15 @@ publish.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
+
+import torch.distributed as dist
 
 from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
@@ -21,16 +24,19 @@ from service.compilation.lanes import climb_apart, in_lanes
 from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
-from service.compilation.ranks.group import are_together, gather, slowest
-from service.compilation.report.publishing import announce, assemble, keep_caches, write
-from service.compilation.report.rows import metrics
+from service.compilation.ranks.group import gather, slowest
+from service.compilation.report.publishing import REPORT, gate, highest_safe
+from service.compilation.report.rows import counts, metrics, rung_row
+from service.compilation.report.summary import causes, summary, unproved
 from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.torch_internals.caches import clear_abandoned
 from service.compilation.torch_internals.toolchain import Toolchain, own_cache
+from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
+from service.models.compiled import COMPILE_CACHE, cache_file
 from service.parallel import distributed
 
 _SELF_TEST = "self-test: whether each detector finds the fault that it is for"
@@ -47,21 +53,86 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
     clear_abandoned()
     rungs = climb_to(spec.modes)
     found = _climbed_apart(spec, context, rungs, forks) if forks else _climbed_here(spec, context, rungs)
-    keep_caches(context, spec, found.results)
+    _keep_caches(context, spec, found.results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
-        write(context, found.report(spec))
-    diagnoses = _diagnoses(spec, context, found) if are_together(context.world_size) else []
+        _write(context, found.report(spec))
+    diagnoses = _diagnoses(spec, context, found) if _are_together(context.world_size) else []
     if context.rank:
         return None
     context.report.phase(ENDING)
     report = found.report(spec, diagnoses)
-    write(context, report)
-    announce(context, diagnoses)
+    _write(context, report)
+    _announce(context, diagnoses)
     for sentence in report["summary"]:
         context.report.log(sentence)
     return {
         **{name: report[name] for name in ("gate", "summary", "verdicts")},
         "completed": _completed(context, found.results),
+    }
+
+
+def _are_together(world: int) -> bool:
+    """Return whether the group of ``world`` ranks has not been left."""
+    return world == 1 or dist.is_initialized()
+
+
+def _announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:
+    """Tell of the report, and of what the diagnoses left beside it."""
+    artifacts = context.paths.artifacts
+    for found in diagnoses:
+        if any((artifacts / found.trace).iterdir()):
+            context.report.artifact(artifacts / found.trace)
+        if found.reproduction.script:
+            script = artifacts / found.reproduction.script
+            context.report.artifact(script, "text/x-python")
+            context.report.artifact(script.with_suffix(".safetensors"))
+    context.report.artifact(artifacts / REPORT, "application/json")
+
+
+def _write(context: RunContext, report: dict[str, Any]) -> None:
+    """Write the report in one piece."""
+    context.paths.artifacts.mkdir(parents=True, exist_ok=True)
+    atomic_write(context.paths.artifacts / REPORT, json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def _keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -> None:
+    """Write what this rank compiled for the allowed rungs, for jobs that name the gate."""
+    folder = context.paths.artifacts / COMPILE_CACHE
+    for phase in spec.phases:
+        best = highest_safe(results, phase)
+        cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
+        if best and cache:
+            path = folder / cache_file(phase, best.case.rung.name, context.rank)
+            with atomic_draft(path) as draft:
+                draft.write_bytes(cache)
+            context.report.artifact(path)
+
+
+def _assemble(
+    spec: CompileSpec,
+    subject: Subject,
+    results: list[Result],
+    toolchain_s: float | None,
+    *,
+    diagnoses: Sequence[Diagnosis] = (),
+    proved: SelfTest | None = None,
+) -> dict[str, Any]:
+    """Return the report as plain data."""
+    proofs = proved.proofs if proved else ()
+    why = unproved(proofs)
+    opened = gate(results, spec.phases, subject.fingerprint, toolchain_s, micro_batches=spec.forwards, closed=why)
+    return {
+        "summary": [*summary(results, opened), *causes(diagnoses)],
+        "gate": opened,
+        "rungs": [rung_row(result) for result in results],
+        "verdicts": counts(results),
+        "diagnoses": [found.row() for found in diagnoses],
+        "selftest": [asdict(proof) | {"holds": proof.holds} for proof in proofs],
+        "selftest_kept_since": proved.kept_since if proved else "",
+        "toolchain_s": toolchain_s,
+        "tolerance": spec.permitted.model_dump(),
+        "parallel": spec.parallel.model_dump(),
+        **subject.about,
     }
 
 
@@ -77,7 +148,7 @@ class _Found:
     plan: RunPlan | None = None
 
     def report(self, spec: CompileSpec, diagnoses: Sequence[Diagnosis] = ()) -> dict[str, Any]:
-        return assemble(spec, self.subject, self.results, self.toolchain_s, diagnoses=diagnoses, proved=self.proved)
+        return _assemble(spec, self.subject, self.results, self.toolchain_s, diagnoses=diagnoses, proved=self.proved)
 
 
 def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> _Found:
@@ -151,7 +222,7 @@ def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -
 
 
 def _begun(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subject: Subject) -> str:
-    """Return what is checked, in which layout, and up to which rung, as a line of the log."""
+    """Return a line of the log with the checked program, its layout, and the highest rung."""
     about = subject.about.get("model") or subject.about["program"]
     name, phases = about.get("family") or about["name"], " and ".join(spec.phases)
     layout = f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {context.device_type}"

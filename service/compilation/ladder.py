@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 import torch
+from torch import Tensor
 
 from service.compilation.detectors import judge
 from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.program import Program
-from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt, local_trial
+from service.compilation.ranks.collective_attempt import GroupLostError, Separable, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
 from service.compilation.run.draws import draws_like_eager, precision
-from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.parity import Comparison
-from service.compilation.run.reference import Reference, run_reference
+from service.compilation.run.parity import noise_of, scale_of
+from service.compilation.run.program_run import ProgramRun, build, record_step
+from service.compilation.run.reference import Reference, run_reference, seed
 from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, run_rung
+from service.compilation.run.sampling import Key, local_part
 from service.compilation.rungs import REHEARSAL, Rung
+from service.compilation.torch_internals.caches import empty_caches
+from service.compilation.torch_internals.text import first_line
 from service.compilation.torch_internals.toolchain import Toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
 from service.jobs.spec.compile import Phase
 
 GRADIENT = "gradient"
 RESULTS = frozenset({"loss", "output", GRADIENT})
+_TRIALS = 16
+"""Parameters that are not told apart after so many runs count as those that losses depend on."""
+_MOVED = 0.25
+"""The distance that a parameter is moved, as a part of its size."""
+_BEYOND = 4.0
+"""The multiple of the difference between two eager runs that shows an influence."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ def climb(
 ) -> Iterator[Result]:
     """Yield the results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
 
-    ``should_stop`` is asked between rungs, for all ranks alike; what is left is then ``not_reached``. ``begins`` hears
-    of each rung that is tried, once the uncompiled program has run.
+    Between rungs ``should_stop`` is asked, on every rank; the rungs left then are ``not_reached``. ``begins`` is called
+    with each rung that is tried, once the uncompiled program has run.
     """
     lost = ""
     for phase in phases:
@@ -106,19 +117,15 @@ def _limited(result: Result) -> Result:
     limits = gather(result.observation.own_limit if result.observation else "")
     if result.verdict != "fail_parity" or any(each.verdict != "fail_parity" for each in result.findings):
         return result
-    found = gather(any(not each.passed for each in _comparisons(result)))
+    found = gather(any(not each.passed for each in (result.observation.comparisons if result.observation else ())))
     if not all(limit for limit, wrong in zip(limits, found, strict=True) if wrong):
         return result
     reason = next(limit for limit in limits if limit)
     return replace(result, verdict="not_applicable", findings=(Finding("not_applicable", reason), *result.findings))
 
 
-def _comparisons(result: Result) -> tuple[Comparison, ...]:
-    return result.observation.comparisons if result.observation else ()
-
-
 def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], program: Program) -> Result:
-    """Rehearse CUDA graphs without a CUDA device, for what can be found out without one."""
+    """Rehearse CUDA graphs without a CUDA device, as far as that shows faults."""
     message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
     rehearsed = _judged(look(RungCase(REHEARSAL, case.phase)))
     found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
@@ -139,6 +146,70 @@ def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCa
     return lambda case: _looked_at(program, case, known, plan)
 
 
+def _without_influence(
+    program: Program, reference: Reference, names: Collection[str], on_any: Callable[[bool], bool]
+) -> frozenset[str]:
+    """Return those of ``names``, parameters that no iteration of training gave a gradient, of which no loss and no
+    gradient of another parameter depends.
+
+    Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` returns
+    whether a condition of this rank holds on any rank.
+    """
+    search = _Halving(build(program, "train"), reference, on_any)
+    return frozenset(names) - search.influential(sorted(names))
+
+
+@dataclass
+class _Halving:
+    program_run: ProgramRun
+    reference: Reference
+    on_any: Callable[[bool], bool]
+    trials: int = field(default=0, init=False)
+
+    def influential(self, names: Sequence[str]) -> frozenset[str]:
+        """Return those that move something, found by halves."""
+        found: set[str] = set()
+        pending = [list(names)] if names else []
+        while pending:
+            group = pending.pop()
+            if self.trials < _TRIALS and not self._moves(group):
+                continue
+            if len(group) == 1 or self.trials >= _TRIALS:
+                found.update(group)
+                continue
+            pending += [group[: len(group) // 2], group[len(group) // 2 :]]
+        return frozenset(found)
+
+    def _moves(self, group: Sequence[str]) -> bool:
+        """Return whether anything is another with these parameters moved, on any rank."""
+        self.trials += 1
+        program_run, eager = self.program_run.restarted(), self.reference.eager
+        moved = False
+        for iteration in range(len(eager.records)):
+            eager.starts[iteration % len(eager.starts)].restore(program_run)
+            _move({name: program_run.trainable[name] for name in group if name in program_run.trainable})
+            seed(iteration)
+            tensors = record_step(program_run).tensors
+            moved = moved or any(self._differs(key, iteration, value) for key, value in tensors.items())
+        return self.on_any(moved)
+
+    def _differs(self, key: Key, iteration: int, value: Tensor) -> bool:
+        oracle = self.reference.oracles(iteration).get(key)
+        if not key[0].startswith(("loss", "gradient")):
+            return False
+        return oracle is None or noise_of(oracle.eager, value).rms > _BEYOND * oracle.noise.rms
+
+
+def _move(parameters: dict[str, Tensor]) -> None:
+    """Add noise that depends only on the parameter's name."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            own = local_part(parameter)
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            noise = torch.randn(own.shape, generator=generator).to(own.device, own.dtype)
+            own.add_(_MOVED * (scale_of(own) or 1.0) * noise)
+
+
 def _unused(program: Program, reference: Reference) -> frozenset[str]:
     """Return the parameters without a gradient of which no loss depends; none where that cannot be found out."""
     missing = frozenset[str]().union(*gather(reference.eager.missing))
@@ -148,7 +219,7 @@ def _unused(program: Program, reference: Reference) -> frozenset[str]:
     def looked_for() -> tuple[frozenset[str], str]:
         try:
             with precision(reference):
-                return without_influence(program, reference, missing, any_rank), ""
+                return _without_influence(program, reference, missing, any_rank), ""
         except Exception as error:
             raise_host_fault(error)
             return frozenset(), describe(error)
@@ -160,7 +231,7 @@ def _unused(program: Program, reference: Reference) -> frozenset[str]:
 def _looked_at(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
     if case.rung.rehearses:
         return collective_attempt(lambda: rehearse_rung(program, case, reference, plan), _error)
-    problem = local_trial(program, case)
+    problem = _local_trial(program, case)
     if problem:
         return Observation(case, error=problem)
     seen = collective_attempt(lambda: run_rung(program, case, reference, plan), _error)
@@ -168,6 +239,29 @@ def _looked_at(program: Program, case: RungCase, reference: Reference, plan: Run
     if not (refused and case.rung.generates_code and any_rank(draws_like_eager(case.rung, reference))):
         return seen
     return collective_attempt(lambda: run_rung(program, case, reference, plan, refused), _error)
+
+
+def _local_trial(program: Program, case: RungCase) -> str:
+    """Return what went wrong on any rank when each ran its own modules compiled; empty where nothing did.
+
+    Nothing is tried for a program that every rank runs whole: there a fault of the compiler shows on all of them.
+    """
+    if not isinstance(program, Separable):
+        return ""
+    own = collective_attempt(lambda: _problem(program, program, case), str)
+    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(gather(own)) if problem]
+    return "; ".join(problems)
+
+
+def _problem(program: Program, separable: Separable, case: RungCase) -> str:
+    with empty_caches():
+        try:
+            program_run = build(program, case.phase, case.rung)
+            separable.alone(program_run.parts, program_run.boundary, case.phase)
+        except Exception as error:
+            raise_host_fault(error)
+            return f"{type(error).__name__}: {first_line(str(error))}"
+    return ""
 
 
 def _error(seen: Observation) -> str:

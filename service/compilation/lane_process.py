@@ -21,13 +21,13 @@ from service.compilation.run.run_rung import RunPlan
 SMALL = 1 << 28
 """Bytes of parameters and buffers up to which a program is held by several processes at once."""
 PREPARED, TAKES_ALL, BEGINS, CLIMBED = "prepared", "takes all", "begins", "climbed"
-"""What a process tells: what it has ready, that it climbs everything, a rung, and its result."""
+"""The messages of a process: what it has ready, that it climbs everything, that a rung begins, and its result."""
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a process has ready before its first rung; ``about`` is told to the one that started it."""
+    """A process's preparations for its first rung; ``about`` goes to the process that started it."""
 
     program: Program
     plan: RunPlan
@@ -71,7 +71,7 @@ class Lane:
                 began = time.time()
 
     def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
-        """Return what is to be climbed here, once it is known how large the program is."""
+        """Return the cases to climb here, once the program's size is known."""
         if seat.shared[SIZE] == UNKNOWN and self.everything:
             seat.shared[SIZE] = IS_LARGE if _bytes_of(program) > SMALL else IS_SMALL
             if seat.shared[SIZE] == IS_LARGE:

@@ -67,7 +67,7 @@ def climb_apart(
 
 @dataclass
 class _Climber:
-    """A process, what it has still to climb, and the rung that is under way. ``alone``: no other runs beside it."""
+    """A process, the cases it has left, and the rung under way. ``alone``: no other runs beside it."""
 
     fork: ForkedProcess
     left: list[RungCase]
@@ -102,7 +102,7 @@ class _Climb:
             self._kill(process)
 
     def wait_for(self, case: RungCase) -> Climbed:
-        """Return what became of a rung, once it is known."""
+        """Return the result of a rung, once it is known."""
         while case not in self.found:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
@@ -121,7 +121,7 @@ class _Climb:
         self.again = [case for case in self.again if case.phase != phase]
 
     def _rest(self, case: RungCase) -> list[RungCase]:
-        """Return what is to be climbed by one process alone, in order."""
+        """Return the cases that one process climbs alone, in order."""
         rest = [each for each in self.everything if each in self.again]
         if not rest:
             raise HostFaultError(f"the check of {case.rung.name} ended without a result")

@@ -26,9 +26,7 @@ LARGEST_CONFIG = 2**20
 """Bytes of a configuration."""
 MOST_MEMBERS = 10_000
 LARGEST_MEMBER, LARGEST_HEADER = 2**42, 2**16
-"""Bytes of a member of a tar, which seeking can still pass over, and of a header that extends the next one, which
-is read as a whole.
-"""
+"""The most bytes of a tar's member, which seeking passes over, and of an extended header, which is read whole."""
 FREE, RATIO = 2**26, 4
 """Weights hardly compress: a zip may unpack to this many times its size, and to this many bytes in any case."""
 
@@ -37,11 +35,10 @@ FREE_COMPRESSED, RATIO_COMPRESSED = 2**24, 100
 bytes in any case. All that an archive holds counts together.
 """
 LARGEST_UNPACKED = 2**34
-"""Bytes that one upload may unpack to, of whatever size it is."""
+"""The most bytes that an upload of any size may unpack to."""
 
 _GZIP = b"\x1f\x8b"
 _CHUNK = 2**20
-_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
 class UploadError(ValueError):
@@ -242,18 +239,11 @@ def _read(member: ArchiveMember) -> bytes:
         return content.read(LARGEST_CONFIG)
 
 
-def is_archive(path: Path) -> bool:
-    """Return whether the file begins, or ends, like a zip or an uncompressed tar."""
-    with path.open("rb") as content:
-        content.seek(_TAR_MAGIC_AT)
-        return content.read(len(_TAR_MAGIC)) == _TAR_MAGIC or zipfile.is_zipfile(path)
-
-
 @contextmanager
 def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
     """Return all regular files; ``of`` says which are expected, for a message.
 
-    What a broken archive raises, while it is open, is an :class:`ArchiveError`.
+    While it is open, errors of a broken archive become :class:`ArchiveError`.
     """
     try:
         with damage():
@@ -332,7 +322,7 @@ LARGEST = 2**25
 """Number of bytes of the largest header that is read."""
 OF_PICKLE = b"\x80"
 _OF_TORCH = (b"PK\x03\x04", OF_PICKLE)
-"""Beginnings of what ``torch.save`` writes: a zip file, or a pickle."""
+"""The first bytes of a file of ``torch.save``: a zip file, or a pickle."""
 
 
 class TensorHeaderError(ValueError):

@@ -32,9 +32,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"max_sequence": 131072, "norm_eps": 1e-6, "kv_heads": 8},
     "qwen2": {"max_sequence": 32768, "norm_eps": 1e-6, "kv_heads": 32},
 }
-"""What their library takes where its file is silent, by the model's type; the rest of ours are the same as theirs."""
+"""The defaults of their library, by the model's type, where they differ from ours."""
 _MISTRAL_WINDOW = 4096
-"""What it takes where a file of that type does not name ``sliding_window``."""
+"""Its default of ``sliding_window``."""
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "model_type": tuple(DEFAULTS),
     "hidden_act": ("silu", "swish"),
@@ -99,8 +99,8 @@ def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> Tran
 
 
 def uploaded_config(archive: Path) -> TransformerConfig:
-    """Return the configuration in an uploaded archive, whose tensors are of that. Raises ``ValueError`` where a rank
-    could not take it either.
+    """Return the configuration in an uploaded archive, which its tensors fit. Raises ``ValueError`` if a rank could not
+    load it.
     """
     content = read_text(archive, CONFIG)
     try:

@@ -50,16 +50,12 @@ Tensors = Callable[[onnx.ModelProto], Iterator[tuple[str, TensorProto]]]
 """Every tensor of a model, with words for where it is."""
 
 
-def _is_zip(content: bytes) -> bool:
-    return content.startswith(_ZIP)
-
-
 def _joined(
     content: bytes, most: int, read_model: Callable[[bytes], onnx.ModelProto], tensors: Tensors
 ) -> onnx.ModelProto:
     """Return the model of a zip, with all weights in it. Raises :class:`ArchiveError`.
 
-    The weights are looked for beside the model, and nowhere else: a path in it is never used as one.
+    The weights are looked for beside the model only: a path in it is never followed.
     """
     with members_of_zip(content) as members:
         models = [member for member in members if member.path.suffix == ".onnx"]
@@ -110,13 +106,12 @@ INNER = (
     "whose number of rounds is"
 )
 MOST_ENTRIES = 2**24
-"""Entries of a model's input, and of an output, at a batch of one."""
+"""The most entries of a model's input, and of an output, for a batch of one."""
 LARGEST, LARGEST_READ = 2**31, 2**28
-"""Bytes of a model, which are those that protobuf can hold; and of one that is read to check a spec: only ranks read
-larger ones.
+"""The most bytes of a model, by protobuf's limit, and of one that is read to check a spec: only ranks read larger ones.
 """
 MOST_FIELDS = 2**20
-"""Fields of a model's protobuf message and of all those within it; numbers of a tensor are one field together."""
+"""The most fields of a model's protobuf message and of all messages within it; the numbers of a tensor count as one."""
 
 
 class _TooLargeError(OnnxError):
@@ -184,7 +179,7 @@ def _with_every_output(content: bytes) -> onnx.ModelProto:
 def message_of(content: bytes) -> onnx.ModelProto:
     """Return what the file says, as it says it, the weights of a zip in their places. Raises :class:`OnnxError`."""
     try:
-        model = _joined(content, LARGEST, _message, tensors_in) if _is_zip(content) else _message(content)
+        model = _joined(content, LARGEST, _message, tensors_in) if content.startswith(_ZIP) else _message(content)
     except ArchiveError as error:
         raise OnnxError(str(error)) from error
     check_texts(model)
@@ -205,7 +200,7 @@ def _message(content: bytes) -> onnx.ModelProto:
 
 
 def unpacked(data: bytes, most: int) -> bytes:
-    """Return what gzip compressed, or the data as it is. Raises :class:`OnnxError`, also beyond ``most`` bytes."""
+    """Return the data, decompressed if gzip compressed it. Raises :class:`OnnxError`, also beyond ``most`` bytes."""
     try:
         found = Unpacking(len(data)).read(data, "the file", most)
     except UploadError as error:
@@ -328,7 +323,7 @@ def counted_loops(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
 
 
 def depending(model: onnx.ModelProto) -> Dependence:
-    """Return what depends on the input's values."""
+    """Return the dependence on the input's values."""
     return _dependence(model)
 
 

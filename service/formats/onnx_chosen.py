@@ -58,7 +58,7 @@ def with_labels(content: bytes) -> bytes:
 
 
 def _set_length(model: onnx.ModelProto, name: str, length: int) -> None:
-    """Set an open length, of an input and of all that has the same name."""
+    """Set an open length of an input, everywhere that its name stands."""
     known = dict.fromkeys(each for value in inputs_of(model) for each in open_lengths(value).values())
     if name not in known:
         listed = ", ".join(map(repr, known)) or "none, as every length is in the file"

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 import onnx
 
-from service.formats.onnx_rounds import SEQUENCES, is_counted, varying_inputs
+from service.formats.onnx_rounds import SEQUENCES, body_of, is_counted
 
 SHAPE_ONLY = frozenset({"SequenceLength", "Shape", "Size"})
 """Operators whose result depends on their input's shape only."""
@@ -38,8 +38,8 @@ Numbered = tuple[int, onnx.NodeProto]
 
 @dataclass(frozen=True)
 class Dependence:
-    """``nodes`` are those that depend on the input's values, with their numbers, in an order of execution. ``values``
-    are the names of their results and of the input, ``varying`` of those whose shape may depend on them, too.
+    """``nodes`` depend on the input's values; they come with their numbers, in an order of execution. ``values`` names
+    their results and the input, ``varying`` those whose shape may depend on the input's values, too.
     """
 
     nodes: Sequence[Numbered]
@@ -81,7 +81,7 @@ def _followed(graph: onnx.GraphProto, values: set[str], varying: set[str], known
 def _varies(
     node: onnx.NodeProto, read: Collection[str], values: set[str], varying: set[str], known: Collection[str]
 ) -> bool:
-    """Return whether the shapes of what a node gives may depend on the input's values."""
+    """Return whether the shapes of a node's outputs may depend on the input's values."""
     kind = node.op_type
     if kind in SHAPE_ONLY:
         return False
@@ -98,11 +98,20 @@ def _varies(
 
 def _varies_within(node: onnx.NodeProto, values: set[str], known: Collection[str]) -> bool:
     """Return whether a shape within the graphs of a node may depend on the input's values."""
-    within = values | {each.name for each in varying_inputs(node)}
+    within = values | {each.name for each in _varying_inputs(node)}
     found = set[str]()
     for graph in graphs_in(node):
         _followed(graph, set(within), found, known)
     return bool(found)
+
+
+def _varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:
+    """Return the inputs of a body that may depend on the input, which the round and the condition do not. A branch has
+    none.
+    """
+    if node.op_type == "If":
+        return ()
+    return list(body_of(node).input)[2 if node.op_type == "Loop" else 0 :]
 
 
 def ordered(nodes: Sequence[onnx.NodeProto]) -> list[Numbered]:

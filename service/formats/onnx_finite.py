@@ -1,7 +1,7 @@
-"""Questions whether values are numbers, or infinite, that have one answer: those about values that are always finite.
+"""Answers ``IsNaN`` and ``IsInf`` for values that are always finite.
 
-A value is, over the real numbers, where only operators that are defined for all finite numbers lead to it from the
-inputs and from finite constants; roots, logarithms and quotients are where the signs of what they read are known.
+Over the real numbers a value is, if all operators that lead to it from the inputs and from finite constants are defined
+for all finite numbers; roots, logarithms and quotients count if the signs of their inputs are known.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _logarithm(node: onnx.NodeProto, given: list[_KnownValue], arrays: Mapping[s
 
 
 def _quotient(node: onnx.NodeProto, given: list[_KnownValue], arrays: Mapping[str, TensorProto]) -> _KnownValue:
-    """Return what is known of a quotient, or of one by 1 of a single operand."""
+    """Return the known facts about a quotient, or about the reciprocal of a single operand."""
     below, above = given[-1], given[0].sign if len(given) > 1 else _POSITIVE
     without_0 = node.input[-1] in arrays and bool(numpy_helper.to_array(arrays[node.input[-1]]).all())
     if below.sign != _POSITIVE and not without_0:

@@ -64,7 +64,7 @@ def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield all nodes of the file, also those of functions and of graphs in nodes."""
+    """Yield all nodes of the file, also those in functions and in graphs of nodes."""
     left = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while left:
         node = left.pop()

@@ -1,6 +1,6 @@
-"""The inputs and outputs of an ONNX file as one of real numbers each, their entries side by side, in the file's order.
+"""Joins the inputs of an ONNX file, and its outputs, into one of real numbers each, side by side in the file's order.
 
-A label beside its scores is no output that can be bounded; it is left out.
+A label beside its scores cannot be bounded, and is left out.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ com.microsoft.FusedMatMul com.microsoft.Gelu com.microsoft.MultiHeadAttention co
 com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
 """
 OPERATORS = frozenset(_OPERATORS.split())
-"""Operators of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
+"""Operators with a converter in :mod:`service.bounds.onnx`; constants may be computed by any operator."""
 _ADVICE = {
     **dict.fromkeys(
         ("IsInf", "IsNaN"), "it asks whether '{}' is a finite number, which cannot be told of it beforehand"
@@ -30,9 +30,9 @@ _ADVICE = {
     "ai.onnx.ml.TreeEnsembleClassifier": "trees jump from leaf to leaf, and none are bounded",
     "ai.onnx.ml.TreeEnsembleRegressor": "trees jump from leaf to leaf, and none are bounded",
 }
-"""What to do about operators that people meet and that nothing bounds, by the name of what they read."""
+"""Explanations for operators that people meet and that cannot be bounded; ``{}`` is the name of the first input."""
 
 
 def advice(operator: str, inputs: Sequence[str]) -> str:
-    """Return what a refusal of an operator adds, where there is more to say than that it has no rule."""
+    """Return the addition to a refusal of an operator; empty if there is only no rule for it."""
     return f", as {_ADVICE[operator].format(*inputs[:1])}" if operator in _ADVICE and inputs else ""

@@ -5,7 +5,7 @@ Exporters write a ``Loop`` for a loop of a scripted module, a ``Scan`` for a rec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import onnx
 from onnx import helper, numpy_helper
@@ -22,7 +22,7 @@ SEQUENCES = frozenset(
         "SplitToSequence",
     ]
 )
-"""Operators of sequences, which have no rules: what they hold is known beforehand."""
+"""Operators of sequences, which have no rules: the contents are known beforehand."""
 
 
 def is_counted(node: onnx.NodeProto, values: Collection[str], varying: Collection[str]) -> bool:
@@ -60,12 +60,3 @@ def goes_on(body: onnx.GraphProto) -> bool | str | None:
     if name in constants:
         return bool(numpy_helper.to_array(constants[name]).all())
     return None if name in given_by or name in {each.name for each in body.input} else name
-
-
-def varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:
-    """Return the inputs of a body that may depend on the input, which the round and the condition do not. A branch has
-    none.
-    """
-    if node.op_type == "If":
-        return ()
-    return list(body_of(node).input)[2 if node.op_type == "Loop" else 0 :]

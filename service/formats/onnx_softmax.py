@@ -1,8 +1,9 @@
-"""Guards that exporters put behind a softmax: 0 in the place of a row that is not a number, as its mask left nothing.
+"""Removes guards that exporters put behind a softmax: they replace a row that is NaN, because its mask left nothing, by
+0.
 
-``Where(IsNaN(p), 0, p)`` is ``p`` wherever ``p = Softmax(…)`` is a number. A row of which a mask leaves nothing is none
-for any input, has no finite bounds, and so nothing is claimed about it. Scores that are all −∞ for some inputs only
-need a logarithm: behind one the guard stays, and is refused.
+``Where(IsNaN(p), 0, p)`` is ``p`` wherever ``p = Softmax(…)`` is a number. A row whose mask leaves nothing is NaN for
+every input and has no finite bounds, so nothing is claimed about it. Scores that are all −∞ for some inputs only come
+from a logarithm: behind one the guard stays, and is refused.
 """
 
 from __future__ import annotations

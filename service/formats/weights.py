@@ -28,8 +28,8 @@ def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
 
 
 def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
-    """Return the names that a file has for its tensors, by the model's own: without what wrappers put before them, and
-    of a plain ``nn.Sequential`` by the order of its layers.
+    """Return the file's names of its tensors, by the model's names: wrappers' prefixes are ignored, and tensors of a
+    plain ``nn.Sequential`` are matched by the order of its layers.
     """
     bare = dict(zip(map(unwrapped, held), held, strict=True))
     if isinstance(config, MlpConfig) and "head.weight" not in bare:

@@ -1,6 +1,6 @@
-"""Defines jobs, from a spec to a record: what they are, where they are kept, and what is checked of them.
+"""Defines jobs, from a spec to a record: their specs, their storage and their checks.
 
-``spec`` has the fields of each kind, ``checks`` and ``submission`` what is refused at submission, ``kinds`` and
-``plugins`` what packages add, ``records`` and ``states`` what is told of a job, ``store`` the broker's data and
-scripts, ``events`` what a job reports. Nothing here imports torch.
+``spec`` has the fields of each kind, ``checks`` and ``submission`` the checks of a submission, ``kinds`` and
+``plugins`` the kinds of jobs and the additions of packages, ``records`` and ``states`` the records of a job, ``store``
+the broker's data and scripts, ``events`` the reports of a job. Nothing here imports torch.
 """

@@ -32,8 +32,8 @@ def atomic_write(path: Path, content: bytes) -> None:
 def atomic_draft(path: Path) -> Iterator[Path]:
     """Yield where to write a large file, or a folder, that appears at ``path`` when the block ends without an error.
 
-    It takes the place of an older one. One process at a time may do this, so that what a killed one left is written
-    over, and no leftovers add up.
+    It takes the place of an older one. Only one process at a time may do this; it overwrites the draft of a killed one,
+    so that drafts do not pile up.
     """
     draft = path.with_name(f".{path.name}")
     draft.parent.mkdir(parents=True, exist_ok=True)

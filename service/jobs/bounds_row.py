@@ -2,8 +2,8 @@
 
 The event that carries it, the line of the resume log, the columns of ``bounds.parquet`` and the model in the OpenAPI
 document are derived from :class:`BoundsRow`. The dashboard's type (``api/dashboard/static/lib/types.js``) repeats its
-fields, and a test compares the two. A further field needs a default, since rows of older jobs are read without it; what
-is shown of a row is chosen by ``api/dashboard/static/job/verify.js`` and ``trivet/cli/results.py``.
+fields, and a test compares the two. A further field needs a default, since rows of older jobs are read without it;
+``api/dashboard/static/job/verify.js`` and ``trivet/cli/results.py`` choose the columns to show.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 Infinite = Literal["-Infinity", "Infinity"]
-"""A bound that is no finite number, as JSON has it, which has no such numbers."""
+"""A bound that is not finite, as a text, since JSON has no such numbers."""
 Bound = float | None | Infinite
 """An end of an output's bounds; rows of older jobs have ``None`` for one that is not finite."""
 RowVerdict = Literal["verified", "falsified", "unknown", "timeout"]
@@ -23,14 +23,13 @@ ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 class BoundsRow:
     """Certified output bounds of one instance.
 
-    A bound that overflows is infinite, and ``reason`` says from which operator on bounds are.
-    ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
-    ``name`` is the query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's
-    for it. ``decided_by`` says what gave the verdict: bounds, a witness (the
-    sample itself, the centre of the box), an attack, or a search by splitting inputs or activations; ``reason`` why
-    none was reached; ``note`` what else is to be known of the bounds, as of a model in half precision.
-    ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
-    those that onnxruntime gives there, of a model from ONNX.
+    A bound that overflows is infinite, and ``reason`` says from which operator on bounds are. ``margin`` is the least
+    certified distance from a violation: above zero (beyond rounding) means verified. ``name`` is the query's path in
+    its archive; ``label`` and ``prediction`` are the class of a sample and the model's for it. ``decided_by`` says what
+    gave the verdict: bounds, a witness (the sample itself, the centre of the box), an attack, or a search by splitting
+    inputs or activations; ``reason`` why none was reached; ``note`` a remark on the bounds, such as that the model is
+    in half precision. ``counterexample_outputs`` are the model's at the counterexample, computed in float64;
+    ``onnxruntime_outputs`` are those that onnxruntime gives there, of a model from ONNX.
     """
 
     instance: int

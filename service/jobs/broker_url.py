@@ -123,7 +123,7 @@ class Invitation:
 
     @classmethod
     def read(cls, text: str) -> Invitation:
-        """Return what :meth:`__str__` wrote. Raises :class:`NoInvitation`."""
+        """Parse the text that :meth:`__str__` wrote. Raises :class:`NoInvitation`."""
         token, _, url = text.strip().partition("@")
         try:
             return cls(url=url, **json.loads(base64.b64decode(token.encode(), b"-_", validate=True)))

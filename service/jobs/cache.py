@@ -96,7 +96,7 @@ def _entry(folder: Folder, home: str, name: str) -> _CacheEntry:
 
 
 def _discard(cache: Folder, entry: _CacheEntry) -> None:
-    """Delete an entry, which disappears at once: it gets a name that nobody looks for."""
+    """Delete an entry, which disappears at once: it gets a name that is never looked up."""
     aside = f".deleting-{entry.name}"
     with contextlib.suppress(OSError), cache.folder(entry.home) as home:
         home.rename(entry.name, aside)

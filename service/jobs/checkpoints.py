@@ -1,4 +1,4 @@
-"""Reads the checkpoints of training jobs on disk: which are complete, and of which steps there are weights."""
+"""Reads the checkpoints of training jobs on disk: the complete ones, and the steps that have weights."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _read(above: Folder, name: str) -> tuple[Checkpoint | None, int]:
 
 
 def _parsed(text: bytes) -> Any:
-    """Return what a rank has written as JSON. Raises ``ValueError``."""
+    """Return the contents of a JSON file of a rank. Raises ``ValueError``."""
     try:
         return json.loads(text)
     except RecursionError as error:

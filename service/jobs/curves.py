@@ -3,7 +3,8 @@ read and not all that was reported.
 
 A supervisor thins what it relays as it goes, and leaves one file: a line that says where each curve begins, then a line
 for each curve and each of :data:`LEVELS`. It also says of how many bytes of which event files it was made: only where
-these are all that there is does :func:`read_curves` use it. What is read is checked, as ranks may have written there.
+these are all that there is does :func:`read_curves` use it. Files are checked when read, as ranks may have written
+there.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def downsample(values: Sequence[float | None], max_points: int) -> list[int]:
     """Return indices to keep, ascending, at most ``max_points`` of them: the first, the last, and the least and
     greatest of equal stretches between (so also those of the whole series). A short series is kept whole.
 
-    What is not a finite number is kept only at the ends, and in a stretch that holds nothing else.
-    Raises ``ValueError`` for ``max_points < 4``, which cannot hold both ends and both extremes.
+    Values that are not finite are kept only at the ends, and in a stretch without others. Raises ``ValueError`` for
+    ``max_points < 4``, which cannot hold both ends and both extremes.
     """
     if max_points < 4:
         raise ValueError(f"max_points is {max_points}; expected 4 or more (both ends and both extremes)")
@@ -129,7 +130,7 @@ class _GrowingCurve:
 
 
 def _with(held: tuple[Point, Point], point: Point) -> tuple[Point, Point]:
-    """Return the least and the greatest of what was held and a point; a finite one is kept before any other."""
+    """Return the least and the greatest of the points so far and a new one; a finite one is kept before any other."""
     value = point[2]
     if not _is_finite(value):
         return held
@@ -159,7 +160,7 @@ class CurveKeeper:
             curve.add((step, when, value))
 
     def curve(self, name: str) -> MetricSeries:
-        """Return what is kept of one metric. Raises :class:`KeyError`."""
+        """Return the kept points of one metric. Raises :class:`KeyError`."""
         return self._curves[name].curve()
 
     def write(self, folder: Path, rank: int, sources: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Reads and writes documents by the rules of JSON and of YAML 1.2, whose core schema has no ``no`` that is false.
+"""Reads and writes documents by the rules of JSON and of YAML 1.2, in whose core schema ``no`` is a text.
 
 PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are no text, a tab separates nothing, and a character of
 JSON's ``\\ud83d\\ude82`` is two. Positions of fields let a refusal point into a file.
@@ -108,7 +108,7 @@ def decoded(content: bytes) -> str:
 
 
 def parse(text: str) -> Any:
-    """Return what a text of JSON or YAML holds. Raises ``yaml.YAMLError`` for any other."""
+    """Return the value of a text of JSON or YAML. Raises ``yaml.YAMLError`` for any other."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -116,7 +116,7 @@ def parse(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a text of YAML holds. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
+    """Return the value of a text of YAML. Raises ``yaml.YAMLError``, :class:`ExpansionError` among them."""
     _compose(text)
     return yaml.load(text, Loader=_CoreLoader)  # noqa: S506 - a SafeLoader
 
@@ -160,8 +160,8 @@ def check_json(value: Any, path: str) -> None:
 
 
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Return how many values a node stands for, aliases counted as what they repeat. ``known`` has those of nodes that
-    were counted, and ``None`` for those around this one.
+    """Return how many values a node stands for, with aliases expanded. ``known`` has those of nodes that were counted,
+    and ``None`` for those around this one.
     """
     if id(node) in known:
         if (count := known[id(node)]) is None:
@@ -216,8 +216,8 @@ def nearest(known: Mapping[str, Position], path: str) -> Position | None:
 
 
 def _fields(node: yaml.Node, path: str, place: yaml.Node) -> Iterator[tuple[str, Position]]:
-    """Yield the paths of a node and of all within it. ``place`` is what to point at: the name of a field rather than
-    its value.
+    """Yield the paths of a node and of all nodes within it. ``place`` is what to point at: the name of a field rather
+    than its value.
     """
     mark = place.start_mark
     yield path, (mark.line + 1, mark.column + 1)

@@ -74,8 +74,8 @@ class EmbeddedBroker:
         A server that reads its data is waited for as long as it gets on: ``ready_within_s`` counts from the last
         progress seen.
 
-        ``fsync`` says when it syncs its file: before each answer; every second, so that a loss of power takes up to
-        about a second of what was answered; or when the system does, which may be after half a minute.
+        ``fsync`` says when it syncs its file: before each answer; every second, so that a loss of power loses up to
+        about a second of answered writes; or when the system does, which may be after half a minute.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)

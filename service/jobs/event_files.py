@@ -166,7 +166,7 @@ def newest_logged(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _log_chains(folder: Path) -> list[list[Path]]:
-    """Return the files of what each rank printed, in the order in which they were written."""
+    """Return the files of each rank's output, in the order in which they were written."""
     chains: dict[str, list[Path]] = {}
     names = fnmatch.filter(_names(folder), "log.rank-*.jsonl")
     for name in sorted(names, key=lambda name: (len(name), name)):

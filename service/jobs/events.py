@@ -1,4 +1,4 @@
-"""Defines what a job reports while it runs, in the form that travels from a rank to the API.
+"""Defines the reports of a running job, in the form that travels from a rank to the API.
 
 A rank appends one JSON object a line to a file of its own (:mod:`service.jobs.event_files`); its supervisor relays
 batches into the job's stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix seconds, float)
@@ -19,8 +19,7 @@ from service.jobs.bounds_row import BoundsRow
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 RECORDED_ONLY = frozenset({"tree"})
-"""Types of events that a rank puts on record and that no stream carries: what they say is large, and read when asked
-for."""
+"""Types of events that a rank puts on record and that no stream carries: they are large, and read on demand."""
 STREAM_PING_S = 15.0
 """A stream of events is never silent for longer, in seconds: without events it sends a ping."""
 
@@ -59,8 +58,8 @@ class SearchEvent(Event):
 
 
 class TreeEvent(Event):
-    """What the searches for one instance's verdict have split so far: ``searches`` are those of
-    ``api/routes/tree.py``. It stays in the record: the API reads it there, and the stream does not carry it.
+    """The splits of the searches for one instance's verdict so far: ``searches`` are those of ``api/routes/tree.py``.
+    It stays in the record: the API reads it there, and the stream does not carry it.
 
     ``ranks`` searched together; of their domains those of the rank that reports are in the trees.
     """
@@ -128,9 +127,9 @@ class ErrorEvent(Event):
 LONGEST_EVENT = 4 << 20
 """Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
 LONGEST_WORDS = 200
-"""Characters of a name, and of what a progress says, which is in the job's record and in every list of jobs."""
+"""The most characters of a name, and of a progress report, which is in the job's record and in every list of jobs."""
 LATEST = 253_402_300_799.0
-"""The last second of the year 9999, in Unix seconds: what is later is no time."""
+"""The last second of the year 9999, in Unix seconds: a later one is invalid."""
 _SHOWN = 200
 
 
@@ -239,7 +238,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
 
 
 def event_key(event: Mapping[str, Any]) -> bytes:
-    """Return what is the same for an event on record and in the stream."""
+    """Return the identity of an event, equal on record and in the stream."""
     return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
 
 

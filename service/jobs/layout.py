@@ -99,7 +99,7 @@ class DataLayout:
 
     @property
     def cache(self) -> Path:
-        """Return the folder of what ranks made of uploaded files (tokens of a text, the parts of an archive, the
+        """Return the folder of files that ranks derived from uploads (tokens of a text, the parts of an archive, the
         weights of an ONNX model). May be deleted at any time when no job is starting; it is made again where it is
         needed. Ranks find their owner's part in its place where the host has user namespaces. Workers keep all of it
         within ``max_cache_bytes``.
@@ -111,7 +111,7 @@ class DataLayout:
         return self.root / "hosts" / name
 
     def launcher(self, name: str) -> Path:
-        """Return the folder of a launcher: what its hosts are told, which nobody else may read, and what they print."""
+        """Return the folder of a launcher: the messages to its hosts, which are private, and their output."""
         return self.root / "launchers" / name
 
     def job(self, job_id: str) -> JobPaths:

@@ -43,7 +43,7 @@ def redacted(text: str) -> str:
 
 @contextmanager
 def log_fields(**fields: str | int) -> Iterator[None]:
-    """Add fields, such as ``job``, to what is logged within, in this thread and the tasks that begin here."""
+    """Add fields, such as ``job``, to records logged within, in this thread and in tasks that begin here."""
     token = _context.set(MappingProxyType({**_context.get(), **fields}))
     try:
         yield
@@ -52,7 +52,7 @@ def log_fields(**fields: str | int) -> Iterator[None]:
 
 
 def set_log_fields(**fields: str | int) -> None:
-    """Add fields to what the rest of this task logs."""
+    """Add fields to the records of the rest of this task."""
     _context.set(MappingProxyType({**_context.get(), **fields}))
 
 

@@ -1,7 +1,7 @@
 """Keeps files in an object store, from which hosts that share no folder take them.
 
 An object holds bytes under their SHA-256, and a *tree* is a set of named files: a manifest, written last, says which
-objects they are. So what is half-written has no name, and what is read is checked against the hash that names it.
+objects they are. So a half-written object has no name, and a reader checks the content against the hash that names it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ObjectStoreError(OSError):
 
 
 class StoredObject(FrozenModel):
-    """Where the content of a file is, below the folder of what owns it."""
+    """The place of a file's content, below the folder of its owner."""
 
     path: str
     sha256: str
@@ -122,7 +122,7 @@ class ObjectStore:
         return system, path.rstrip("/")
 
     def try_out(self) -> None:
-        """Write, read and remove an object. Raises :class:`ObjectStoreError` with what to change."""
+        """Write, read and remove an object. Raises :class:`ObjectStoreError` with the setting to change."""
         name, content = f"tried/{uuid.uuid4().hex}", b"trivet"
         try:
             self._write(name, content)
@@ -185,7 +185,7 @@ class ObjectStore:
                 self.remove(f"{owner}/{stored.path}")
 
     def manifest(self, owner: str, tree: str) -> TreeManifest | None:
-        """Return what a tree consists of, if it has been named."""
+        """Return the contents of a tree, if it has been named."""
         try:
             return TreeManifest.model_validate_json(self.read(f"{owner}/{tree}/{_MANIFEST}"))
         except FileNotFoundError:
@@ -252,8 +252,8 @@ def job_files(job_id: str) -> str:
 
 
 def state_tree(attempt: int) -> str:
-    """Return the tree of what the next attempt goes on from. Each attempt writes its own, so one that was given up
-    takes nothing from the next.
+    """Return the tree of files that the next attempt goes on from. Each attempt writes its own, so one that was given
+    up takes nothing from the next.
     """
     return f"attempts/{attempt}"
 
@@ -265,7 +265,7 @@ def step_of(name: str) -> int | None:
 
 
 def record_tree(attempt: int) -> str:
-    """Return the tree of what the ranks of an attempt reported and printed."""
+    """Return the tree of an attempt's reports and output."""
     return f"records/{attempt}"
 
 
@@ -275,7 +275,7 @@ def folder_tree(name: str) -> str:
 
 
 def newest_state(store: ObjectStore, job_id: str) -> tuple[int, TreeManifest] | None:
-    """Return what a job has left for its next attempt, with the number of the attempt that left it."""
+    """Return the files that a job left for its next attempt, with the number of the attempt that left them."""
     owner = job_files(job_id)
     for attempt in store.numbers(f"{owner}/attempts"):
         if (manifest := store.manifest(owner, state_tree(attempt))) is not None:
@@ -326,7 +326,7 @@ def _is_there(file: RemoteFile, folder: Folder, name: str) -> bool:
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    """Make an error of whatever fsspec talks through an :class:`OSError` that names the object."""
+    """Turn any error of fsspec's libraries into an :class:`OSError` that names the object."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Plans what a training job's pipeline is going to do: its schedule with predicted times, from the spec alone."""
+"""Plans the steps of a training job's pipeline: its schedule with predicted times, from the spec alone."""
 
 from __future__ import annotations
 

@@ -53,9 +53,8 @@ def user(number: int) -> str:
 
 
 def check_owned(folder: Path, *, or_for_root: bool = False) -> None:
-    """Check that nobody but this user and root could have put something into ``folder``, so that what is there, a key
-    or a socket, is theirs. With ``or_for_root`` root may use the folder of another user, too. Raises
-    :class:`NotPrivateError`.
+    """Check that only this user and root could have put a key or a socket into ``folder``. With ``or_for_root`` root
+    may use the folder of another user, too. Raises :class:`NotPrivateError`.
     """
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0) and not (or_for_root and os.geteuid() == 0):

@@ -111,7 +111,7 @@ def born_with(variables: Mapping[str, str]) -> list[psutil.Process]:
 
 
 def end_processes(processes: Iterable[psutil.Process], within_s: float) -> None:
-    """Send SIGTERM, also to what is stopped, and SIGKILL to what still lives after ``within_s`` seconds."""
+    """Send SIGTERM, also to stopped processes, and SIGKILL to those that still live after ``within_s`` seconds."""
     alive = list(processes)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,6 +1,6 @@
 """Makes the private folder in which launchers and ranks of an attempt meet: writing there proves membership.
 
-Torch's own rendezvous listens on every interface, authenticates nobody, and unpickles what it is told.
+Torch's own rendezvous listens on every interface, authenticates no client, and unpickles its messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RendezvousError(RuntimeError):
 
 
 def make(folder: Path) -> Path:
-    """Create the folder with a new secret in it; nobody sees it without one. An older one is replaced."""
+    """Create the folder with a new secret in it; it is never visible without one. An older one is replaced."""
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     draft.mkdir(mode=0o700)
     handle = os.open(draft / _SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -35,7 +35,7 @@ def make(folder: Path) -> Path:
 
 
 def check(folder: Path) -> Path:
-    """Return the folder when it is a real folder of this process's user that nobody else may enter; else raise
+    """Return the folder if it is a real folder that only this process's user may enter; else raise
     :class:`RendezvousError`.
     """
     found = folder.lstat()

@@ -28,7 +28,7 @@ LARGEST_RESULT = 1 << 20
 
 
 class Reporter(ABC):
-    """Reports events of a rank; never blocks on the network, never raises because nobody listens."""
+    """Reports events of a rank; never blocks on the network, never raises for lack of a listener."""
 
     @abstractmethod
     def put(self, event: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Reporter(ABC):
         self.put({**event, **{name: value for name, value in finer.items() if value is not None}})
 
     def phase(self, name: str) -> None:
-        """Tell what the job does from here on, such as ``preparing``; the record keeps the seconds of each."""
+        """Report the phase that begins, such as ``preparing``; the record keeps the seconds of each."""
         self.put({"type": "phase", "name": name})
 
     def log(self, line: str) -> None:
@@ -114,8 +114,9 @@ class RunContext:
     report: Reporter
     should_stop: Callable[[], bool]
     gate_artifacts: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; of those that
-    are absent nobody vouches that they are that job's, or that it is of this job's owner."""
+    """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; nothing vouches
+    for absent ones, neither that they are that job's nor that its owner is this job's.
+    """
     host_cache: Path | None = None
     """A folder of this host in which the jobs of this job's owner keep what the next ones need not make again."""
 

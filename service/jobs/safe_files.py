@@ -1,8 +1,8 @@
 """Opens, lists, writes and removes files where the ranks of a job may write, whatever they have put there.
 
-A path says nothing about what is there a moment later. So everything here goes by descriptors: a name is looked up
-below a folder that is held open, no step of it may be a link, what is opened is looked at through its descriptor, and
-nothing waits for the other end of a pipe. Errors are :class:`OSError` with the path that is meant.
+A path may lead elsewhere a moment later. So everything here goes by descriptors: a name is looked up below a folder
+that is held open, no step of it may be a link, a file is inspected through its descriptor, and nothing waits for the
+other end of a pipe. Errors are :class:`OSError` with the path that is meant.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path) -> Folder:
-        """Open a folder that is itself no link. What is above it is trusted: no rank may write there."""
+        """Open a folder that is itself no link. Folders above it are trusted: no rank may write there."""
         with _named(path):
             return cls(os.open(path, _FOLDER | _ALWAYS), path)
 

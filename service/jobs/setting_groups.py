@@ -18,7 +18,7 @@ from service.jobs.store_limits import StoreLimits
 
 
 def _entries(text: str) -> list[str]:
-    """Return what a setting lists by comma."""
+    """Return the items of a comma-separated setting."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
@@ -182,7 +182,7 @@ class BrokerSettings(BaseModel):
 
 
 class DeliverySettings(BaseModel):
-    """Where webhooks may lead, what is exported, and for how long either is tried."""
+    """The targets of webhooks, the exports, and how long either is tried."""
 
     webhook_allow: str = Field(
         "",

@@ -21,7 +21,7 @@ class StoreLimits:
     lease_s: float = 15.0
     """A claimed part that is not renewed for this long is lost."""
     starting_lease_s: float = 60.0
-    """A placed part that nobody claims for this long is taken back."""
+    """A placed part that stays unclaimed for this long is taken back."""
     heartbeat_s: float = 10.0
     """A host that is silent for this long gets no work."""
     redispatch_s: float = 5.0
@@ -33,7 +33,7 @@ class StoreLimits:
     max_queue_bypass_s: float = 600.0
     """A job that has waited for longer is never overtaken by backfill."""
     fair_share_half_life_s: float = 86_400.0
-    """What a project has used counts half as much after this long, when its share is compared with others'."""
+    """A project's past use counts half as much after this long, when its share is compared with others'."""
     fair_share_bound_s: float | None = None
     """A job that has waited for longer goes before those of equal priority that were queued later, whatever their
     projects' shares; ``max_queue_bypass_s`` when absent."""
@@ -55,7 +55,7 @@ class StoreLimits:
     max_job_artifact_bytes: int = 1 << 40
     """Bytes of all artifacts of one job."""
     keep_uploads_days: float | None = 30.0
-    """An upload expires when nobody used it for so many days; ``None`` keeps all."""
+    """An upload expires after so many days without use; ``None`` keeps all."""
     list_page_bytes: int = 2**21
     """Bytes of records after which a page of jobs takes no more of them."""
     list_scan: int = 1_000

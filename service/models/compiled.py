@@ -18,9 +18,9 @@ _APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
 def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None) -> Callable[..., Any]:
     """Compile with Inductor, as a backend of ``torch.compile``, for modules whose parameters move.
 
-    CUDA graphs assume that parameters, and what a forward saves of its inputs, stay in place, and are recorded again
-    where they do not: in every step, under FSDP2. Here each replay copies them into the graph's own memory first, as it
-    does other inputs; that memory is shared between graphs, so sharding saves as much as without.
+    CUDA graphs assume that parameters, and the inputs that a forward saves, stay in place, and record again if they
+    move: under FSDP2 in every step. Here each replay first copies them into the graph's memory, like other inputs;
+    graphs share that memory, so sharding saves as much as without graphs.
     """
     from torch._inductor import list_mode_options  # noqa: PLC0415 - brings Inductor
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
@@ -99,7 +99,7 @@ def apply_compile(
 
 
 def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
-    """Compile this module in place, as one; under FSDP2, CUDA graphs must cope with parameters that move."""
+    """Compile this module in place, as a whole; under FSDP2, CUDA graphs must cope with parameters that move."""
     moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", _REDUCE_OVERHEAD)
     backend = copying_inductor if moving else backend
     if _is_skipped(unit):
@@ -148,7 +148,11 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
     then serves all of them. Any other module is compiled whole.
     """
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    innermost = [part for part in sharded if not _holds_another(part)]
+    innermost = [
+        part
+        for part in sharded
+        if not any(isinstance(child, FSDPModule) for child in part.modules() if child is not part)
+    ]
     if innermost:
         return tuple(innermost)
     return tuple(module.blocks.values()) if compiles_blocks(module, sharded=False) else (module,)  # type: ignore[operator]
@@ -161,7 +165,3 @@ def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
     blocks = getattr(model, "blocks", None)
     alike: bool = getattr(model, "blocks_alike", False)
     return isinstance(blocks, nn.ModuleDict) and len(blocks) > 0 and (alike or sharded)
-
-
-def _holds_another(part: nn.Module) -> bool:
-    return any(isinstance(child, FSDPModule) for child in part.modules() if child is not part)

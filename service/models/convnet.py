@@ -120,7 +120,7 @@ class Convnet(nn.Module):
         return x if self.head is None else self.head(x.flatten(1))
 
     def distribution(self, name: str) -> Distribution:
-        """Draw uniformly within ±1/√fan-in, weights and biases alike."""
+        """Draw weights and biases uniformly within ±1/√fan-in."""
         config, depth = self.config, len(self.config.channels)
         widths = (config.flat_features, *config.hidden)
         if name.startswith("head."):

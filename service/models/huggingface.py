@@ -43,8 +43,8 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors by their names without wrappers, of the files that the index names, or of all files where
-    there is none.
+    """Return all tensors by their names without wrappers, from the files that the index names, or without an index from
+    all.
     """
     found: dict[str, Tensor] = {}
     for path in _shards(folder):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from service.parallel.mesh import SINGLE, Axis, padded
-from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions, tie, tied_names, unpadded_rows
+from service.parallel.tensor.placement import divided, sharded_dimensions, tie, tied_names, unpadded_rows
 
 AT_ONCE = 2**22
 """The elements drawn together: they bound the temporaries, which take some 50 bytes each."""
@@ -140,7 +140,7 @@ def materialize(
         known = tied.get(name, name)
         if known != name and known in present:
             continue
-        shape = global_shape(planned.shape, dimension, axis)
+        shape = _global_shape(planned.shape, dimension, axis)
         part = draw(distribution(known), key_of(seed, known), shape, dimension, axis, dtype=dtype, device=device)
         if name in rows:
             part[padded(axis, rows[name]).own :] = 0
@@ -148,3 +148,8 @@ def materialize(
         setattr(model.get_submodule(owner), leaf, nn.Parameter(part, requires_grad=planned.requires_grad))
     tie(model)
     model.to(device=device)
+
+
+def _global_shape(shape: torch.Size, dimension: int | None, axis: Axis) -> tuple[int, ...]:
+    """Return the shape of the whole parameter of which ``shape`` is a rank's part."""
+    return tuple(length * axis.size if index == dimension else length for index, length in enumerate(shape))

@@ -65,7 +65,7 @@ class Mlp(nn.Module):
         return x if self.head is None else self.head(x)
 
     def distribution(self, name: str) -> Distribution:
-        """Draw uniformly within ±1/√fan-in, weights and biases alike."""
+        """Draw weights and biases uniformly within ±1/√fan-in."""
         widths = (self.config.in_features, *self.config.hidden)
         fan_in = widths[-1] if name.startswith("head.") else widths[int(name.split(".")[1])]
         return Uniform(1 / sqrt(fan_in))

@@ -182,7 +182,7 @@ def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:
 
 
 def _architecture(device: torch.device) -> str:
-    """Return what generated code depends on: ``sm_90 NVIDIA H200`` for a GPU, ``x86_64`` for a CPU."""
+    """Return the facts that generated code depends on: ``sm_90 NVIDIA H200`` for a GPU, ``x86_64`` for a CPU."""
     if device.type != "cuda":
         return platform.machine()
     major, minor = torch.cuda.get_device_capability(device)

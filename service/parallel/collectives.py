@@ -52,11 +52,6 @@ def resolve(group: str) -> dist.ProcessGroup:
         raise GroupError(f"no process group {group!r} in this process: was the mesh only planned?") from error
 
 
-def members(group: str) -> list[int]:
-    """Return the global ranks of a group, in its order."""
-    return list(dist.get_process_group_ranks(resolve(group)))
-
-
 def _sum(x: Tensor, group: str, operation: Any = dist.ReduceOp.SUM) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(out, op=operation, group=resolve(group))
@@ -257,7 +252,7 @@ def _shortened(value: str) -> str:
 
 
 def _difference(by_rank: Sequence[Mapping[str, str]]) -> str:
-    """Return the first difference; the ones that follow from it help nobody."""
+    """Return the first difference, from which later ones follow."""
     for name in dict.fromkeys(name for values in by_rank for name in values):
         found = [values.get(name, "nothing") for values in by_rank]
         if len(set(found)) > 1:

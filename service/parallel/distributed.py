@@ -135,7 +135,7 @@ def can_abort() -> bool:
 
 
 def abandon() -> None:
-    """Leave the group although collectives of it may never end; afterwards there is none."""
+    """Leave the group although its collectives may never end; none is left afterwards."""
     if not dist.is_initialized():
         return
     if can_abort():
@@ -155,7 +155,7 @@ def _join(folder: Path, world_size: int) -> distributed_c10d.Store:
 
 
 def authenticate_objects(secret: bytes) -> None:
-    """Make torch's object collectives sign what they pickle with ``secret``, and unpickle nothing else."""
+    """Make torch's object collectives sign pickles with ``secret``, and refuse others."""
     if not (hasattr(distributed_c10d, "_pickler") and hasattr(distributed_c10d, "_unpickler")):
         raise RendezvousError("this version of torch pickles objects in another way; Trivet knows 2.11 to 2.13")
     private: Any = distributed_c10d
@@ -205,7 +205,7 @@ def build_once(path: Path, make: Callable[[Path], None]) -> Path:
     """Return ``path``, made by the first rank if it is missing; the others wait for it, however long that takes.
 
     ``make`` writes a file or folder at the path that it is given. It appears as ``path`` only when it is complete and
-    on disk: nobody checks it later, so a file that a power loss cut short would pass for whole.
+    on disk: it is not checked later, so a file that a power loss cut short would pass for whole.
     """
     if dist.is_initialized() and dist.get_rank() > 0:
         # No collective: it could time out. If the first rank fails, the launcher ends this one.

@@ -26,7 +26,7 @@ def begin_context(device_type: str, launch: Launch) -> None:
 
 
 def begin_products(device: torch.device) -> None:
-    """Begin to load what matrix products and choices on this device need, if it is a CUDA one, once torch has it."""
+    """Begin to load the libraries of matrix products and choices for a CUDA device, once torch has started it."""
     if device.type == "cuda":
         _beside(lambda: use_once(device))
 

@@ -86,8 +86,8 @@ def _reduce_each_backward(model: nn.Module, free: bool) -> None:
 
 
 def before_backward(sharding: ShardingSpec) -> Callable[[nn.Module, bool], None]:
-    """Return what to call, with the model and whether it is the step's last one, before each backward of a job whose
-    ``sharding`` is settled.
+    """Return the function to call before each backward of a job whose ``sharding`` is settled, with the model and
+    whether that is the step's last one.
     """
     if sharding.reduce == "last":
         return synchronize_gradients

@@ -170,15 +170,3 @@ def _data_group(spec: ParallelSpec, axes: dict[str, Axis]) -> str:
     ]
     group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
     return str(group.group_name)
-
-
-def group_of_stages(mesh: Mesh, first: int, last: int) -> str:
-    """Return the name of the group of this rank and its peer, where it is in one of two ranks of its pipeline; empty
-    elsewhere. Every rank of the job must call it.
-    """
-    if mesh.pp.size == 2:
-        return mesh.pp.group
-    inner = mesh.spec.dp * mesh.spec.tp
-    members = [[first * inner + place, last * inner + place] for place in range(inner)]
-    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
-    return "" if group is None else str(group.group_name)

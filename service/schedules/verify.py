@@ -1,4 +1,4 @@
-"""Proof, before anything runs, that a schedule is complete, ordered and free of deadlock; and what it will cost.
+"""Proves, before anything runs, that a schedule is complete, ordered and free of deadlock, and predicts its cost.
 
 The wait model is the strictest that a backend can impose: a receive is posted without waiting, a send waits until
 its receive is posted (rendezvous), a computation waits for what it consumes, and messages of a channel - sender,

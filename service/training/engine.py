@@ -18,7 +18,7 @@ from service.parallel.fsdp import before_backward, free_parameters, synchronize_
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from service.schedules import forward_only, generator
+from service.schedules import forward_only
 from service.schedules.schedule import Op, Schedule
 from service.training.objective import Objective
 from service.training.timeline import Timeline, timeline
@@ -139,13 +139,6 @@ class _PipelineEngine:
         return layers - self.runtime.split_backwards // self.schedule.micro_batches
 
 
-def plan_pipeline(spec: TrainSpec) -> Schedule | None:
-    """Return the schedule of the spec's pipeline; ``None`` without one."""
-    if spec.parallel.pp == 1:
-        return None
-    return generator(spec.pipeline.schedule)(spec.parallel.pp, spec.pipeline.stages_per_rank, spec.micro_batches)
-
-
 def build_engine(
     stages: Mapping[int, nn.Module],
     objective: Objective,
@@ -158,7 +151,7 @@ def build_engine(
 ) -> Engine:
     """Build the engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
 
-    Raises :class:`DisagreementError` if their specs differ in what a step is made of.
+    Raises :class:`DisagreementError` if the ranks' specs describe different steps.
     """
     agree(
         {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -71,28 +70,3 @@ def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device)
         dist.all_reduce(broken)
     if ranks := broken.nonzero().flatten().tolist():
         raise NonFiniteError(f"the weights are not finite on rank {ranks[0]} after the update of step {step}; {ADVICE}")
-
-
-def check_evaluation(metrics: Mapping[str, float], step: int) -> None:
-    """Raise :class:`NonFiniteError` for an evaluation that gave no number; it is the same on every rank."""
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            raise NonFiniteError(
-                f"{name} is {value} in the evaluation after step {step}: look at the test split for values that are "
-                f"not finite; if there are none, {ADVICE}"
-            )
-
-
-@contextmanager
-def explained_overflow(step: int, rate: float) -> Iterator[None]:
-    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
-    its own.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "without overflow" not in str(error):
-            raise
-        raise NonFiniteError(
-            f"the update of step {step} is beyond float32 with a learning rate of {rate:g}; {ADVICE}"
-        ) from error

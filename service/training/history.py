@@ -44,7 +44,7 @@ class History:
         self.rows: list[Row] = [rows[step] for step in sorted(rows) if step <= resumed_step]
 
     def has_evaluation(self, step: int) -> bool:
-        """Return whether the newest row is of this step and has what an evaluation reports."""
+        """Return whether the newest row belongs to this step and has the metrics of an evaluation."""
         return bool(self.rows) and self.rows[-1]["step"] == step and _is_evaluated(self.rows[-1])
 
     def _stored(self) -> list[Row]:

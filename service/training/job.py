@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
+from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.data import FileTokens
+from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec
+from service.models import FamilyConfig, huggingface
 from service.parallel import checkpoint, distributed
 from service.training.loop import Loop
 from service.training.setup import Training, prepare
-from service.training.state import export_huggingface, export_model
+from service.training.state import MODEL_PREFIX
 
 
 def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
@@ -53,13 +58,42 @@ def _publish(training: Training, loop: Loop) -> None:
     """Publish the finished model and the checkpoints that were kept, without a collective."""
     paths, report = training.context.paths, training.context.report
     saved = checkpoint.require(paths.checkpoints / f"step_{loop.step}")
-    weights, about = export_model(saved, paths.artifacts, training.config, training.origin)
+    weights, about = _export_model(saved, paths.artifacts, training.config, training.origin)
     report.artifact(weights)
     report.artifact(about, "application/json")
     if (dtype := training.spec.export.huggingface) is not None:
-        report.artifact(export_huggingface(weights, training.config, dtype, _tokenizer(training)))
+        report.artifact(_export_huggingface(weights, training.config, dtype, _tokenizer(training)))
     for kept in checkpoint.complete(paths.checkpoints):
         report.artifact(kept.path)
+
+
+def _export_huggingface(
+    weights: Path, config: FamilyConfig, dtype: Literal["fp32", "bf16"], tokenizer: Path | None = None
+) -> Path:
+    """Write the folder ``huggingface`` from, and beside, ``model.safetensors``; see :func:`huggingface.write`."""
+    folder = weights.with_name("huggingface")
+    if not isinstance(config, TransformerConfig):
+        raise TypeError(f"expected a transformer, got {type(config).__name__}")
+    huggingface.write(folder, config, load_file(weights), dtype, tokenizer)
+    return folder
+
+
+def _export_model(
+    saved: checkpoint.Checkpoint, folder: Path, config: FamilyConfig, origin: Mapping[str, Any]
+) -> tuple[Path, Path]:
+    """Write ``model.safetensors`` (whole tensors, plain names) and ``model.json`` from a checkpoint; no collective.
+
+    ``model.json`` is ``{step, config, parallel, data_sha256}``.
+    Each file appears complete or not at all, the weights first.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, about = folder / "model.safetensors", folder / "model.json"
+    tensors = {name: tensor.contiguous() for name, tensor in checkpoint.load_whole(saved.path, MODEL_PREFIX).items()}
+    with atomic_draft(weights) as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
+    description = {"step": saved.step, "config": config.model_dump(mode="json"), **origin}
+    atomic_write(about, json.dumps(description, indent=2).encode())
+    return weights, about
 
 
 def _tokenizer(training: Training) -> Path | None:

@@ -11,10 +11,12 @@ import torch
 from service.jobs.checkpoints import FILES, Checkpoint
 from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import Samples
-from service.training.setup import Training, peak_flops
+from service.training.setup import Training
 from service.training.step_totals import StepTotals
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "NVIDIA B200": 2250e12}
+"""Dense bf16 FLOP/s from NVIDIA's data sheets, SXM parts."""
 
 
 class Journal:
@@ -43,7 +45,7 @@ class Journal:
         self._say(f"checkpoint of step {written.step:,}: {readable_bytes(size)}")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell what an evaluation found."""
+        """Log the metrics of an evaluation."""
         found = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._say(f"evaluation at step {step:,}: {found}")
 
@@ -124,3 +126,10 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
         peak = peak_flops(torch.cuda.get_device_name(training.device))
         metrics |= {"mfu": flops / peak} if peak else {}
     return metrics
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the peak FLOP/s of a CUDA device by its name, of which the longest known beginning counts; ``None`` when
+    it isn't known.
+    """
+    return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

@@ -20,7 +20,7 @@ from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.distributed import peak_memory_gib
-from service.training.gradients import check_evaluation, check_weights, clip_, explained_overflow, present, squared_norm
+from service.training.gradients import ADVICE, NonFiniteError, check_weights, clip_, present, squared_norm
 from service.training.history import History
 from service.training.journal import Journal, Timing, step_metrics
 from service.training.setup import Training
@@ -32,6 +32,31 @@ SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
 _TIMELINES_FIRST = 4
 """The first steps, of which every computation of a pipeline is reported."""
+
+
+def _check_evaluation(metrics: Mapping[str, float], step: int) -> None:
+    """Raise :class:`NonFiniteError` for an evaluation that gave no number; it is the same on every rank."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"{name} is {value} in the evaluation after step {step}: look at the test split for values that are "
+                f"not finite; if there are none, {ADVICE}"
+            )
+
+
+@contextmanager
+def _explained_overflow(step: int, rate: float) -> Iterator[None]:
+    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
+    its own.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "without overflow" not in str(error):
+            raise
+        raise NonFiniteError(
+            f"the update of step {step} is beyond float32 with a learning rate of {rate:g}; {ADVICE}"
+        ) from error
 
 
 class Loop:
@@ -117,7 +142,7 @@ class Loop:
         """Return the metrics over the test split, reported at this step."""
         with self._span("evaluate", step=self.step), self._phase("inference"):
             metrics = evaluate(self.training)
-        check_evaluation(metrics, self.step)
+        _check_evaluation(metrics, self.step)
         self._report(metrics)
         self.journal.evaluated(self.step, metrics)
         return metrics
@@ -194,7 +219,7 @@ class Loop:
             clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        with explained_overflow(self.step + 1, rate):
+        with _explained_overflow(self.step + 1, rate):
             optimizer.step()
         optimizer.zero_grad()
         return reduction

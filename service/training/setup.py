@@ -13,9 +13,9 @@ from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
-from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.train import TrainSpec
-from service.models import Model, Weights, build, data, load_into
+from service.jobs.spec.model import ModelConfig, TransformerConfig
+from service.jobs.spec.train import CompileChoice, ExportSpec, TrainSpec
+from service.models import FamilyConfig, Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset
 from service.models.parallelize import ModelRecipe, parallelize
@@ -23,15 +23,15 @@ from service.models.reference import resolve
 from service.parallel import collectives
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
-from service.parallel.mesh import Mesh, group_of_stages
+from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import tied_names
+from service.schedules import generator
 from service.schedules.schedule import Schedule
-from service.training.engine import Engine, build_engine, plan_pipeline
-from service.training.gate import allowed_modes, gate_fingerprints, load_compile_caches, lowest
+from service.training.engine import Engine, build_engine
+from service.training.gate import allowed_modes, gate_fingerprints, lowest, portable_caches
 from service.training.gradients import local
 from service.training.objective import Objective, ObjectiveContext, objective_for
-from service.training.state import check_export
 
 _AUDIT_EVERY = 500
 """Steps between two audits for results held over a replay; an audit takes 0.1 s or more."""
@@ -108,19 +108,44 @@ def check_batch(spec: TrainSpec) -> None:
 def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
     """Load weights, data and compiled code that the spec names, and ask the gate what may be compiled."""
     config, weights = resolve(spec.model, context.data)
-    check_export(spec.export, config)
+    _check_export(spec.export, config)
     dataset = data.load(spec.data, context.data).to(device)
     fingerprints = gate_fingerprints(config, spec, device)
     compile_modes = allowed_modes(spec.compile, fingerprints, context.data, spec.micro_batches, spec.stages)
-    load_compile_caches(spec.compile, compile_modes, context)
+    _load_compile_caches(spec.compile, compile_modes, context)
     return TrainingInputs(config, dataset, compile_modes, weights)
+
+
+def _check_export(export: ExportSpec, config: FamilyConfig) -> None:
+    """Raise ``ValueError`` if the model cannot be written in the form that the spec asks for."""
+    if export.huggingface is not None and not isinstance(config, TransformerConfig):
+        raise ValueError(
+            f"export.huggingface={export.huggingface!r} needs a transformer; this model is of family {config.family!r}"
+        )
+
+
+def _load_compile_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
+    """Load the code that the gate's job compiled, which saves compiling it; every rank logs whether it could."""
+    if not modes:
+        return
+    code = f"rank {context.rank}: compiled code of {choice.gate}"
+    caches = portable_caches(choice, modes, context.data, context.rank, context.gate_artifacts)
+    if not caches:
+        mode = lowest(modes)
+        context.report.log(
+            f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
+        )
+        return
+    loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
+    is_whole = all(artifacts is not None for artifacts in loaded)  # a cache with a wrong checksum gives none
+    context.report.log(f"{code} {'loaded' if is_whole else 'not usable: it is damaged, and compiled again'}")
 
 
 def assemble(
     spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, inputs: TrainingInputs
 ) -> Training:
     """Build what trains over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
-    schedule = plan_pipeline(spec)
+    schedule = _plan_pipeline(spec)
     objective = _build_objective(spec, mesh, inputs.config)
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
     boundary = _build_boundary(stages, inputs.compile_modes, context)
@@ -140,8 +165,15 @@ def assemble(
         engine=engine,
         optimizer=_build_optimizer(stages.values(), spec, device),
         compile_modes=inputs.compile_modes,
-        parameters=_count_parameters(build(inputs.config, device="meta")),
+        parameters=sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters()),
     )
+
+
+def _plan_pipeline(spec: TrainSpec) -> Schedule | None:
+    """Return the schedule of the spec's pipeline; ``None`` without one."""
+    if spec.parallel.pp == 1:
+        return None
+    return generator(spec.pipeline.schedule)(spec.parallel.pp, spec.pipeline.stages_per_rank, spec.micro_batches)
 
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
@@ -206,9 +238,6 @@ def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch
     )
 
 
-# Dense bf16 peak in FLOP/s from NVIDIA's data sheets, SXM parts; the longest matching name wins.
-
-
 @dataclass(frozen=True)
 class TiedStages:
     """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
@@ -261,27 +290,21 @@ def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh:
     return TiedStages(
         originals=_named(stages.get(0), names.values()),
         copies=_named(stages.get(len(schedule.owners) - 1), names.keys()),
-        group=group_of_stages(mesh, first, last) if first != last else "",
+        group=_group_of_stages(mesh, first, last) if first != last else "",
     )
+
+
+def _group_of_stages(mesh: Mesh, first: int, last: int) -> str:
+    """Return the name of the group of this rank and its peer, where it is in one of two ranks of its pipeline; empty
+    elsewhere. Every rank of the job must call it.
+    """
+    if mesh.pp.size == 2:
+        return mesh.pp.group
+    inner = mesh.spec.dp * mesh.spec.tp
+    members = [[first * inner + place, last * inner + place] for place in range(inner)]
+    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
+    return "" if group is None else str(group.group_name)
 
 
 def _named(stage: nn.Module | None, names: Iterable[str]) -> tuple[nn.Parameter, ...]:
     return () if stage is None else tuple(stage.get_parameter(name) for name in names)
-
-
-_PEAKS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-}
-
-
-def _count_parameters(whole: nn.Module) -> int:
-    """Return the number of elements of all parameters of an unsharded model (on ``meta``, say)."""
-    return sum(parameter.numel() for parameter in whole.parameters())
-
-
-def peak_flops(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a CUDA device by its name; None when it isn't known."""
-    return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

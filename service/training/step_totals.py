@@ -1,8 +1,8 @@
-"""Sums up what a step came to, over all ranks: one small all-reduce per optimizer step.
+"""Sums up a step's results over all ranks: one small all-reduce per optimizer step.
 
 A number that ranks add up is declared once, as a field of :class:`RankShare`; its place in the vector follows from it.
 
-How busy each device is, and what it holds and draws, is measured once a second at most.
+The use, memory and power of each device are measured once a second at most.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class RankShare:
 class StepTotals:
     """Values of one step that are equal on every rank; ``memory_gib`` is the largest peak of any.
 
-    ``unsaved`` says that a rank could not write a checkpoint. ``bubble_fraction`` is of the newest pipeline run that
-    every device has finished, if there is one.
+    ``unsaved`` says that a rank could not write a checkpoint. ``bubble_fraction`` is that of the newest pipeline run
+    that every device has finished, if any.
     """
 
     loss: float

@@ -1,7 +1,7 @@
 """Verdicts of instances from one batch of bounds.
 
 :func:`certify` evaluates the witnesses (:mod:`.counterexamples`), bounds a batch by one method and compares the margins
-with what rounding may explain (:mod:`.verdict`). An instance that it leaves unknown may go to a search
+with the allowance for rounding (:mod:`.verdict`). An instance that it leaves unknown may go to a search
 (:mod:`.search_runner`), which allows for rounding by the same two constants.
 """
 
@@ -26,7 +26,7 @@ from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdi
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Results of a batch, on every rank of the group alike.
+    """Results of a batch, the same on every rank of the group.
 
     ``output`` bounds are ``(batch, outputs)``; ``margin`` ``(batch,)`` is the least lower bound over the rows, +inf
     without rows; ``inputs`` are the bounds of each non-linear node's input, this rank's entries where divided.
@@ -89,9 +89,10 @@ def _uncrossed(output: Interval) -> Interval:
 
 
 def _proved(margin: Tensor, output: Interval, batch: InstanceBatch) -> Tensor:
-    """Return which margins are positive beyond what rounding may explain.
+    """Return which margins are positive beyond the allowance for rounding.
 
-    The relative margin is of the largest output bound, times the row's 1-norm. A property without rows proves nothing.
+    The relative margin is a part of the largest output bound, times the row's 1-norm. A property without rows proves
+    nothing.
     """
     if batch.rows.shape[1] == 0:
         return torch.zeros_like(margin, dtype=torch.bool)

@@ -177,7 +177,7 @@ class _InstanceRunner:
         guard = RoundingGuard(task, checker, partial(_searched_again, self.context, self.clock))
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
-            # A group stops as one: its ranks would otherwise wait for each other in a collective.
+            # All ranks of a group stop together: else some would wait for the others in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
             for entry in self._bounded(task, instances, method, searches, guard):
@@ -211,7 +211,7 @@ class _InstanceRunner:
         searches: SearchRunner,
         guard: RoundingGuard,
     ) -> list[DecidedRow]:
-        """Bound a batch; what is left for a search is returned, the rest is decided."""
+        """Bound a batch, decide its instances, and return those left for a search."""
         begun, limits = time.time(), [searches.limit(instance) for instance in instances]
         entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
@@ -250,7 +250,7 @@ class _InstanceRunner:
         return [entry for part in parts for entry in self._entries(task, part, method, checker, deadline)]
 
     def _by_intervals(self, task: Task, instances: list[int], checker: CounterexampleChecker) -> list[DecidedRow]:
-        """Bound a batch by what takes next to no time, where there was none for more."""
+        """Bound a batch by intervals, which take next to no time, when time has run out."""
         make_room(task.device)
         note = f"its seconds were spent on bounds by {task.method_label}; these are by intervals"
         entries = self._at_once(task, instances, task.engine.bounder(IBP), checker, inf)
@@ -309,14 +309,14 @@ def _precision(task: Task) -> tuple[str, ...]:
 
 
 def _gains(task: Task) -> tuple[str, ...]:
-    """Return what optimised relaxations have brought to the instances of this rank."""
+    """Return the gain of optimised relaxations for the instances of this rank."""
     return (f"optimised relaxations: {task.gains}",) if task.gains else ()
 
 
 def _searched_again(
     context: RunContext, clock: PhaseTimes, task: Task, checker: CounterexampleChecker, row: BoundsRow
 ) -> BoundsRow:
-    """Return what a search in another arithmetic says of a row, where the job searches."""
+    """Return a search of a row in another arithmetic, if the job searches."""
     searches = SearchRunner(task, context, clock, checker)
     return _shown(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
 
@@ -362,6 +362,6 @@ def _searched(row: BoundsRow) -> str:
 
 
 def _ended(verdicts: Mapping[str, int], seconds: float) -> str:
-    """Return what the job found."""
+    """Return the job's result."""
     found = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.items() if count)
     return f"{found or 'no instances'} after {seconds:.1f} s"

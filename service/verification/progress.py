@@ -44,16 +44,16 @@ class JobProgress:
 
     @classmethod
     def of_stage(cls, report: Reporter, total: int, groups: int, stage: int, stages: int) -> JobProgress:
-        """Return the progress of a model in one stage, or of stage number ``stage`` of several alike."""
+        """Return the progress of a model in one stage, or of stage number ``stage`` of several."""
         return cls(report, total, groups, (stage / stages) ** 2, ((stage + 1) / stages) ** 2)
 
     def resume(self, decided: int) -> None:
-        """Begin with what an earlier attempt decided."""
+        """Begin with the instances that an earlier attempt decided."""
         self._share = self._of_all(decided)
         self.decide(decided)
 
     def decide(self, more: int) -> None:
-        """Count decided instances; of several stages, which all decide alike, the first one tells."""
+        """Count decided instances; of several stages, which decide the same ones, the first reports."""
         self.done += more
         if more and self.first == 0:
             self._report()

@@ -116,17 +116,6 @@ class NonlinearLayer:
     neurons: int
 
 
-def layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
-    """Return the non-linear nodes of a network, in execution order, by the names of its file where it has any."""
-    nodes = network.nonlinear
-    return [
-        NonlinearLayer(
-            node.source or node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)
-        )
-        for node in nodes
-    ]
-
-
 class _LayerSums(NamedTuple):
     """Sums over the entries of one non-linear node's inputs, for one instance; fields are columns of
     :func:`layer_sums`."""
@@ -272,11 +261,11 @@ class ResumeLog:
         self._own = folder / _name(attempt, rank)
 
     def earlier(self) -> dict[int, DecidedRow]:
-        """Return what earlier attempts decided on all ranks, by instance."""
+        """Return the decisions of earlier attempts on all ranks, by instance."""
         return self._read(range(self._attempt))
 
     def everything(self) -> dict[int, DecidedRow]:
-        """Return what all attempts up to this one decided, by instance; other ranks must have written theirs."""
+        """Return the decisions of all attempts up to this one, by instance; other ranks must have written theirs."""
         return self._read(range(self._attempt + 1))
 
     def add(self, entries: list[DecidedRow]) -> None:

@@ -1,9 +1,8 @@
-"""How far rounding may explain a plain verdict: *verified* is said only where that is less than what was proved.
+"""How far rounding may explain a plain verdict: it is *verified* only if the proved margin is larger.
 
-The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where terms are
-large beside what is left of them, where exponentials overflow and where steps are taken, the two differ by what no
-size of the outputs tells. A verdict that this puts in doubt is sought once more in float64; what stays in doubt is
-unknown.
+The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where large
+terms cancel, where exponentials overflow and where steps are taken, the two differ by more than the size of the outputs
+suggests. A verdict that this puts in doubt is decided again in float64; if it stays in doubt, it is unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
 POINTS, FACTOR = 16, 4
-"""The inputs that are looked at, and how many times what is seen there rounding is taken to cost elsewhere."""
+"""The number of compared inputs, and the factor by which rounding may be worse elsewhere than seen there."""
 REASON = "rounding may explain what was proved; rigorous: true may decide this"
 
 Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
@@ -65,7 +64,7 @@ class RoundingGuard:
             return row
         if self._double is None:
             return _undecided(row)
-        # Bounds in float64 lose next to nothing; what is left is what the model itself makes of its inputs in float32.
+        # Bounds in float64 lose next to nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
             again = self._again(row, rounding, deadline)
@@ -85,7 +84,7 @@ class RoundingGuard:
 
     @cached_property
     def _bounded(self) -> nn.Module:
-        """Return what is bounded, where this rank has all of it, and else the model."""
+        """Return the bounded graph if this rank has all of it, otherwise the model."""
         engine = self.task.engine
         if not engine.is_alone:
             return self.task.module
@@ -93,7 +92,7 @@ class RoundingGuard:
 
     @cached_property
     def _double(self) -> tuple[Task, CounterexampleChecker] | None:
-        """Return the task in float64, where no other rank would have to take part."""
+        """Return the task in float64, if no other rank would have to take part."""
         task = self.task
         if not task.engine.is_alone or task.search_group.axis.size > 1:
             return None

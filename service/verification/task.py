@@ -48,7 +48,7 @@ class Assignment:
 
     @cached_property
     def search_group(self) -> SearchGroup:
-        """Return the data-parallel ranks that search together: all where instances are fewer than they are."""
+        """Return the data-parallel ranks that search together: all of them if there are fewer instances than ranks."""
         return (
             SearchGroup(self.mesh.dp) if self.spec.searches() and self.asked.count < self.mesh.dp.size else SINGLE_RANK
         )

@@ -15,9 +15,9 @@ from service.parallel.boundary import StepBoundary
 from service.training.engine import AccumulationEngine, chunks
 from service.training.gradients import NonFiniteError, clip_, squared_norm
 from service.training.history import History
+from service.training.journal import peak_flops
 from service.training.loop import batches
 from service.training.objective.cross_entropy import ClassCrossEntropy
-from service.training.setup import peak_flops
 from service.training.step_totals import RankShare, StepReduction
 
 CPU = torch.device("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +27,6 @@ from trivet.cli import (
     webhooks,
 )
 from trivet.cli.context import out
-from trivet.terminal import tolerate_narrow_encodings
 
 OTHER_NAMES = {
     "describe": "show",
@@ -102,5 +102,12 @@ def options(
 
 def main() -> None:
     """Run the ``trivet`` script."""
-    tolerate_narrow_encodings()
+    _tolerate_narrow_encodings()
     app()
+
+
+def _tolerate_narrow_encodings() -> None:
+    """Let characters that the output's encoding does not have be printed as escapes rather than end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

@@ -5,6 +5,7 @@ here.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import random
@@ -20,30 +21,39 @@ from urllib.parse import urlsplit
 
 from kombu.exceptions import OperationalError
 
+from service.jobs.atomic import atomic_write
 from service.jobs.cache import trim
 from service.jobs.logs import log_fields, log_to_stderr
 from service.jobs.monitoring.numbers import Meter
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
+from service.jobs.settings_file import ENV_PREFIX, config_file
 from service.jobs.spec.base import JOB_ID
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
 from workers.agent.admission import CannotWork, address_of, check_admitted
 from workers.agent.celery_app import Dispatcher, create_app, serve
-from workers.agent.launching import open_desks
-from workers.agent.supervisors import SUPERVISOR, Supervisors, supervisor_command
+from workers.agent.launching import LauncherDesk, service_of
+from workers.agent.supervisors import SUPERVISOR, Supervisors
 from workers.inventory import cpu_slots, cuda_devices, versions
 from workers.launcher.confinement import available
+from workers.launchers import LauncherContext, launcher_class
 from workers.supervisor.attempt_folder import compiled_caches
 from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
+from workers.supervisor.program import HOST_NAMESPACES
 from workers.supervisor.settings import SupervisorOrder
 
 _REPEAT_S = 60.0
 
 logger = logging.getLogger(__name__)
+_NOT_SHARED = frozenset(
+    f"{ENV_PREFIX}{name}"
+    for name in ("WORKER_NAME", "WORKER_ADDRESS", "CPU_SLOTS", "LAUNCHERS", "KEY", "URL", "STOP_JOBS")
+)
+"""Settings of this worker that are none of the hosts of allocations."""
 
 
 class Outage:
@@ -87,9 +97,9 @@ class AgentSettings:
     reap_s: float = 1.0
     """Seconds between two looks for leases that ended, n times."""
     expire_s: float = 600.0
-    """Seconds between two looks for what may be deleted, n times."""
+    """Seconds between two searches for data to delete, n times."""
     launch_s: float = 1.0
-    """Seconds between two looks at what each launcher that is served has, and at what jobs want of it."""
+    """Seconds between two comparisons of each served launcher's resources with the jobs' demands."""
     outage_s: float = 0.5
     """Seconds after a chore that failed, as while the broker is away."""
     report_within_s: float = 10.0
@@ -98,6 +108,39 @@ class AgentSettings:
     """Heartbeats in the time after which a silent host gets no work: four may be lost."""
     restart_after_s: float = 5.0
     """Seconds until another process from which supervisors are forked is started after one that was of no use."""
+
+
+def _supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) -> tuple[str, ...]:
+    """Return the command that starts a supervisor under this policy."""
+    return (*command, HOST_NAMESPACES) if policy.isolation == "none" else tuple(command)
+
+
+def _open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
+    """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for an unknown launcher.
+
+    The settings for hosts of allocations are written to the data folder, for this user alone: they may hold the
+    broker's password, which must reach no command line and no scheduler.
+    """
+    desks = []
+    for name in filter(None, settings.launchers.split(",")):
+        folder = settings.layout.launcher(name)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shared = {
+            key: value for key, value in os.environ.items() if key.startswith(ENV_PREFIX) and key not in _NOT_SHARED
+        }
+        if (file := config_file()) is not None:
+            shared[f"{ENV_PREFIX}CONFIG"] = str(file.resolve())
+        shared |= {f"{ENV_PREFIX}DATA": str(settings.layout.root), f"{ENV_PREFIX}WARM_SUPERVISORS": "0"}
+        atomic_write(folder / "settings.json", json.dumps(shared).encode())
+        context = LauncherContext(
+            service=service_of(settings.layout),
+            folder=folder,
+            options=getattr(settings, f"{name}_options", ""),
+            stop_grace_s=settings.stop_grace_s,
+        )
+        launcher, supervisor = launcher_class(name)(context), _supervisor_command(JobPolicy.of(settings))
+        desks.append(LauncherDesk(name, launcher, store, settings.worker_name, folder=folder, supervisor=supervisor))
+    return desks
 
 
 class Agent:
@@ -115,7 +158,7 @@ class Agent:
         self._registry = SupervisorRegistry(folder)
         self._policy = JobPolicy.of(settings)
         self._supervisors = Supervisors(
-            supervisor_command(self._policy, supervisor),
+            _supervisor_command(self._policy, supervisor),
             folder / "supervisors.log",
             forks=settings.warm_supervisors > 0,
             restart_after_s=chores.restart_after_s,
@@ -128,7 +171,7 @@ class Agent:
             versions=versions(),
             isolation=("limits",) if self._policy.isolation == "none" else available(),
         )
-        self._desks = open_desks(settings, self._store)
+        self._desks = _open_desks(settings, self._store)
         self._stop = threading.Event()
         self._meter, self._tracing = Meter(), tracing_for("agent", os.environ)
         self._outage = Outage()
@@ -171,7 +214,7 @@ class Agent:
             self._tracing.close()
 
     def _described(self) -> str:
-        """Return what this host is and has, and where its broker is, which may hold a password in its address."""
+        """Return a description of this host and its broker, whose address may hold a password."""
         report, settings = self._report, self._settings
         devices = [f"{count} x {name}" for name, count in Counter(report.cuda).items()]
         devices.append(f"{report.cpu_slots} CPU slots")

@@ -1,14 +1,12 @@
 """Asks launchers for devices for pending jobs, and takes back what no job has use for.
 
-The scheduler keeps what was asked for, and the store what is wanted: each look compares the two, so that a worker may
-end between any two calls. One worker at a time does so for a launcher; what two asked for by mistake is taken back.
+The scheduler keeps the requests, and the store the demands: each look compares the two, so that a worker may end
+between any two calls. One worker at a time does so for a launcher; what two asked for by mistake is taken back.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,37 +14,25 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from service.jobs.atomic import atomic_write
 from service.jobs.layout import DataLayout
-from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX, config_file
 from service.jobs.states import TERMINAL
 from service.jobs.store import KnownJob, PendingLaunch, Store
-from workers.agent.supervisors import supervisor_command
 from workers.launchers import (
     AllocationRequest,
     Booking,
     Launcher,
-    LauncherContext,
     LauncherUnavailable,
-    launcher_class,
 )
-from workers.supervisor.job_policy import JobPolicy
 
 PROGRAM = "workers.agent.allocated_host"
 _HOLD_S = 15.0
 _DESCRIBED_S = 15.0
 _LOGS_KEPT_S = 7 * 86_400.0
 _AT_ONCE = 20
-"""Requests in one look: meanwhile nobody looks at what is there."""
+"""Requests in one look: meanwhile its allocations are not looked at."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _REPORT_S = 30.0
 """Seconds that hosts have to leave an allocation once its attempt has ended, beyond the grace of ranks."""
-_NOT_SHARED = frozenset(
-    f"{ENV_PREFIX}{name}"
-    for name in ("WORKER_NAME", "WORKER_ADDRESS", "CPU_SLOTS", "LAUNCHERS", "KEY", "URL", "STOP_JOBS")
-)
-"""Settings of this worker that are none of the hosts of allocations."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +58,13 @@ class BookingPlan:
 
 @dataclass
 class Planner:
-    """Decides from what is wanted and what there is; keeps since when something is of no use, and what came to nothing.
+    """Decides from the demands and the allocations; remembers since when an allocation is useless, and which requests
+    failed.
 
     An allocation is of use to a pending job that has not run on it, unless nothing begins there within
-    ``starts_within_s`` of its devices, and to the attempt that runs on it. One without devices that is of no use is
-    taken back at once, one with devices after ``patience_s``: its hosts leave by themselves. What is still there after
-    as long again, such as where a node never says that it has ended a job of Slurm's, keeps nobody waiting.
+    ``starts_within_s`` of its devices, and to the attempt that runs on it. A useless one without devices is taken back
+    at once, one with devices after ``patience_s``: its hosts leave by themselves. One that is still there after as long
+    again, such as on a node that never reports the end of a Slurm job, delays no other job.
     """
 
     launcher: str
@@ -94,7 +81,9 @@ class Planner:
         allocations: Sequence[Booking],
         now: float,
     ) -> BookingPlan:
-        """Return what to do at ``now``, in monotonic seconds. ``known`` has every job of the allocations."""
+        """Return the requests and cancellations at ``now``, in monotonic seconds. ``known`` has every job of the
+        allocations.
+        """
         useful = dict[str, Booking]()
         useless = list[Booking]()
         idle = [one.id for one in allocations if not one.is_waiting and _is_queued(known.get(one.job_id))]
@@ -181,7 +170,7 @@ class LauncherDesk:
                 path.unlink(missing_ok=True)
 
     def _take_back(self, allocations: Sequence[Booking]) -> str:
-        """Cancel what is of no use; return what the scheduler said if it did not, which keeps no other job waiting."""
+        """Cancel useless allocations; return the words of a scheduler that did not, which delays no other job."""
         for one in allocations:
             if one.id not in self._taken_back:
                 logger.info("taking back %s of %s: %s", one.id, one.job_id, one.reason or "it has devices")
@@ -223,33 +212,5 @@ class LauncherDesk:
 
 
 def service_of(data: DataLayout) -> str:
-    """Return what tells a service's allocations from those of others."""
+    """Return the mark that tells a service's allocations from those of others."""
     return sha256(str(data.root).encode()).hexdigest()[:16]
-
-
-def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
-    """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for what is none.
-
-    What hosts of allocations are told is written to the data folder, for this user alone: it may hold the broker's
-    password, which no command line and no scheduler is told.
-    """
-    desks = []
-    for name in filter(None, settings.launchers.split(",")):
-        folder = settings.layout.launcher(name)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shared = {
-            key: value for key, value in os.environ.items() if key.startswith(ENV_PREFIX) and key not in _NOT_SHARED
-        }
-        if (file := config_file()) is not None:
-            shared[f"{ENV_PREFIX}CONFIG"] = str(file.resolve())
-        shared |= {f"{ENV_PREFIX}DATA": str(settings.layout.root), f"{ENV_PREFIX}WARM_SUPERVISORS": "0"}
-        atomic_write(folder / "settings.json", json.dumps(shared).encode())
-        context = LauncherContext(
-            service=service_of(settings.layout),
-            folder=folder,
-            options=getattr(settings, f"{name}_options", ""),
-            stop_grace_s=settings.stop_grace_s,
-        )
-        launcher, supervisor = launcher_class(name)(context), supervisor_command(JobPolicy.of(settings))
-        desks.append(LauncherDesk(name, launcher, store, settings.worker_name, folder=folder, supervisor=supervisor))
-    return desks

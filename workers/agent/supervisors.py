@@ -21,8 +21,7 @@ from service.jobs.records import AttemptRef
 from workers.linux import ROOM
 from workers.supervisor.command import allowed
 from workers.supervisor.fork_server import READY
-from workers.supervisor.job_policy import JobPolicy
-from workers.supervisor.program import FORK_SERVER, HOST_NAMESPACES
+from workers.supervisor.program import FORK_SERVER
 from workers.supervisor.settings import SupervisorOrder
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
@@ -32,11 +31,6 @@ _LONGEST_PAUSE_S = 300.0
 _PID_BYTES = 32
 
 logger = logging.getLogger(__name__)
-
-
-def supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) -> tuple[str, ...]:
-    """Return what starts a supervisor under this policy."""
-    return (*command, HOST_NAMESPACES) if policy.isolation == "none" else tuple(command)
 
 
 class Supervisors:
@@ -57,9 +51,9 @@ class Supervisors:
         self._lock = threading.Lock()
 
     def start(self, order: SupervisorOrder) -> None:
-        """Have a supervisor carry out the order; returns as soon as it has it. What one of them has already is left to
-        it: on a busy host the message comes again before it has claimed the part, and one more each time would make the
-        host no less busy.
+        """Have a supervisor carry out the order; returns as soon as it has it. Jobs that one of them has already stay
+        with it: on a busy host the message comes again before it has claimed the part, and one more each time would
+        make the host no less busy.
         """
         with self._lock:
             if (known := self._parts.get(order.ref)) is not None and _is_alive(known):
@@ -86,7 +80,7 @@ class Supervisors:
             return [process.pid for process in self._started if process.poll() is None] + forked
 
     def tend(self) -> None:
-        """Collect what has ended, and start a fork server where one is due; to be called now and then."""
+        """Collect ended processes, and start a fork server where one is due; to be called now and then."""
         with self._lock:
             self._started = [process for process in self._started if process.poll() is None]
             self._forked = [process for process in self._forked if process.alive]

@@ -166,8 +166,8 @@ class Confinement:
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
-    """Folders to write in that stand in the place of the folder above them, so that nobody else's are found there.
-    Without user namespaces ranks get that folder itself.
+    """Writable folders that hide the folder above them, with the folders of others in it. Without user namespaces ranks
+    get that folder itself.
     """
     secret: tuple[str, ...] = ()
     """Files and folders that stay unreadable below a readable folder."""
@@ -283,8 +283,8 @@ def _device_paths() -> Iterator[Path]:
 
 def _limit(limits: JobLimits, *, count_processes: bool) -> None:
     """Set the limits on this process. The memory that counts is private and writable (``RLIMIT_DATA``): the address
-    space of a CUDA process, and of one that maps weights, is far larger than what it uses. Processes are counted only
-    in a namespace of the group's own: elsewhere all that the user runs on the host would count.
+    space of a CUDA process, and of one that maps weights, is far larger than its memory. Processes are counted only in
+    a namespace of the group's own: elsewhere all that the user runs on the host would count.
     """
     forbid_new_privileges()
     wanted = {

@@ -53,7 +53,7 @@ class InterruptibleStore(dist.PrefixStore):  # type: ignore[name-defined,misc]
 
 
 class _FolderRendezvous(RendezvousHandler):
-    """Knows hosts and their order beforehand, so there is one round and nobody joins later."""
+    """Knows hosts and their order beforehand, so there is one round, and no host joins later."""
 
     def __init__(self, folder: Path, host: int, hosts: int, run_id: str, address: str) -> None:
         store = dist.FileStore(str(rendezvous_folder.check(folder) / rendezvous_folder.LAUNCHERS), hosts)  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""Lets torchrun start ranks as forks of its own process, which has imported what they need, in place of new
-interpreters that would each import it again.
+"""Lets torchrun start ranks as forks of its own process, which has imported their modules, in place of new interpreters
+that would each import them again.
 
 A fork runs what its command line says (``python … -m MODULE`` or a script) as ``__main__``, and is for everybody else
 what that command would be: its own session, environment and command line, signals as at the start of a program, no

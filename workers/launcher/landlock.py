@@ -50,8 +50,8 @@ def restrict(
     secret: Iterable[Path] = (),
     write_files: Iterable[Path] = (),
 ) -> None:
-    """Let the calling thread, and what it starts, from now on read below ``read``, read and change below ``write``, and
-    read and overwrite the files that are below ``write_files``. Paths that do not exist are left out; nothing at or
+    """Let the calling thread, and its children, from now on read below ``read``, read and change below ``write``, and
+    read and overwrite the existing files below ``write_files``. Paths that do not exist are left out; nothing at or
     below ``secret`` is granted through a path above it, whose names stay visible. What is held is granted by its
     descriptor, whatever its path leads to by now. Raises :class:`OSError`.
 

@@ -68,8 +68,8 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def what_import_leaves(modules: Sequence[str]) -> str:
-    """Return what is wrong with importing modules into a process that forks many jobs, as the end of a sentence; empty
-    if nothing is. A fork of this process tries it.
+    """Return why modules must not be imported into a process that forks many jobs, as the end of a sentence; empty if
+    nothing is. A fork of this process tries it.
     """
     with tempfile.TemporaryFile() as told, Path(os.devnull).open("rb") as nothing:
         trial = forks.fork(lambda: _try(modules, told), stdin=nothing.fileno(), keep=[told.fileno()])

@@ -33,7 +33,7 @@ cannot fork users of it.
 def main() -> int:
     """Import torchrun, and with ``--preload`` what the requested kind names, then run the request."""
     die_with_parent()
-    # While this process has one thread; what a namespace is for is known only with the request.
+    # While this process has one thread; the request, which is still to come, decides the namespaces' contents.
     inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
     environment = import_torchrun()
     request = _read_request()

@@ -122,7 +122,7 @@ def _redirect(descriptor: int, address: str, rank: int, channel: Channel, secret
 
 
 def _be_terminated(report: RankReporter) -> NoReturn:
-    """Tell the supervisor of a SIGTERM that it did not send, and end as the signal would have it."""
+    """Tell the supervisor of a SIGTERM that it did not send, and end by that signal."""
     report.terminated()
     os._exit(128 + signal.SIGTERM)
 
@@ -172,7 +172,7 @@ class Control:
             while True:
                 wait = None if math.isinf(self._until) else max(0.0, self._until - uptime())
                 # The lease may have been extended while this process could not run, and Python does not look again
-                # when a wait that was interrupted is over: what has come is read first.
+                # after an interrupted wait: bytes that have come are read first.
                 ready = selector.select(wait) or selector.select(0)
                 for key, _ in ready:
                     if not key.data():

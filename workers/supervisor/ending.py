@@ -41,7 +41,7 @@ class PartEnding:
         self.urgent = asyncio.Event()
         """Set when there is no time left to end the ranks politely."""
         self.asked = asyncio.Event()
-        """Set when somebody waits for the end, whatever its cause: nobody waits for the ranks' last events any more."""
+        """Set when somebody waits for the end, whatever its cause: the ranks' last events are no longer awaited."""
 
     @property
     def is_decided(self) -> bool:
@@ -106,7 +106,7 @@ class DiskThread:
             self._ending.fail(error, "disk_full" if full else "fault", full or "")
 
     def close(self) -> None:
-        """Take no more work; what is under way is not waited for."""
+        """Take no more work; calls under way are not awaited."""
         self._thread.shutdown(wait=False)
 
 

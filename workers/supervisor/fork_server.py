@@ -1,8 +1,8 @@
 """Forks supervisors from one process of this host that has imported what they, their launchers and the ranks of every
-kind of job need, torch above all: a fork takes milliseconds where the imports take seconds, and the memory of what was
-imported is there once.
+kind of job need, torch above all: a fork takes milliseconds where the imports take seconds, and imported modules occupy
+memory once.
 
-The process has one thread and no GPU device, and never learns what a job is about: a supervisor gets its environment
+The process has one thread and no GPU device, and never sees the contents of a job: a supervisor gets its environment
 and its order over a connection of its own, from the agent, after it has forked its keeper and launcher. So nothing of
 the service's secrets is in the memory of a rank. It ends, and the agent starts another, when anything that it imported
 is not what is on disk any more (:mod:`workers.supervisor.image`), and when the agent ends.

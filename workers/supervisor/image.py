@@ -50,7 +50,7 @@ class ImportedImage:
         self._files = {name: _stamp(name) for name in names}
 
     def change(self) -> str:
-        """Return what has changed since it was imported, for people; empty if nothing has."""
+        """Return the changes since it was imported, for people; empty if nothing has."""
         if not self._watch.has_news():
             return ""
         if _packages() != self._packages:

@@ -162,7 +162,7 @@ async def let_others_speak_first(
     """Wait for the other hosts of a gang, as the first reported fault is the attempt's.
 
     The host of the rank that failed first may need a moment longer than the others to see it; once it has reported, a
-    renewal says ``stop``. A host that is gone never reports: its lease ends the attempt, which is then nobody's fault.
+    renewal says ``stop``. A host that is gone never reports: its lease ends the attempt, and no part is to blame.
     Leases stand still while the broker is away, so the wait begins anew when it is back; and a worker that looks for
     ended leases may be away too, so this looks for them at last.
     """

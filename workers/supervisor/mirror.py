@@ -1,7 +1,7 @@
 """Hands the files of a job on through an object store, where hosts share no folder.
 
-Before ranks start, what they read comes from there; while they run, what the next attempt goes on from is put there;
-and no success is reported before all that belongs to it is there.
+Before ranks start, their files come from there; while they run, the files for the next attempt are put there; and no
+success is reported before all that belongs to it is there.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ class Mirror:
             self._repeat(act, self.settings.claim_within_s)
 
     def publish(self, artifact: Artifact) -> None:
-        """Put an artifact there, before its job's manifest has it. Checkpoints go with what the next attempt goes on
-        from.
-        """
+        """Put an artifact there, before its job's manifest has it. Checkpoints go with the next attempt's files."""
         objects = self.objects
         if objects is None or (artifact.media_type == FOLDER and step_of(f"{artifact.name}/") is not None):
             return
@@ -229,7 +227,7 @@ def _fetch_files(files: dict[str, RemoteFile], root: Folder) -> None:
 
 
 def _is_kept(name: str, steps: set[int]) -> bool:
-    """Return whether a file is of use to the next attempt: no draft, and of no checkpoint that is not complete."""
+    """Return whether a file is of use to the next attempt: not a draft, and not of an incomplete checkpoint."""
     if any(part.startswith(".") for part in name.split("/")):
         return False
     step = step_of(name)

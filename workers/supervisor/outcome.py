@@ -54,8 +54,9 @@ class Evidence:
 
     cause: Cause
     launcher_code: int | None
-    """As a shell would have it: 128 + n for signal n. Negative when a signal ended what keeps torchrun, None when
-    torchrun was ended from here."""
+    """As in a shell: 128 + n for signal n. Negative when a signal ended what keeps torchrun, None when torchrun was
+    ended from here.
+    """
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     """By rank, as torchrun reported them: those other than 0, negative for signals. None when it did not get to it."""
     errors: Sequence[ErrorEvent] = ()

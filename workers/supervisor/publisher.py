@@ -65,7 +65,7 @@ def _publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
 
 def _keep(file: BinaryIO, published: Folder, copied_bytes: int, is_over: Callable[[], bool]) -> tuple[int, str]:
     """Give a large file, which jobs replace and never write to again, another name; copy a small one, to be sure.
-    Return size and SHA-256 of what is kept.
+    Return size and SHA-256 of the published copy.
     """
     draft = f".{uuid.uuid4().hex}"
     try:
@@ -99,7 +99,7 @@ def _measured(folder: Folder, is_over: Callable[[], bool]) -> int:
 
 
 def _hashed(file: BinaryIO, is_over: Callable[[], bool]) -> tuple[int, str]:
-    """Return size and SHA-256 of a file that nobody writes to."""
+    """Return size and SHA-256 of a file that is no longer written to."""
     size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
     while chunk := file.read(_CHUNK):
         if is_over():

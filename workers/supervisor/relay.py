@@ -113,7 +113,7 @@ class Relay:
     admission: Admission
     settings: SupervisorSettings
     most_log_bytes: int = MAX_LOG_BYTES
-    """Bytes kept of what one rank prints in this attempt."""
+    """The most bytes kept of one rank's output in this attempt."""
     ranks: dict[int, Rank] = field(default_factory=dict)
     errors: list[ErrorEvent] = field(default_factory=list)
     """Errors in order of arrival."""

@@ -31,9 +31,9 @@ class SupervisorSettings:
     read_interval_s: float = 0.1
     """Pause between two looks into the ranks' event files."""
     write_interval_s: float = 0.25
-    """Pause between two writes of the ranks' output and of the supervisor's own record."""
+    """The pause between two writes of the ranks' output, and of the supervisor's own record."""
     store_interval_s: float = 2.0
-    """Pause between two looks for what goes to the object store."""
+    """Pause between two searches for files that go to the object store."""
     copied_bytes: int = 4 << 20
     """Size up to which a published file is copied; larger ones get another name."""
 

@@ -29,9 +29,9 @@ class Uploader:
     """Call :meth:`put` and :meth:`relay` from the event loop; :meth:`run` sends at most ten batches a second, the first
     one at once. Of the progress in a batch only the newest is sent.
 
-    What the supervisor itself reports is on record before it is sent; beyond ``upload_capacity`` waiting events, what
-    can be missed live is left to the record. ``lost`` is called when the attempt turns out to be superseded:
-    nothing is sent any more.
+    The supervisor's own reports are on record before they are sent; beyond ``upload_capacity`` waiting events, what can
+    be missed live is left to the record. ``lost`` is called when the attempt turns out to be superseded: nothing is
+    sent any more.
     """
 
     def __init__(

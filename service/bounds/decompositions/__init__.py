@@ -1,4 +1,4 @@
-"""Operators written by means of others, which have rules: what they are made of is bounded instead of them.
+"""Operators written in terms of others that have rules, and bounded as these.
 
 Each entry has its operator's signature. All of them are exact.
 """

@@ -1,9 +1,9 @@
 """Decompose exported programs by a table that is made once.
 
-``ExportedProgram.run_decompositions`` collects PyTorch's composite operators anew for each program and overrides every
-one of them, also those that are to be decomposed as they are without it. For a small network that was two thirds of
-the time of a capture. Here only those are overridden that are decomposed in another way or kept whole, and a program
-in which there is nothing to decompose, as of layers with ReLU between, is not traced a second time.
+``ExportedProgram.run_decompositions`` collects PyTorch's composite operators for each program and overrides every one
+of them, even those with their default decomposition. For a small network that took two thirds of a capture. Here only
+operators that are decomposed in another way or kept whole are overridden, and a program with nothing to decompose, such
+as layers with ReLU between, is not traced a second time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _keep(*_: Any, **__: Any) -> Any:
 
 @cache
 def _defaults() -> tuple[Table, Table]:
-    """Return PyTorch's decompositions of composite operators, and of all others."""
+    """Return PyTorch's decompositions of composite operators, and those of all others."""
     composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(
         dict(default_decompositions().materialize())
     )

@@ -23,7 +23,7 @@ def average_pool(  # noqa: PLR0917 - the signature of the operator, as below
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """Return a convolution of each channel with a constant kernel, divided by what each window counts."""
+    """Return a convolution of each channel with a constant kernel, divided by the count of each window."""
     dimensions, channels = x.ndim - 2, x.shape[1]
     kernel = _each(kernel_size, dimensions)
     pads, steps = _each(padding, dimensions), _each(stride or kernel, dimensions)

@@ -19,8 +19,8 @@ class Adam:
 
     The update stands in three places that agree up to rounding or not at all, so that no schedule serves two of them:
     here from powers of tensors; in :mod:`.kernels.steps` from exponentials, since one kernel reads all it needs from
-    the device; and for multipliers (:mod:`service.verification.bab.activations.optimiser`) from a table made in
-    float64, decayed before the first step too, with ε added before the second moment's bias is corrected.
+    the device; and for multipliers (in :mod:`service.verification.bab.activations.recorded_optimisation`) from a table
+    made in float64, decayed before the first step too, with ε added before the second moment's bias is corrected.
     """
 
     def __init__(self, parameters: Sequence[Tensor], rate: float, decay: float) -> None:

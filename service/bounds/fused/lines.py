@@ -92,7 +92,7 @@ def propagate_lines_in_steps(
     # Each slope by itself: a difference of slopes would lose the digits of the smaller one.
     if torch.is_grad_enabled() or torch.broadcast_shapes(positive.shape, lower.shape) != positive.shape:  # type: ignore[no-untyped-call]
         return torch.addcmul(positive * lower, negative, upper), bias
-    # In place: on a CPU memory that is new to the process takes longer than what is computed.
+    # In place: on a CPU, memory that is new to the process takes longer than the arithmetic.
     return positive.mul_(lower).addcmul_(negative, upper), bias
 
 
@@ -115,7 +115,9 @@ def propagate_free_slopes(
 
 
 def _begun(coefficients: Tensor | GatheredRows) -> tuple[Tensor, Optional, tuple[int, int]]:
-    """Return what a kernel reads, the index of the rows in it, if any, and how many instances and rows there are."""
+    """Return the matrix that a kernel reads, the index of the rows in it, if any, and the numbers of instances and
+    rows.
+    """
     if isinstance(coefficients, Tensor):
         return coefficients, None, (coefficients.shape[0], coefficients.shape[1])
     index = coefficients.index.contiguous()

@@ -69,11 +69,11 @@ class Pass:
         return RowSharding(self.network, self.divided)
 
     def lower_bounds(self, start: str, rows: InitialRows, own: bool | None = None) -> Tensor:
-        """Return lower bounds ``(batch, rows)`` of ``rows`` times the value of ``start``; −inf where there is none.
+        """Return lower bounds ``(batch, rows)`` of ``rows`` times the value of ``start``; −inf where none is known.
 
-        Rows are ``(batch or 1, rows, *shape)`` or :class:`IdentityRows`. Where ``start`` is divided over the ranks, the
-        rows are over this rank's entries, equally many on each, and so is the result; unless ``own`` is false: then
-        they are this rank's part of common rows. All ranks must call it.
+        Rows are ``(batch or 1, rows, *shape)`` or :class:`IdentityRows`. Where ``start`` is divided over the ranks,
+        rows and result are over this rank's entries, equally many on each; if ``own`` is false, the rows are this
+        rank's part of common rows. All ranks must call it.
         """
         own = self.network.is_own(start) if own is None else own
         if own or not self.sharding.divides(start):

@@ -80,14 +80,14 @@ def traverse_backward(
     propagate: Callable[[N, P], Iterable[tuple[str, P]]],
     join: Callable[[str, P, P], P],
 ) -> None:
-    """Take what waits in ``pending``, by the name of a value, through ``nodes``, which are in reverse order.
+    """Propagate the coefficients ``pending`` at values, by name, through ``nodes``, which are in reverse order.
 
-    ``propagate`` returns what a node gives to each of the values that it is computed from, nothing where coefficients
-    end. ``join`` is called with a value's name, what waits there and what comes; its result waits.
+    ``propagate`` returns a node's coefficients for each of its inputs, none where they end. ``join`` adds new
+    coefficients to those pending at a value, whose name comes first.
     """
     for node in nodes:
         if node.name in pending:
-            # In a call of its own: what was only on the way is dropped before the next node.
+            # In a call of its own, so that intermediate tensors are dropped before the next node.
             _pass_on(propagate(node, pending.pop(node.name)), pending, join)
 
 

@@ -35,7 +35,7 @@ from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
 
 @dataclass(eq=False)
 class RoundedTerms:
-    """Terms of a sum and what they may be off by, ``(batch, rows)`` each."""
+    """Terms of a sum and their errors, ``(batch, rows)`` each."""
 
     values: list[Tensor] = field(default_factory=list)
     errors: list[Tensor] = field(default_factory=list)
@@ -46,7 +46,7 @@ class RoundedTerms:
         error = gamma(len(values)) * values.abs().sum(dim=0) + TINY
         if self.errors:
             error = error + torch.stack(self.errors).sum(dim=0)
-        # Sums of so few and of so many terms are themselves right to far better than a millionth.
+        # The rounding of these sums themselves is far below a millionth.
         found = down(values.sum(dim=0) - error * (1 + 1e-6))
         return found.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
@@ -59,7 +59,7 @@ class _RoundedSums(ByOwnership[RoundedTerms]):
         return cls(RoundedTerms(), RoundedTerms(), RoundedTerms())
 
     def of_common_rows(self, tp_group: RankGroup) -> Tensor:
-        """Return lower bounds of rows that all ranks have, the first rank's of what is replicated: equal on all."""
+        """Return lower bounds of rows that all ranks have, equal on all: replicated terms are the first rank's."""
         terms = _with_parts(self.replicated, self.partial, tp_group.sum, tp_group.axis.size)
         return tp_group.agree(terms.lower_bound())
 
@@ -142,13 +142,13 @@ class RigorousPass:
     def lower_bounds(
         self, start: str, rows: InitialRows, held: Mapping[str, Tensor] | None = None, own: bool | None = None
     ) -> Tensor:
-        """Return lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf where there is none.
+        """Return lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf where none is known.
 
-        Rows are exact, ``(batch or 1, rows, *shape)`` or of the identity. Where ``start`` is divided over the ranks
-        they are over this rank's entries, equally many on each, and so is the result; unless ``own`` is false: then
-        they are this rank's part of common rows. ``held`` δ ``(batch, rows, *shape)``, by nodes before the start, are
-        multipliers of the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least its least value in
-        the node's interval.
+        Rows are exact, ``(batch or 1, rows, *shape)`` or of the identity. Where ``start`` is divided over the ranks,
+        rows and result are over this rank's entries, equally many on each; if ``own`` is false, the rows are this
+        rank's part of common rows. ``held`` δ ``(batch, rows, *shape)``, by nodes before the start, are multipliers of
+        the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least its least value in the node's
+        interval.
         """
         traversed = self._traversed(start, rows, held or {}, own)
         traversed.end_at_input()
@@ -232,12 +232,12 @@ class _RigorousRowArithmetic(RowArithmetic):
         return self.backward.like
 
     def total(self) -> Tensor:
-        """Return lower bounds of the rows, by all terms and what they may be off by."""
+        """Return lower bounds of the rows, from all terms and their errors."""
         tp_group = self.backward.network.tp_group
         return self.sums.of_own_rows(tp_group) if self.divided else self.sums.of_common_rows(tp_group)
 
     def gathered(self, found: Tensor, rows: InitialRows) -> Tensor:
-        """Return what all ranks have found for their shares of the rows, where they were shared."""
+        """Return the bounds of all ranks, if the rows were shared among them."""
         return self.sharding.gathered(found, rows) if self.shared else found
 
     def placed(self, name: str, rows: InitialRows) -> Pending:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
+from service.bounds.linear.propagation import InitialRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import halving
 from service.bounds.methods.base import (
@@ -29,11 +30,33 @@ from service.bounds.methods.base import (
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, numbers, one_pass
 from service.bounds.network import Network
-from service.bounds.optimise import Families, optimised_lower_bounds
+from service.bounds.optimise import Ascent, Brought, Families, RowOptimiser
 from service.bounds.options import BoundOptions, affordable
 
 LOG = logging.getLogger(__name__)
 Part = TypeVar("Part", Tensor, IdentityRows)
+
+
+def _optimised_lower_bounds(
+    families: Families,
+    start: str,
+    parts: Iterator[tuple[InitialRows, Tensor | None]],
+    ascent: Ascent,
+    brought: Brought | None = None,
+) -> Tensor:
+    """Return lower bounds ``(batch, rows)`` of all parts, joined; upper bounds go with those that have them.
+
+    Parts of one shape share what is recorded for a device. ``brought`` is told what iterations have brought.
+    """
+    optimisers: dict[tuple[int, ...], RowOptimiser] = {}
+    found = []
+    for rows, above in parts:
+        shape = tuple((rows.index if isinstance(rows, IdentityRows) else rows).shape)
+        if shape not in optimisers:
+            optimisers.clear()
+            optimisers[shape] = RowOptimiser(families, start, rows, ascent, brought)
+        found.append(optimisers[shape].best_bounds(rows, above))
+    return torch.cat(found, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +79,7 @@ class OptimisedAnalysis:
             parts = _counted(_equal_parts(rows, at_once), self.backward, start, self.options)
             beside = zip(parts, _equal_parts(above, at_once), strict=True)
             ascent, asked = self.options.ascent, self.options.gains.asked
-            return optimised_lower_bounds(self.families, start, beside, ascent, asked)[:, :count]
+            return _optimised_lower_bounds(self.families, start, beside, ascent, asked)[:, :count]
 
         found = halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
         LOG.info("alpha-crown: %s", self.options.gains)
@@ -75,7 +98,7 @@ class OptimisedAnalysis:
 
 
 def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analysis:
-    """Bound with optimised intermediate bounds, as the literature's default has it."""
+    """Bound with optimised intermediate bounds, the literature's default."""
     options = affordable(network, box, options)
     refine = _Refining()
     backward = bound_layers(network, box, options, refine, decides=True)
@@ -161,7 +184,7 @@ def _optimised(families: Families, name: str, index: Tensor, options: BoundOptio
     def bounds(pairs: int) -> Interval:
         parts = [IdentityRows(part) for part in _equal_parts(index, pairs)]
         counted = ((part, None) for part in _counted(parts, backward, name, options))
-        found = optimised_lower_bounds(families, name, counted, options.ascent, options.gains.intermediate)
+        found = _optimised_lower_bounds(families, name, counted, options.ascent, options.gains.intermediate)
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
         return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
 

@@ -1,4 +1,4 @@
-"""The interface of bounding methods and of their analyses: bounds on the non-linear operators' inputs, and of any
+"""The interface of bounding methods and of their analyses, which bound the inputs of non-linear operators and any
 output rows.
 """
 
@@ -30,7 +30,9 @@ MOST = 8
 
 
 def are_worthwhile(total: int, at_once: int) -> bool:
-    """Return whether there are threads for more than one part, and no gradient, whose graph is of one thread."""
+    """Return whether there are threads for more than one part, and no gradient: autograd builds its graph in one
+    thread.
+    """
     return total > at_once and torch.get_num_threads() > 1 and not torch.is_grad_enabled()
 
 
@@ -147,8 +149,8 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     interval = backward.intervals.get(network.graph.output.name)
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
         return found
-    # What is less itself is no number where an end is infinite: neither end counts then, since the other one may be
-    # that of no number, as the shares of nothing are.
+    # An infinite end less itself is NaN, which drops both ends: the other one may stand for no number, as for shares of
+    # nothing.
     lower, upper = interval.lower.flatten(1), interval.upper.flatten(1)
     lost = (lower - lower) + (upper - upper)
     lower, upper = lower + lost, upper + lost
@@ -226,8 +228,8 @@ def _entries_of_a_row(network: Network, start: str, *, divided: bool = False) ->
     """Return the entries of the largest value between ``start`` and the input, or of the largest patch where rows stay
     in patches.
 
-    They are what one tensor-parallel rank has for each row that all of them bound: its share of a divided value, and of
-    a replicated one the whole, or a share of the rows where those are ``divided``.
+    They count for one tensor-parallel rank and each row that all of them bound: its share of a divided value, and all
+    of a replicated one, or a share of the rows if those are ``divided``.
     """
     image = image_of(network.nodes[start].shape) is not None and network.tp_group.axis.size == 1
     sizes = _RowSizes(network, network.tp_group.axis.size if divided else 1)

@@ -152,8 +152,8 @@ class PlainLayers(LayerArithmetic):
         return found
 
     def _settled_through(self, node: Node) -> Tensor | None:
-        """Return the entries of a value whose interval is that of a function of one settled entry each: what is linear
-        in that entry, or below or above the function, is no tighter. ``None`` where there are none.
+        """Return the entries of a value that are functions of one settled entry each: no linear bound in that entry is
+        tighter than their interval. ``None`` without any.
         """
         operator, before = OPERATORS[node.operator], self.settled.get(node.inputs[0])
         if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):

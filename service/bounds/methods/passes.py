@@ -21,8 +21,8 @@ def _whole(network: Network, box: Interval, options: BoundOptions) -> BoundOptio
 class Passes:
     """A :data:`~service.bounds.methods.base.Bounder`.
 
-    ``bounded`` is what it does with options that it can afford and a choice of the entries that are worth a row.
-    ``affordable`` may query the device, and may communicate between ranks.
+    ``bounded`` does the work, with affordable options and a choice of the entries that are worth a row. ``affordable``
+    may query the device, and may communicate between ranks.
     """
 
     name: str

@@ -95,7 +95,7 @@ class Repeating:
         return _Replayed(_Asked(self, known, network, box, options), record, self.turn)
 
     def as_written(self, known: _ShapeRecord, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
-        """Analyse without a record, and plan the next one by what was needed now."""
+        """Analyse without a record, and plan the next one by the rows needed now."""
         noted = Noted()
         found = self.passes.bounded(network, box, self.passes.affordable(network, box, options), noted)
         known.plan, known.record = planned(network, len(box.lower), noted.found, known.plan), None
@@ -119,7 +119,7 @@ class Repeating:
 
     def _has_room(self, plan: Plan, network: Network, box: Interval, options: BoundOptions) -> bool:
         """Return whether there is memory for one more record, perhaps after all others were dropped."""
-        each = _elements(plan, network, len(box.lower))
+        each = [2 * rows.count * elements_of_a_row(network, name, len(box.lower)) for name, rows in plan.items()]
         if sum(each) > WORTHWHILE:
             return False
         need = TENSORS * max(each, default=0) * box.lower.element_size()
@@ -139,11 +139,6 @@ class Repeating:
 def repeatedly(method: Bounder, device: torch.device) -> Bounder:
     """Return a method whose analyses on a device are many."""
     return Repeating.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
-
-
-def _elements(plan: Plan, network: Network, batch: int) -> list[int]:
-    """Return the elements of the largest coefficients of each value's rows, both sides."""
-    return [2 * rows.count * elements_of_a_row(network, name, batch) for name, rows in plan.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +185,7 @@ class _Replayed:
 
     @property
     def _is_held(self) -> bool:
-        return self._is_latest and self._suffices
-
-    @cached_property
-    def _suffices(self) -> bool:
-        return self.record.suffices
+        return self._is_latest and self.record.suffices
 
     @cached_property
     def _written(self) -> LinearAnalysis:

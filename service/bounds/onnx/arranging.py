@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values, axis, batched, integers, number
+from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, axis, integers, number
 
 OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
 """Attributes of ``Resize`` that are about some of its dimensions."""
@@ -25,7 +25,12 @@ def _same_entries(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def _concatenate(call: Call, values: Values, shape: Shape) -> Tensor:
     batch = next(value.float.shape[0] for value in values if not value.constant)
-    return torch.cat([batched(value, batch) for value in values], dim=axis(call.attributes["axis"], len(shape)))
+    return torch.cat([_batched(value, batch) for value in values], dim=axis(call.attributes["axis"], len(shape)))
+
+
+def _batched(value: Value, batch: int | torch.SymInt) -> Tensor:
+    """Return the value with a batch dimension; a constant is repeated."""
+    return value.float.expand(batch, *value.shape) if value.constant else value.float
 
 
 def _transpose(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -133,7 +138,7 @@ def _scale(call: Call, values: Values, index: int) -> float | None:
 def _along(call: Call, values: Values, index: int, before: int, after: int) -> Array:
     """Return ``(before, after)``: each unit vector resized."""
     scale = _scale(call, values, index)
-    # Before opset 13 what is not given is empty, and from there on it is not there.
+    # Before opset 13 an input that is not given is empty; from there on it is left out.
     unit, none = np.eye(before, dtype=np.float32), np.zeros(0, dtype=np.float32) if call.opset < 13 else None
     attributes = {
         name: each

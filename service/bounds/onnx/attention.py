@@ -13,7 +13,7 @@ from torch import Tensor
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
 
 Mask = npt.NDArray[np.float64] | None
-"""What is added to scores, known before anything is traced; ``None`` for nothing."""
+"""The constant added to scores, ``None`` for nothing."""
 
 
 def _attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -94,7 +94,7 @@ def _sum(first: Mask, second: Mask) -> Mask:
 
 
 def _bias(call: Call, bias: Value | None) -> Mask:
-    """Return what is added to scores, ``(batch, heads, queries, keys)``."""
+    """Return the bias of scores, ``(batch, heads, queries, keys)``."""
     if bias is None:
         return None
     if bias.array is None:
@@ -103,7 +103,7 @@ def _bias(call: Call, bias: Value | None) -> Mask:
 
 
 def _mask(call: Call, mask: Value | None) -> Mask:
-    """Return the same of a mask that may have truths in it: what is false is left out."""
+    """Return the mask as :func:`_bias` does, or of truths, where false excludes."""
     if mask is None or mask.array is None or mask.array.dtype.kind != "b":
         return _bias(call, mask)
     return np.where(mask.array, 0.0, -inf)

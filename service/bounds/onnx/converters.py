@@ -28,9 +28,9 @@ from service.formats.onnx_operators import OPERATORS as LISTED
 
 
 def _declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
-    """Return the converters of what a spec may ask for, which the torch-free list of names decides.
+    """Return the converters, which must be those of the torch-free list of names that specs are checked by.
 
-    Raises ``ImportError`` that names what has no converter, and converters that are not in the list.
+    Raises ``ImportError`` with the names that have no converter, and the converters that are not in the list.
     """
     missing, unlisted = LISTED - converters.keys(), converters.keys() - LISTED
     if missing or unlisted:

@@ -84,7 +84,7 @@ def _thresholded_relu(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _remainder(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Return what is left of a division by a constant whose result is cut off behind the point."""
+    """Return the remainder of a truncating division by a constant."""
     if values[1].array is None or not call.attributes.get("fmod", 0):
         raise call.refuse("its divisor depends on the input, or fmod is 0")
     x, divisor = aligned(values)

@@ -97,7 +97,7 @@ def _linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]
     rows = len(call.attributes["coefficients"]) // values[0].shape[-1]
     found = _scores(call, values, rows)
     place = positive(found) if rows == 1 else place_of_largest(found, found.dim() - 1)
-    if rows == 1:  # for two classes: the first has the opposite score, and of a softmax nothing is made
+    if rows == 1:  # two classes: the first has the opposite score, and SOFTMAX is not applied
         found = torch.cat([-found, found], dim=-1)
         found = torch.sigmoid(found) if call.attributes.get("post_transform", "NONE") == "LOGISTIC" else found
     else:

@@ -1,4 +1,4 @@
-"""Converters of comparisons, of what joins them, and of choices by them: a truth is the number 1 or 0."""
+"""Converters of comparisons, of logical operators, and of choices by them: a truth is the number 1 or 0."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _einsum(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _letters(call: Call, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the letters of each term and of the result; an ellipsis is letters that the equation does not have."""
+    """Return the letters of each term and of the result; an ellipsis becomes letters that the equation does not use."""
     equation = str(call.attributes["equation"]).replace(" ", "")
     given, arrow, result = equation.partition("->")
     terms = given.split(",")

@@ -63,7 +63,7 @@ class OnnxModel(nn.Module):
 
     @property
     def remedy(self) -> str:
-        """Return what to say where onnxruntime computes something else: what is accepted instead, if it is known."""
+        """Return advice for a model that onnxruntime computes differently; empty if there is none."""
         return saturation(self._description.calls, self._description.constants)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class OnnxModel(nn.Module):
 
 
 def _converted(call: Call, values: Sequence[Value], shape: tuple[int, ...]) -> Tensor | list[Tensor]:
-    """Return what a node gives. What it cannot do with its inputs and attributes is refused in its name."""
+    """Return a node's outputs. An error over its inputs or attributes becomes a refusal that names it."""
     try:
         return CONVERTERS[call.operator](call, values, shape)
     except (UnsupportedModelError, torch.OutOfMemoryError):

@@ -1,7 +1,7 @@
 """Converters of quantisation: whole numbers between two ends, and back, and products of such numbers.
 
-What is rounded is a floor, with both sides of its ties. A scale that the entries decide, as that of
-``DynamicQuantizeLinear``, is a value like any other.
+Rounding is a floor, with both sides of its ties. A scale that depends on the entries, as in ``DynamicQuantizeLinear``,
+is a value like any other.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, 
 LEVELS = 255.0
 """The largest number of ``DynamicQuantizeLinear``; the least is 0."""
 _SECOND = {"ConvInteger": 1, "MatMulInteger": 1, "QLinearConv": 3, "QLinearMatMul": 3}
-"""Where products of whole numbers have their second factor."""
+"""The position of the second factor among the inputs of integer products."""
 
 
 def saturation(calls: Sequence[Call], constants: Mapping[str, Array]) -> str:
-    """Return which products onnxruntime may compute in another way than they are defined, and what to write instead;
-    nothing where there are none.
+    """Return which products onnxruntime may compute differently from their definition, and what to write instead; empty
+    without any.
 
     Processors without instructions for sums of unsigned by signed numbers add pairs of them in 16 bits.
     """
@@ -118,7 +118,7 @@ def _channels(kernel: Value) -> tuple[int, ...]:
 
 
 def _numbers(value: Value, like: Tensor) -> Tensor:
-    """Return a value as floating-point numbers, of whatever type it is."""
+    """Return a value of any type as floating-point numbers."""
     if value.tensor is not None:
         return value.tensor
     assert value.array is not None

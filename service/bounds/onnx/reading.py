@@ -43,7 +43,9 @@ _NUMERIC = "biufV"
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """``shapes`` are of every value that a call reads or writes, at a batch of one; ``constants`` their values."""
+    """Describes a model. ``shapes`` has every value that a call reads or writes, for a batch of one; ``constants`` has
+    values.
+    """
 
     calls: Sequence[Call]
     constants: Mapping[str, Array]
@@ -58,7 +60,7 @@ class Description:
 
 
 class CannotRunError(UnsupportedModelError):
-    """onnxruntime does not take the input, as an index that no row of a table has."""
+    """onnxruntime refuses the input, such as an index beyond a table."""
 
 
 class Runtime:

@@ -98,8 +98,8 @@ def _rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Normalise groups of images ``(1, channels, …)``; scale and bias are of the groups before opset 21, then of the
-    channels.
+    """Normalise groups of channels of images ``(1, channels, …)``; scale and bias are per group before opset 21, then
+    per channel.
     """
     groups, eps = int(call.attributes["num_groups"]), float(call.attributes.get("epsilon", 1e-5))
     if shape[0] != 1 or not all(value.constant for value in values[1:]):

@@ -62,7 +62,7 @@ _REDUCTIONS = {"max": torch.maximum, "min": torch.minimum, "mul": torch.mul}
 
 
 def _last(entries: int, targets: Array) -> Array:
-    """Return the last update of each entry, ``(entries, 1)``; −1 where there is none."""
+    """Return the index of the last update of each entry, ``(entries, 1)``; −1 without one."""
     found = np.full(entries, -1)
     found[targets.reshape(-1)] = np.arange(targets.size)
     return found[:, None]

@@ -22,7 +22,7 @@ from service.formats.onnx_halves import precision_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."
-"""Bytes of a constant as the file has it, and of one of another floating-point type in the type of bounds."""
+"""Prefixes of constants stored as the file has them, and of those converted to the floating-point type of bounds."""
 VERSION = 2
 """The form of the files."""
 NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}

@@ -176,7 +176,7 @@ class _Unrolling:
 
 
 def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Give values of a node, and of the graphs in it, other names."""
+    """Rename values of a node and of the graphs in it."""
     for values in (node.input, node.output):
         for position, name in enumerate(values):
             values[position] = names.get(name, name)

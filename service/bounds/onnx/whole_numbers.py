@@ -45,13 +45,13 @@ _READERS = frozenset(
         "Unsqueeze",
     ]
 )
-"""Operators for which a whole number is as good as any other; arithmetic of integers is not that of real numbers."""
+"""Checks that integers only reach operators that treat them as real numbers: integer arithmetic differs."""
 
 
 def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collection[str]) -> list[Call]:
-    """Return the calls, an identity in the place of each cast of what is whole already.
+    """Return the calls, with an identity for each cast of a value that is whole already.
 
-    Raises :class:`~service.bounds.graph.UnsupportedModelError` at what computes with such numbers.
+    Raises :class:`~service.bounds.graph.UnsupportedModelError` for a call that computes with such numbers.
     """
     whole = {name for name in depends if name in values and values[name].dtype.kind in "biu"}
     whole |= {name for call in calls if call.operator in _WHOLE for name in call.outputs}

@@ -31,7 +31,7 @@ def convolution(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Convert without padding, then crop to the shape that the model gives, where its sides are not alike."""
+    """Convolve without padding, then crop to the model's shape, if the padding of two sides differs."""
     x, weight, bias = _image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
     strides, dilations = _listed(call, "strides", rank), _listed(call, "dilations", rank)
@@ -49,7 +49,7 @@ def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _begins(call: Call, whole: Shape, wanted: Shape) -> list[int]:
-    """Return what is cut off before, by the rule for output shapes."""
+    """Return the padding at the beginning, by the rule for output shapes."""
     spare = [total - length for total, length in zip(whole, wanted, strict=True)]
     if min(spare) < 0:
         raise call.refuse("its output is larger than all that its kernel reaches")
@@ -92,7 +92,7 @@ def _pads_of(
 
 
 def _padded(x: Tensor, before: list[int], after: list[int]) -> tuple[Tensor, list[int]]:
-    """Padding by the operator itself where both sides are alike, else done here."""
+    """Leave equal padding of both sides to the operator, and pad here otherwise."""
     if before == after:
         return x, before
     widths = [width for pair in zip(reversed(before), reversed(after), strict=True) for width in pair]

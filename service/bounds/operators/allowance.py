@@ -1,4 +1,4 @@
-"""Allowances of rigorous bounds for what float64 arithmetic may cost an operator.
+"""Allowances of rigorous bounds for an operator's rounding errors in float64.
 
 Backward through a linear operator, ``Â`` is computed for ``A W``. Whatever ``Â`` is,
 ``A·(W v + b) ≥ Â·v + fl(A b) − |A|·E`` with ``E = γ_c |W| |v| + γ_b |b|``: the rounding of every row is one product of
@@ -21,7 +21,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Lines, Relaxed, RigorousStep
-from service.bounds.rounding import TINY, UNIT, gamma, magnitude, symmetric, widened
+from service.bounds.rounding import TINY, UNIT, gamma, magnitude, widened
 
 Propagate = Callable[[Sequence[Interval]], Interval]
 """Interval propagation through one node, from intervals of its inputs."""
@@ -65,7 +65,7 @@ def backward_error(
 
 def largest(propagate: Propagate, sizes: Sequence[Tensor]) -> Tensor:
     """Return the largest absolute value of the output for inputs of at most these sizes."""
-    return magnitude(propagate([symmetric(size) for size in sizes]))
+    return magnitude(propagate([Interval(-size, size) for size in sizes]))
 
 
 def repeats(node: Node) -> int:
@@ -94,13 +94,6 @@ def widened_by_term(
     return signs_kept(inputs, widened(computed, below * factor + lost, above * factor + lost), propagate)
 
 
-def widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: Propagate, ranks: int) -> Interval:
-    """Widen sums of the ranks' own ends: each may be off by as much as their sizes suggest."""
-    sizes = propagate([Interval(inputs[0].lower.abs(), inputs[0].upper.abs())])
-    factor, lost = gamma(ranks), TINY * ranks
-    return signs_kept(inputs, widened(computed, sizes.lower * factor + lost, sizes.upper * factor + lost), propagate)
-
-
 def signs_kept(inputs: Sequence[Interval], interval: Interval, propagate: Propagate) -> Interval:
     """Cut what widening added beyond 0 where the inputs' signs alone rule it out; a root may follow."""
     signs = [Interval(each.lower.sign().clamp(max=0), each.upper.sign().clamp(min=0)) for each in inputs]
@@ -112,7 +105,7 @@ def signs_kept(inputs: Sequence[Interval], interval: Interval, propagate: Propag
 
 
 def slopes_of(bounds: Interval, chosen: Relaxed, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the slopes of lines entry by entry: what coefficients of 1 and of −1 become."""
+    """Return the slopes of lines entry by entry, which are the results for coefficients of 1 and −1."""
     batch, _, *shape = bounds.lower.shape
     ones = bounds.lower.new_ones(batch, rows, *shape)
     return chosen.backward(ones)[0][0], -chosen.backward(-ones)[0][0]

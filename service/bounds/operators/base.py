@@ -28,7 +28,7 @@ from service.bounds.relaxation import Family, Relaxed, RigorousStep, Single
 
 
 class Crossing(Enum):
-    """The change that an operator makes to what the ranks of a tensor-parallel group hold."""
+    """The way that an operator changes the distribution of a value over a tensor-parallel group."""
 
     ENTER = "enter"  # replicated in, each rank its own values out
     LEAVE = "leave"  # each rank its own values in, replicated out
@@ -38,9 +38,9 @@ class Crossing(Enum):
 class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
-    ``overloads`` are the ATen operators, or our own, that it stands for, by their full names. ``onnx`` has the ONNX
-    operators that it is, each with what makes it of a node; often none. ``composite``: torch would decompose it when a
-    model is traced, and it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order.
+    ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a converter
+    for each ONNX operator that it is; often none. ``composite``: torch would decompose it when a model is traced, and
+    it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order.
     """
 
     overloads: ClassVar[tuple[str, ...]]
@@ -59,7 +59,7 @@ class Operator(ABC):
 
     @abstractmethod
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """Return the cut of the output from those of all inputs, by name; whole where ranks would have to
+        """Return the cut of the output from those of all inputs, by name; :class:`Whole` if ranks would have to
         communicate.
         """
 
@@ -68,7 +68,7 @@ class Operator(ABC):
         return dict(node.arguments)
 
     def layer(self, node: Node) -> Layer | None:
-        """Return the node as a layer that may become column- or row-parallel; ``None`` where it is none."""
+        """Return the node as a layer that may become column- or row-parallel; ``None`` for any other node."""
         return None
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
@@ -115,7 +115,7 @@ class LinearOperator(BackwardRules, Operator):
         return self.widened(node, inputs, self.interval(node, inputs, tp_group), tp_group).without_nan()
 
     def error(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`backward` may be off by, see
+        """Return the rounding error of :meth:`backward`, see
         :func:`~service.bounds.operators.allowance.backward_error`.
         """
         roundings = self.roundings(node)
@@ -144,7 +144,7 @@ class LinearOperator(BackwardRules, Operator):
 
 
 class AccumulatingOperator(LinearOperator):
-    """An operator whose coefficients may be added to what is there already."""
+    """An operator that returns new coefficients, to which others may be added in place."""
 
     is_fresh = True
 
@@ -168,24 +168,6 @@ class Collective(LinearOperator):
 
         Where a traversal is ``divided`` each rank goes on with a share of the common rows outside of regions.
         """
-
-
-class EnteringCollective(Collective):
-    """A collective into a tensor-parallel region. Backward it ends one."""
-
-    crossing = Crossing.ENTER
-
-    @abstractmethod
-    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward`` does, where every rank brings rows of its own instead of its part of common rows.
-
-        The result has all ranks' rows, in rank order, on all ranks.
-        """
-
-    def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
-    ) -> tuple[Propagated, bool]:
-        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
 
 
 class NonlinearOperator(Operator):
@@ -231,7 +213,7 @@ class NonlinearOperator(Operator):
         return inputs[0] * torch.where(above, 1.0, pieces.slope).to(inputs[0])
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
-        """Return the coefficients ``(batch, rows, *shape)`` less what they have in common where that loses nothing."""
+        """Return the coefficients ``(batch, rows, *shape)``, less a common term where that loses nothing."""
         return coefficients
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:

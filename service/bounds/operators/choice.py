@@ -23,15 +23,15 @@ from service.bounds.rounding import TINY, gamma, magnitude
 
 OPERANDS = ("self", "other")
 STEEPEST = 2.0**20
-"""The most that a jump counts in the gradient of a ramp: what is chosen may be infinite."""
+"""The largest jump in the gradient of a ramp: operands may be infinite."""
 
 
 class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
     """``self`` where ``condition > 0`` and ``other`` elsewhere, all of one shape.
 
-    Where the sign of the condition is known it is that operand, to the last bit; where it is not, anything from the
-    least to the greatest of both. A last bit decides, so bounds of the condition are moved outwards by what rounding
-    may have cost them, as those of a floor are.
+    Where the condition's sign is known the result is that operand, to the last bit; elsewhere anything from the least
+    to the greatest of both. A last bit decides, so bounds of the condition are moved outwards by their rounding error,
+    as those of a floor are.
     """
 
     overloads = (CHOICE,)

@@ -21,13 +21,32 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.operators.allowance import Roundings, widened_by_rank
-from service.bounds.operators.base import Collective, Crossing, EnteringCollective
+from service.bounds.operators.allowance import Propagate, Roundings, signs_kept
+from service.bounds.operators.base import Collective, Crossing
 from service.bounds.operators.onnx import Converter
 from service.bounds.rank_group import RankGroup
+from service.bounds.rounding import TINY, gamma, widened
 
 
-class Begin(EnteringCollective):
+class _EnteringCollective(Collective):
+    """A collective into a tensor-parallel region. Backward it ends one."""
+
+    crossing = Crossing.ENTER
+
+    @abstractmethod
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        """Propagate as ``backward`` does, where every rank brings rows of its own instead of its part of common rows.
+
+        The result has all ranks' rows, in rank order, on all ranks.
+        """
+
+    def backward_across_ranks(
+        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
+    ) -> tuple[Propagated, bool]:
+        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
+
+
+class Begin(_EnteringCollective):
     """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
@@ -89,6 +108,13 @@ class CopyToGroup(Begin):
         return Roundings(over_ranks=True)
 
 
+def _widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: Propagate, ranks: int) -> Interval:
+    """Widen sums of the ranks' own ends: each may be off by as much as their sizes suggest."""
+    sizes = propagate([Interval(inputs[0].lower.abs(), inputs[0].upper.abs())])
+    factor, lost = gamma(ranks), TINY * ranks
+    return signs_kept(inputs, widened(computed, sizes.lower * factor + lost, sizes.upper * factor + lost), propagate)
+
+
 class ReduceFromGroup(End):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
 
@@ -116,7 +142,7 @@ class ReduceFromGroup(End):
         return Roundings()
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
+        return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
 class GatherFromGroup(End):
@@ -171,7 +197,7 @@ class ScatterToGroup(Begin):
         return Roundings()
 
 
-class GatherWithReduce(EnteringCollective):
+class GatherWithReduce(_EnteringCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
@@ -197,7 +223,7 @@ class GatherWithReduce(EnteringCollective):
         return Roundings(over_ranks=True)
 
 
-class ReduceScatter(EnteringCollective):
+class ReduceScatter(_EnteringCollective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     overloads = ("trivet.reduce_scatter_to_group.default",)
@@ -226,11 +252,11 @@ class ReduceScatter(EnteringCollective):
         return Roundings()
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
+        return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
 def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
-    """Return this rank's slice of what it has itself: a gradient stays here."""
+    """Return this rank's slice of its own tensor, so that gradients stay on the rank."""
     mine = tp_group.own_range(whole.shape[dim])
     return whole.narrow(dim, mine.start, mine.stop - mine.start)
 

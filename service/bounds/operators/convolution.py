@@ -149,7 +149,8 @@ def _constant(node: Node, coefficients: Tensor) -> Tensor | None:
 
 
 PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
-"""Products of a matrix that take as long as one of a convolution, on a CPU, and entries of the largest matrix."""
+"""How many products of a matrix take as long as one of a convolution, on a CPU, and the entries of the largest matrix.
+"""
 _matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
 
 
@@ -157,7 +158,7 @@ def _matrices_of(node: Node) -> Tensor | None:
     """Return a convolution as a matrix for each group ``(groups, outputs, inputs)`` where that takes less time on a
     CPU; else ``None``.
 
-    On an image that is hardly larger than the kernel most of a convolution's products are of zeros around the image.
+    On an image hardly larger than the kernel, most of a convolution's products are with zeros around the image.
     """
     weight, shape, groups = node.constant("weight"), node.input_shapes[0], node.arguments["groups"]
     if weight.device.type != "cpu" or weight.requires_grad:
@@ -192,9 +193,9 @@ def _through_matrices(coefficients: Tensor, matrices: Tensor) -> Tensor:
 def _cropped(
     weight: Tensor, own: tuple[int, ...], shape: tuple[int, ...], geometry: list[Any]
 ) -> tuple[Tensor, list[int]]:
-    """Return a kernel without what stands out of the images on both sides, wherever it is, and its padding.
+    """Return a kernel without the part that lies outside of the image at every position, and its padding.
 
-    ``own`` and ``shape`` are those of the outputs and of the inputs.
+    ``own`` is the shape of the outputs, and ``shape`` that of the inputs.
     """
     stride, padding, dilation, transposed, *_ = geometry
     left = [*padding]

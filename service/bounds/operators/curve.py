@@ -26,13 +26,13 @@ from service.bounds.rounding import TINY, UNIT, down
 
 Function = Callable[[Tensor], Tensor]
 Error = Callable[[Tensor, Tensor], Tensor]
-"""``(z, computed)`` to the absolute error of what was computed at ``z``."""
+"""Maps ``(z, computed)`` to the absolute error of the result computed at ``z``."""
 BISECTIONS = 52
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A function with what its evaluation in float64 may be off by.
+    """A function, with the error of its evaluation in float64.
 
     ``value_error`` and ``slope_error`` bound the absolute error of the function and of its derivative. Without a
     derivative the function is straight between ``inflections``. ``stationary`` are the derivative's zeros; ``least``
@@ -59,7 +59,7 @@ class Curve:
         at = [inner.lower, inner.upper, *(_within(point, inner) for point in self.stationary)]
         values = [(self.function(point), point) for point in at]
         errors = [self.value_error(point, value) for value, point in values]
-        # What is evaluated exactly stays as it is: a 0 that turns negative has no root.
+        # An exact value must not move: a 0 that turns negative has no root.
         low = torch.stack([_less(value, error) for (value, _), error in zip(values, errors, strict=True)]).amin(dim=0)
         high = torch.stack([-_less(-value, error) for (value, _), error in zip(values, errors, strict=True)])
         low, high = low.clamp(min=self.least), high.amax(dim=0).clamp(max=self.greatest)
@@ -136,17 +136,13 @@ def _within(point: float, bounds: Interval) -> Tensor:
 
 
 def relative(ulps: float) -> Error:
-    """Return an error of so many units of the last place of what was computed."""
+    """Return an error of so many units in the last place of the result."""
     return lambda z, computed: 2 * ulps * UNIT * computed.abs() + TINY
 
 
 def _absolute(units: float) -> Error:
     """Return the same for functions that pass 1 in size only by a little, and cancel."""
     return lambda z, computed: 2 * units * UNIT * (1 + computed.abs())
-
-
-def exact(z: Tensor, computed: Tensor) -> Tensor:
-    return torch.zeros_like(z)
 
 
 CLOSE, CLOSE_SLOPE = relative(8), relative(16)

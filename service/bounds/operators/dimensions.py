@@ -9,8 +9,3 @@ def dimension_of(node: Node) -> int:
     """Return the node's ``dim``, counted from 0 with the batch."""
     dimension = int(node.arguments["dim"])
     return dimension if dimension >= 0 else dimension + len(node.shape) + 1
-
-
-def dimensions_of(node: Node) -> tuple[int, ...]:
-    rank = len(node.shape) + 1
-    return tuple(int(dimension) % rank for dimension in node.arguments["dims"])

@@ -21,9 +21,8 @@ from service.bounds.relaxation import Relaxation
 class Floor(Stepped, Activation):
     """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
 
-    A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them. An
-    end near 0 may be what is left of terms as large as the other end, or of an ordinary size, unless the graph says
-    that it cannot.
+    The last bit of an end decides about a whole step, so ends are moved outwards by their rounding error. An end near 0
+    may be the rest of cancelled terms as large as the other end, or of an ordinary size, unless the graph excludes it.
     """
 
     overloads = ("aten.floor.default", FLOOR_OF_SIGNED)

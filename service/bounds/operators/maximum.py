@@ -177,8 +177,8 @@ class _SlopesOfMaximum:
 
 
 def _exact_where_stable(compared: Interval, lines: Relaxation) -> Lines:
-    """Return lines without an intercept where there is none over the reals: below ReLU of slopes from 0 to 1, and of
-    the piece that is taken.
+    """Return lines without an intercept where it is 0 over the reals: lower lines of ReLU with slopes from 0 to 1, and
+    the piece of a decided one.
     """
     lower, upper = lines.lower_slope, lines.upper_slope
     is_below = (lower >= 0) & (lower <= 1)

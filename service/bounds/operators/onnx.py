@@ -11,7 +11,6 @@ from functools import reduce
 from typing import Any
 
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from service.bounds.graph import UnsupportedModelError
@@ -125,11 +124,6 @@ def aligned(values: Sequence[Value]) -> list[Tensor]:
         value.float if value.constant else value.float.reshape(-1, *(1,) * (rank - len(value.shape)), *value.shape)
         for value in values
     ]
-
-
-def batched(value: Value, batch: int | torch.SymInt) -> Tensor:
-    """Return the value with a batch dimension; a constant is repeated."""
-    return value.float.expand(batch, *value.shape) if value.constant else value.float
 
 
 def axis(given: int, rank: int) -> int:

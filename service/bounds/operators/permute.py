@@ -13,10 +13,14 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
-from service.bounds.operators.dimensions import dimensions_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut
 from service.bounds.rank_group import RankGroup
+
+
+def _dimensions_of(node: Node) -> tuple[int, ...]:
+    rank = len(node.shape) + 1
+    return tuple(int(dimension) % rank for dimension in node.arguments["dims"])
 
 
 class Permute(LinearOperator):
@@ -26,10 +30,10 @@ class Permute(LinearOperator):
     onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return inputs[0].map(lambda end: end.permute(*dimensions_of(node)))
+        return inputs[0].map(lambda end: end.permute(*_dimensions_of(node)))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        order = dimensions_of(node)
+        order = _dimensions_of(node)
         inverse = sorted(range(len(order)), key=order.__getitem__)
         # Rows stand between the batch and the instance's own dimensions.
         return Propagated((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
@@ -39,4 +43,4 @@ class Permute(LinearOperator):
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut:
         cut = cuts[node.inputs[0]]
-        return replace(cut, dim=dimensions_of(node).index(cut.dim + 1) - 1)
+        return replace(cut, dim=_dimensions_of(node).index(cut.dim + 1) - 1)

@@ -16,8 +16,12 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import GatheredRows
-from service.bounds.operators.curve import Curve, exact, relative
+from service.bounds.operators.curve import Curve, relative
 from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, Single
+
+
+def _exact(z: Tensor, computed: Tensor) -> Tensor:
+    return torch.zeros_like(z)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class TwoPieces:
     @cached_property
     def curve(self) -> Curve:
         """Return the function as the rigorous bounds evaluate it."""
-        error = exact if self.slope in (-1.0, 0.0, 1.0) else relative(1)
+        error = _exact if self.slope in (-1.0, 0.0, 1.0) else relative(1)
 
         def function(z: Tensor) -> Tensor:
             return torch.where(z >= 0, z, self.slope * z)
@@ -111,7 +115,7 @@ class _ChosenSlopes(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class _FreeSlopesInPatches:
-    """Free lower slopes of what patches show: all tensors are ``(batch, rows, *shape of a patch)``."""
+    """Free lower slopes of the entries in patches: all tensors are ``(batch, rows, *shape of a patch)``."""
 
     slope: float
     open_: Tensor

@@ -21,7 +21,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 def _power(exponent: float) -> SmoothFunction:
     """``z^exponent``. Away from 0 its derivative is monotone; at 0 it turns for odd exponents only.
 
-    A fraction of a negative number is none, nor has a negative power a value at 0: such intervals have no bounds.
+    A fractional power of a negative number does not exist, nor a negative power of 0: such intervals have no bounds.
     """
 
     def function(z: Tensor) -> Tensor:

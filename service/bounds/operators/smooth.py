@@ -123,7 +123,7 @@ class SmoothFunction:
         return self.with_slopes(bounds.map(lambda end: end.unsqueeze(1)), lower, upper)
 
     def with_slopes(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Return the tightest lines of these slopes, moved outwards by what rounding may have cost.
+        """Return the tightest lines of these slopes, moved outwards by their rounding error.
 
         Slopes may have more rows than the bounds, to which they broadcast. On an infinite interval the lines are the
         ends of the function's range.
@@ -167,9 +167,7 @@ class SmoothFunction:
 
     @staticmethod
     def slack(bounds: Interval, slope: Tensor, values: Tensor) -> Tensor:
-        """Return what rounding may have cost a line's height, from the sizes of the values that it was computed
-        from.
-        """
+        """Return the rounding error of a line's height, from the sizes of the values behind it."""
         reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 

@@ -85,10 +85,10 @@ def rigorous_crown_ibp(network: Network, box: Interval, options: BoundOptions) -
 def rigorous_crown(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound by CROWN with every rounding accounted for.
 
-    What is bounded is the function over the reals that the graph's constants, taken as exact float64 numbers, define;
-    constants that a capture folded (the scale of a batch norm) are exact as folded. The box's ends are exact too.
-    All intermediate bounds are found anew, in float64: none is taken over from another method. Of a network that is
-    divided over ranks, sums over the ranks are accounted for too; all ranks call it.
+    The bounded function is that of the graph's constants over the reals, taken as exact float64 numbers; constants that
+    a capture folded (the scale of a batch norm) are exact as folded. The box's ends are exact too. All intermediate
+    bounds are computed in float64, none by another method. Sums over the ranks of a divided network are accounted for
+    too; all ranks call it.
 
     Raises ``ValueError`` for a box of another type.
     """
@@ -223,7 +223,7 @@ class OptimisedLowerBounds:
 
     def __call__(self, backward: RigorousPass, start: str, rows: InitialRows) -> Tensor:
         plain = backward.lower_bounds(start, rows)
-        # Whole rows: what is chosen for patches would have to be moved to their places.
+        # Whole rows: slopes chosen for patches would have to be moved to their places.
         whole = rows if isinstance(rows, Tensor) else self._whole(backward, start, rows)
         optimiser = RowOptimiser(Families(backward.plain), start, whole, self.ascent)
         optimiser.best_bounds(whole)

@@ -26,14 +26,14 @@ class Region:
 
 @dataclass(frozen=True)
 class _Stopped:
-    """No region. ``at`` is the operator whose output would have to be put together, if it was one."""
+    """No region. ``at`` is the operator, if any, whose output the ranks would have to gather."""
 
     at: Node | None = None
 
 
 @dataclass(frozen=True)
 class _Missing:
-    """A value that would have to be divided too, by name."""
+    """The name of a value that would have to be divided too."""
 
     value: str
 
@@ -65,7 +65,7 @@ def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tup
 
 
 def layer_of(node: Node) -> Layer | None:
-    """Return the node as a layer whose outputs, and what it adds up over, can be divided; ``None`` where it is none."""
+    """Return the node as a layer whose outputs and inner dimension can be divided; ``None`` for any other node."""
     return OPERATORS[node.operator].layer(node) if node.inputs else None
 
 

@@ -1,7 +1,7 @@
 """The cuts of a graph into pipeline stages, and the graph of one of them.
 
-A cut lies between two nodes in execution order. The values that nodes behind it read of nodes before it cross it,
-several of them as one row of numbers. Stages are to have equally much to hold, and little is to cross.
+A cut lies between two nodes in execution order. The values that nodes behind it read from nodes before it cross it,
+together as one row of numbers. Stages should hold equally much, and little should cross.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class _StageCut:
 
 
 def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) -> list[Graph]:
-    """Return the stages' graphs: what one gives is what the next one takes. Each starts with its own node of
-    :data:`INPUT`.
+    """Return the stages' graphs: the output of each is the next one's input, with a node of :data:`INPUT` of its own.
 
-    Raises :class:`UnsupportedModelError` where there are not as many places for a cut.
+    Raises :class:`UnsupportedModelError` if there are too few places for a cut.
     """
     cuts = _chosen(graph, _possible(graph, placements), stages)
     ends = [_StageCut(1, (graph.input.name,), 0), *cuts, _StageCut(len(graph.nodes), (graph.output.name,), 0)]

@@ -1,10 +1,16 @@
-"""Methods over pipeline stages."""
+"""Methods over pipeline stages, whose backward passes continue in the stages before.
+
+A stage asks the stage before for bounds of rows of its input, which may have to ask in turn. When relaxations are
+optimised, each stage keeps the slopes of its own operators: rows go up the line and bounds come back, then the bounds'
+gradient goes up and the rows' comes back, and every stage updates its own slopes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +18,21 @@ from torch import Tensor, nn
 from service.bounds.capture import capture
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.methods import Analysis, Bounder
 from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
-from service.bounds.network import Network
+from service.bounds.network import Network, OptimisedBefore
 from service.bounds.operators import check
+from service.bounds.optimise import Ascent, Families, SlopeOptimiser
 from service.bounds.options import BoundOptions
 from service.bounds.placement import Placement, check_constants, place, place_part
 from service.bounds.rank_group import RankGroup
 from service.bounds.rigorous import RigorousAnalysis
+from service.bounds.rigorous.method import plain_convolutions, through
 from service.bounds.stages.cuts import cut_graph
 from service.bounds.stages.link import StageLink
-from service.bounds.stages.passes import RigorousService, Service, StageRequest, StagesBefore, tell
 from service.parallel.mesh import Axis
 
 Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
@@ -32,9 +41,118 @@ Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
 
 @dataclass(frozen=True, eq=False)
 class _Boundary(Interval):
-    """Bounds of what enters a stage: no propagation from them is exact."""
+    """Bounds of a stage's input: no propagation from them is exact."""
 
     exact_layers: ClassVar[int] = -1
+
+
+class _StageRequest(IntEnum):
+    """A request of a stage to the one before it. Rows are its own, or common to the tensor-parallel ranks."""
+
+    COMMON_ROWS = 0
+    OWN_ROWS = 1
+    OPTIMISE = 2
+    """Optimise relaxations from now on, beginning with those of a plain pass."""
+    RESTART = 3
+    COMMON_ROWS_OPTIMISED = 4
+    OWN_ROWS_OPTIMISED = 5
+    GRADIENT = 6
+    """The gradient of the last bounds; the answer is that of their rows."""
+    NOTHING = 7
+    """There is no more to be answered."""
+    COMMON_ROWS_CHOSEN = 8
+    OWN_ROWS_CHOSEN = 9
+    """Rigorously, through what the last ascent has chosen."""
+    COMMON_PLANES = 10
+    OWN_PLANES = 11
+    """Rigorous planes below the rows; coefficients and constants come in one tensor."""
+
+
+def _tell(line: StageLink, asked: _StageRequest) -> None:
+    line.to_previous(torch.tensor([asked]))
+
+
+@dataclass(eq=False)
+class _Service:
+    """This stage's answers to the next one, by passes from ``start``, its output."""
+
+    line: StageLink
+    backward: Pass
+    start: str
+    ascent: Ascent
+    _optimiser: SlopeOptimiser | None = None
+    _last: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def run(self) -> None:
+        """Answer until nothing more is asked."""
+        while (asked := _StageRequest(int(self.line.from_next()))) is not _StageRequest.NOTHING:
+            self._answer(asked)
+
+    def _answer(self, asked: _StageRequest) -> None:
+        if asked is _StageRequest.OPTIMISE:
+            self._last = None
+            self._optimiser = SlopeOptimiser(Families(self.backward), self.start, self.ascent)
+        elif asked is _StageRequest.RESTART:
+            self._current_optimiser.restart()
+        elif asked is _StageRequest.GRADIENT:
+            self.line.to_next(self._stepped(self.line.from_next()))
+        elif asked in (_StageRequest.COMMON_ROWS_OPTIMISED, _StageRequest.OWN_ROWS_OPTIMISED):
+            own = asked is _StageRequest.OWN_ROWS_OPTIMISED
+            self.line.to_next(self._optimised_bounds(self.line.from_next(), own))
+        else:
+            self._optimiser = self._last = None
+            self.line.to_next(self._bounds(self.line.from_next(), asked is _StageRequest.OWN_ROWS))
+
+    def _bounds(self, rows: Tensor, own: bool) -> Tensor:
+        return self.backward.lower_bounds(self.start, rows, own)
+
+    @property
+    def _current_optimiser(self) -> SlopeOptimiser:
+        assert self._optimiser is not None, "the next stage goes on with an ascent that it did not begin"
+        return self._optimiser
+
+    def _optimised_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        self._last = None
+        with torch.enable_grad():
+            bounds = self._current_optimiser.backward.lower_bounds(self.start, rows.requires_grad_(), own)
+        self._last = rows, bounds
+        return bounds
+
+    def _stepped(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the last rows, after a step of this stage's slopes."""
+        assert self._last is not None, "the next stage has a gradient of bounds that it did not ask for"
+        rows, bounds = self._last
+        with torch.enable_grad():
+            self._current_optimiser.step(bounds, gradient, [rows])
+        assert rows.grad is not None
+        self._last = None
+        return rows.grad
+
+
+@dataclass(eq=False, kw_only=True)
+class _RigorousService(_Service):
+    """Answers that hold in real arithmetic; ``backward`` is optimised before."""
+
+    rigorous: RigorousPass
+
+    def run(self) -> None:
+        with torch.no_grad(), plain_convolutions():
+            super().run()
+
+    def _answer(self, asked: _StageRequest) -> None:
+        if asked in (_StageRequest.COMMON_ROWS_CHOSEN, _StageRequest.OWN_ROWS_CHOSEN):
+            rows, own = self.line.from_next(), asked is _StageRequest.OWN_ROWS_CHOSEN
+            self.line.to_next(through(self.rigorous, self._current_optimiser).lower_bounds(self.start, rows, own=own))
+        elif asked in (_StageRequest.COMMON_PLANES, _StageRequest.OWN_PLANES):
+            slopes, constants = self.rigorous.planes(
+                self.start, self.line.from_next(), asked is _StageRequest.OWN_PLANES
+            )
+            self.line.to_next(torch.cat([slopes, constants.unsqueeze(2)], dim=2))
+        else:
+            super()._answer(asked)
+
+    def _bounds(self, rows: Tensor, own: bool) -> Tensor:
+        return self.rigorous.lower_bounds(self.start, rows, own=own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +187,7 @@ class Staged:
         return bounded
 
     def _affordable(self, options: BoundOptions) -> BoundOptions:
-        """Return options for the stage with the least memory: as many rows as one sends go through those before
-        it.
-        """
+        """Return options for the stage with the least memory, since a stage's rows go through all stages before it."""
 
         def least(count: int) -> int:
             of_stages = int(self.line.joined(torch.tensor([count])).min())
@@ -84,11 +200,11 @@ class Staged:
             return _Boundary(*self.line.from_previous().unbind())
         return box.arranged(lambda end: end.reshape(len(end), *self.network.graph.input.shape))
 
-    def _service(self, analysis: Crossing) -> Service:
+    def _service(self, analysis: Crossing) -> _Service:
         line, start, ascent = self.line, self.network.graph.output.name, analysis.options.ascent
         if isinstance(analysis, RigorousAnalysis):
-            return RigorousService(line, analysis.backward.plain, start, ascent, rigorous=analysis.backward)
-        return Service(line, analysis.backward, start, ascent)
+            return _RigorousService(line, analysis.backward.plain, start, ascent, rigorous=analysis.backward)
+        return _Service(line, analysis.backward, start, ascent)
 
     def _answer(self, analysis: Crossing, find: Callable[[], Tensor]) -> Tensor:
         """Return what the last stage finds, on every stage; the others serve it and each other meanwhile."""
@@ -99,7 +215,7 @@ class Staged:
             self._service(analysis).run()
             found = line.from_next()
         if not line.is_first:
-            tell(line, StageRequest.NOTHING)
+            _tell(line, _StageRequest.NOTHING)
             line.to_previous(found)
         return found
 
@@ -113,7 +229,7 @@ class StagedAnalysis:
 
     @property
     def entering(self) -> Interval:
-        """Return bounds of what enters this rank's stage."""
+        """Return the bounds of this rank's stage's input."""
         return self.analysis.backward.intervals[self.staged.network.graph.input.name]
 
     @property
@@ -171,11 +287,66 @@ def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
     return _stage_of(own, place_part(own, entering), axis, line)
 
 
+@dataclass(frozen=True, eq=False)
+class _StagesBefore:
+    """A :class:`~service.bounds.network.Before` that is asked over the line."""
+
+    line: StageLink
+    entries: int
+    features: int
+
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        return _asked(self.line, _StageRequest.OWN_ROWS if own else _StageRequest.COMMON_ROWS, rows)
+
+    def optimised(self, anchor: Tensor) -> OptimisedBefore:
+        _tell(self.line, _StageRequest.OPTIMISE)
+        return _OptimisedStagesBefore(self.line, anchor)
+
+    def chosen(self, rows: Tensor, own: bool) -> Tensor:
+        return _asked(self.line, _StageRequest.OWN_ROWS_CHOSEN if own else _StageRequest.COMMON_ROWS_CHOSEN, rows)
+
+    def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
+        found = _asked(self.line, _StageRequest.OWN_PLANES if own else _StageRequest.COMMON_PLANES, rows)
+        return found[..., :-1], found[..., -1]
+
+
+@dataclass(frozen=True, eq=False)
+class _OptimisedStagesBefore:
+    line: StageLink
+    anchor: Tensor
+
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        found: Tensor = _Bounds.apply(rows, self.anchor, self.line, own)  # type: ignore[no-untyped-call]
+        return found
+
+    def restart(self) -> None:
+        _tell(self.line, _StageRequest.RESTART)
+
+
+class _Bounds(torch.autograd.Function):
+    """Bounds of rows by the stages before. ``anchor`` takes a gradient where rows do not, since the stages wait."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: StageLink, own: bool) -> Tensor:
+        ctx.line = line
+        return _asked(line, _StageRequest.OWN_ROWS_OPTIMISED if own else _StageRequest.COMMON_ROWS_OPTIMISED, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return _asked(ctx.line, _StageRequest.GRADIENT, gradient), gradient.new_zeros(()), None, None
+
+
+def _asked(line: StageLink, asked: _StageRequest, tensor: Tensor) -> Tensor:
+    _tell(line, asked)
+    line.to_previous(tensor)
+    return line.from_previous()
+
+
 def _stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: StageLink) -> Staged:
     """Return the stage of a checked graph; every rank calls it."""
     tp_group = RankGroup(axis)
     check_constants(graph, placements, tp_group)
-    before = None if line.is_first else StagesBefore(line, *line.from_previous().tolist())
+    before = None if line.is_first else _StagesBefore(line, *line.from_previous().tolist())
     network = Network(graph, placements, tp_group, graph.by_name, before)
     if not line.is_last:
         features = graph.input.size if before is None else before.features

@@ -18,9 +18,7 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """Find results that outlive a replay, only where results are overwritten: elsewhere a result may be held for as
-    long as one likes.
-    """
+    """Find results that outlive a replay, where replays overwrite results: elsewhere holding one is fine."""
     if observation.case.rung.overwrites:
         messages = list(_messages(observation.usage)) or list(_suspects(observation))
         yield from (Finding("fail_lifetime", message) for message in messages)
@@ -35,7 +33,7 @@ def _messages(usage: Usage) -> Iterator[str]:
         yield _called_too_early(module, site, inside, calls)
     for _, reads in _grouped(usage.reads, lambda each: (_call(each.held), each.site)).items():
         yield _read(reads)
-    # What a pending backward has saved is held by the autograd graph, and the mark has been named for it.
+    # The autograd graph holds what a pending backward saved; the mark has already been reported for that.
     held = [each for each in usage.held if each.holders or not pending]
     read = {_call(each.held) for each in usage.reads}
     for call, results in _grouped(held, _call).items():

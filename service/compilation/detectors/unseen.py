@@ -1,4 +1,4 @@
-"""Stale memory that nobody could see: a tensor is the same in every iteration, and no audit proves that it is new."""
+"""Stale memory that parity cannot show: a tensor is the same in every iteration, and no audit proves it new."""
 
 from __future__ import annotations
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from service.compilation.diagnosis.check import difference
@@ -19,9 +21,9 @@ from service.compilation.diagnosis.script import run as run_script
 from service.compilation.ladder import Result
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import Separable, collective_attempt
-from service.compilation.ranks.group import any_rank, gather, is_first
+from service.compilation.ranks.group import any_rank, gather
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.draws import as_judged
+from service.compilation.run.draws import precision, random_numbers
 from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build, build_only
 from service.compilation.run.reference import Reference, run, run_reference
@@ -111,7 +113,7 @@ def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproductio
     except Exception as error:
         graphs, problem = [], describe(error)
     found = Reproduction(said=problem or "another rank's graph cannot be run alone")
-    if not any(gather(problem)) and is_first():
+    if not any(gather(problem)) and (not dist.is_initialized() or dist.get_rank() == 0):
         found = _alone(graphs, search, folder, about)
     gather(None)
     return found
@@ -150,9 +152,16 @@ def _fails(rung: Rung, tolerance: Tolerance, captured: Captured) -> bool:
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
+@contextmanager
+def _as_judged(rung: Rung, reference: Reference) -> Iterator[None]:
+    """Run within as the reference has been, and draw what it has drawn."""
+    with precision(reference), random_numbers(rung, reference):
+        yield
+
+
 @dataclass
 class _ModuleSearch:
-    """Trials of single modules, on all ranks alike, until ``deadline`` (of ``time.monotonic``)."""
+    """Tries single modules, the same on every rank, until ``deadline`` (of ``time.monotonic``)."""
 
     program: Program
     case: RungCase
@@ -165,7 +174,7 @@ class _ModuleSearch:
     def smallest(self) -> str | None:
         """Return the path of the smallest module that fails alone; ``None`` where only several together do.
 
-        Without time left, the smallest so far.
+        When time runs out, the smallest so far.
         """
         units = tuple(build(self.program, self.case.phase, self.case.rung).units)
         unit = next((each for each in units if self.fails(each)), None)
@@ -188,7 +197,7 @@ class _ModuleSearch:
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        with empty_caches(), as_judged(self.case.rung, self.reference):
+        with empty_caches(), _as_judged(self.case.rung, self.reference):
             try:
                 program_run = build_only(self.program, self.case.phase, self.case.rung, unit)
                 seen = run(program_run, self.plan.iterations, self.reference.eager.starts)

@@ -28,7 +28,7 @@ class UnsuitableError(Exception):
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph with what it was called with: plain tensors, numbers."""
+    """A graph and the plain tensors and numbers that it was called with."""
 
     graph: fx.GraphModule
     inputs: tuple[Any, ...]
@@ -77,8 +77,8 @@ def check_alone(captured: Captured) -> None:
 def minimised(captured: Captured, fails: _Fails, deadline: float) -> Captured:
     """Return the smallest run of operators that ``fails`` as the whole does, found by two bisections.
 
-    Values that the part takes from before are inputs of it. ``deadline`` is of ``time.monotonic``; what has been found
-    until then is given.
+    Values computed before that run become its inputs. At ``deadline`` (of ``time.monotonic``) the smallest so far is
+    returned.
     """
     values = _Values(captured.graph)
     values.run(*captured.inputs)
@@ -144,17 +144,3 @@ def _body(graph: fx.GraphModule) -> list[fx.Node]:
 
 def _kept(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-
-_KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"})
-"""Global names that a script imports or does not need."""
-
-
-def source(graph: fx.GraphModule) -> str:
-    """Return the graph's ``forward`` as Python; :class:`UnsuitableError` where it names what a script does not have."""
-    for node in graph.graph.nodes:
-        node.type = None  # annotations may name anything
-    code = graph.graph.python_code("self")
-    if strange := sorted(set(code.globals) - _KNOWN):
-        raise UnsuitableError(f"its graph names {strange[0]}, which a script does not have")
-    return "\n".join(line for line in code.src.splitlines() if line.strip())

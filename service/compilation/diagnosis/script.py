@@ -14,10 +14,10 @@ from textwrap import indent
 
 import psutil
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, fx
 
 from service.compilation.diagnosis import check
-from service.compilation.diagnosis.graphs import Captured, UnsuitableError, source
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import owned_folder
 from service.jobs.spec.compile import Tolerance
@@ -60,6 +60,8 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 '''
+_KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"})
+"""Global names that a script imports or does not need."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def write(captured: Captured, rung: Rung, tolerance: Tolerance, about: str, fold
         functions=inspect.getsource(check).partition('"""\n')[2].strip(),
         backend=rung.backend,
         mode=rung.mode,
-        forward=indent(source(captured.graph), "    "),
+        forward=indent(_source(captured.graph), "    "),
         device=next((str(value.device) for value in tensors.values()), "cpu"),
         inputs=f"[{', '.join(_input(index, value) for index, value in enumerate(captured.inputs))}]",
         absolute=tolerance.absolute,
@@ -91,6 +93,16 @@ def write(captured: Captured, rung: Rung, tolerance: Tolerance, about: str, fold
     path = folder / f"{NAME}.py"
     path.write_text(text)
     return path
+
+
+def _source(graph: fx.GraphModule) -> str:
+    """Return the graph's ``forward`` as Python; :class:`UnsuitableError` where it names what a script does not have."""
+    for node in graph.graph.nodes:
+        node.type = None  # annotations may name anything
+    code = graph.graph.python_code("self")
+    if strange := sorted(set(code.globals) - _KNOWN):
+        raise UnsuitableError(f"its graph names {strange[0]}, which a script does not have")
+    return "\n".join(line for line in code.src.splitlines() if line.strip())
 
 
 def _input(index: int, value: object) -> str:
@@ -105,8 +117,8 @@ def run(script: Path, timeout_s: float) -> ScriptOutcome:
 
 
 def bisect(script: Path, timeout_s: float) -> str:
-    """Return what PyTorch's own bisector makes of the script: the backend, and the pass or lowering in it, that is to
-    blame.
+    """Return the result of PyTorch's own bisector for the script: the backend, and the pass or lowering in it, that is
+    to blame.
 
     Empty where it has no answer within the time.
     """

@@ -1,8 +1,8 @@
-"""Watching a program use its compiled modules, whether or not it keeps to the boundary.
+"""Watches a program use its compiled modules, whether or not it marks its steps.
 
-Replays begin where CUDA graphs would begin them: at the first call after a step mark or, as long as nobody has ever
-marked a step, at every call for which no forward waits for a backward. What is alive then from before, and still
-alive a whole round of replays later, has been overwritten.
+Replays begin where CUDA graphs would begin them: at the first call after a step mark or, until a step has been marked,
+at every call while no forward waits for a backward. A result that is alive then, and still alive a whole round of
+replays later, has been overwritten.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _intercepted(name: str, unit: nn.Module, monitor: BoundaryMonitor) -> Iterat
 
 
 class BoundaryMonitor:
-    """Holds what was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
+    """Records how a program uses its results. The runner of the steps sets ``iteration``; ``generation`` counts
+    replays.
+    """
 
     def __init__(
         self,
@@ -198,7 +200,7 @@ class BoundaryMonitor:
 
     @unobserved
     def _in_graphs(self) -> list[Tensor]:
-        """Return what CUDA graphs have made since they last began."""
+        """Return the results of CUDA graphs since they last began."""
         return graph_results(self._device) if self._device is not None else []
 
     def _backward_begins(self) -> None:
@@ -277,7 +279,7 @@ class BoundaryMonitor:
 
 @dataclass(frozen=True)
 class _SuspectGradient:
-    """A gradient that has been written over. ``version``: how often it had been changed in place by then."""
+    """An overwritten gradient. ``version``: its count of in-place changes when that happened."""
 
     outputs: LiveResults
     stale: StaleGradient
@@ -285,10 +287,10 @@ class _SuspectGradient:
 
 
 class _Gradients:
-    """Gradients that backwards made anew, in the memory of CUDA graphs, and that are used on when it is reused.
+    """Gradients that backwards created in the memory of CUDA graphs, and that are used after it is reused.
 
-    A backward adds to a gradient that is there already, wherever that is; only where there is none does its own
-    become the parameter's. Those of FSDP are made outside of the graphs.
+    A backward adds to an existing gradient, wherever that lies; only a parameter without one takes the backward's own.
+    FSDP creates its gradients outside of the graphs.
     """
 
     def __init__(self, trainable: Mapping[str, Tensor]) -> None:
@@ -300,7 +302,7 @@ class _Gradients:
 
     @unobserved
     def begin(self, iteration: int, site: CallSite) -> None:
-        """Replays begin: a gradient that is there was made before, and if it is new, by the graphs."""
+        """Note that replays begin: a gradient that exists was made before and, if it is new, by the graphs."""
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
             address = _INVALID if gradient is None else _place(gradient)
@@ -315,15 +317,15 @@ class _Gradients:
 
     @unobserved
     def confirm(self) -> None:
-        """Count those suspects that a backward has added to since, or that were changed in place. What is dropped
-        unread is no mistake, however many backwards of other parameters it lives through.
+        """Count suspects that a backward has added to since, or that were changed in place. A gradient dropped unread
+        is no mistake, however many backwards of other parameters it outlives.
         """
         self._suspects = [each for each in self._suspects if self._is_there(each)]
         self._count(lambda suspect, gradient: gradient._version != suspect.version)
 
     @unobserved
     def use(self, parameters: Iterable[Tensor]) -> None:
-        """Count those suspects that are gradients of ``parameters``, with which an optimizer steps."""
+        """Count suspects that are gradients of ``parameters``, which an optimizer is about to step."""
         self.confirm()
         own = {id(each) for each in parameters}
         self._count(lambda suspect, _: id(self.trainable[suspect.stale.parameter]) in own)

@@ -18,7 +18,7 @@ from service.compilation.torch_internals.hooks import traced_hooks
 
 @dataclass(frozen=True)
 class Recorder:
-    """Holds what has been recorded since it began, iteration by iteration."""
+    """Holds the records since it began, iteration by iteration."""
 
     rung: Rung
     device: torch.device
@@ -49,7 +49,7 @@ class Recorder:
 
 @contextmanager
 def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
-    """Record from nothing; to be entered after what was compiled before is forgotten."""
+    """Record from an empty state; enter it after earlier compilations are forgotten."""
     clear_records()
     captured = watched_captures() if rung.cuda_graphs else nullcontext(Captures())
     with captured as captures, traced_hooks() as hooks:

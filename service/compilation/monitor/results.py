@@ -19,9 +19,9 @@ from service.parallel.boundary.lifetimes import CallResult, LiveResults, address
 from service.parallel.containers import tensors_in
 
 _LOOKED_AT = (2, 3)
-"""Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
+"""The replays at whose beginning the last round's results are searched for; a search takes 0.1 s or more."""
 _LOOKS = 2
-"""How often the holders of what one line reads of one call are looked for."""
+"""How often to search for the holders of the results of one call that one line reads."""
 
 
 class ResultLifetimes:
@@ -29,7 +29,7 @@ class ResultLifetimes:
 
     ``held``: alive a whole round after their own; ``overlapping``: alive when the next began; ``reads``: read since
     then. ``held_over`` counts, by module, those of ``held`` that its calls returned. Gradients of ``trainable`` are
-    left out. Without ``looks`` nobody asks for ``overlapping``, and it stays empty.
+    left out. Without ``looks``, ``overlapping`` stays empty.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ResultLifetimes:
 
     @unobserved
     def begin(self, generation: int) -> None:
-        """Replays begin to write over what there is."""
+        """Note that replays begin, which overwrite earlier results."""
         # Of the last round's results a loop's variables may well hold the newest until they get the next.
         *old, newest = self._rounds
         self._rounds = [newest, LiveResults()]
@@ -84,7 +84,7 @@ class ResultLifetimes:
         )
         found = self._held_over(late)
         if found:
-            gc.collect()  # what only refers to itself is not there any more, and nobody reads it
+            gc.collect()  # results that only cycles refer to are unreachable, and cannot be read
             found = self._held_over([output for output in late if output.alive])
         for output, held in found:
             self.held.append(held)
@@ -123,19 +123,18 @@ class ResultLifetimes:
     def read(
         self, tensor: Tensor, output: CallResult, site: CallSite, iteration: int, ignored: Sequence[Any] = ()
     ) -> None:
-        """Note that what has been written over is read at ``site``; references by ``ignored`` are the reader's own."""
+        """Note that an overwritten result is read at ``site``; references from ``ignored`` are the reader's own."""
         line = (output.origin.module, output.origin.site, site)
         self._looks[line] += 1
         holders = dict.fromkeys(self._holders.get(output.address, ()))
         if self._looks[line] <= _LOOKS:
             found = holders_of({output.address: [tensor]}, self._names, ignored).get(output.address)
             if not found:  # the reader has made a view of it
-                found = next((held.holders for _, held in self._held_now(output, ignored)), ())
+                found = next(
+                    (held.holders for _, held in held_by_output([output], located([output]), self._names, ignored)), ()
+                )
             holders |= dict.fromkeys(found)
         self.reads.append(StaleRead(output.held([tensor], tuple(holders)), iteration, site))
-
-    def _held_now(self, output: CallResult, ignored: Sequence[Any]) -> list[tuple[CallResult, HeldResult]]:
-        return held_by_output([output], located([output]), self._names, ignored)
 
     def _overwritten_at(self, tensor: Tensor) -> CallResult | None:
         try:

@@ -67,9 +67,9 @@ def compiled_units(units: Collection[str], invoked: Collection[str], calls: Call
 
 @contextmanager
 def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[CallCounts]:
-    """Count the calls of ``units``, by name, within: of the modules, and of methods that take or give tensors.
+    """Count the calls of ``units``, by name: of the modules, and of methods that take or return tensors.
 
-    A method that leads to the module's own call is not counted besides, nor is what a backward computes again.
+    A method that calls the module itself is not counted twice, and recomputation in a backward is not counted.
     """
     counter = _Counter({id(unit): name for name, unit in units.items()})
     with ExitStack() as stack:
@@ -83,7 +83,7 @@ def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[CallCounts]:
 
 
 def _own_classes(unit: nn.Module) -> Iterator[type]:
-    """Yield the classes that make the module what it is, without those of PyTorch that all modules have."""
+    """Yield the module's classes, without those of PyTorch that every module has."""
     return (kind for kind in type(unit).__mro__ if kind not in {*nn.Module.__mro__, *FSDPModule.__mro__})
 
 

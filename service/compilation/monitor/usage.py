@@ -80,10 +80,10 @@ class Lifetimes:
 
 @dataclass(frozen=True)
 class Usage:
-    """One run of a program. ``outside``: calls that did not go by way of the boundary. ``reads``: results that were
-    read when they had been written over; ``held``: those alive a whole round of replays after their own;
-    ``overlapping``: those alive when the next round began, which is no mistake unless they are read. ``shapes``: of
-    each module in each iteration those that it was called with.
+    """Describes one run of a program. ``outside``: calls that bypassed the boundary. ``reads``: results read after they
+    were overwritten; ``held``: those alive a whole round of replays after their own; ``overlapping``: those alive when
+    the next round began, which is a mistake only if they are read. ``shapes``: the shapes of each module's calls in
+    each iteration.
     """
 
     iterations: int = 0
@@ -125,7 +125,7 @@ class UnitCalls(threading.local):
 
     @contextmanager
     def under_way(self, origin: Origin, given: set[int]) -> Iterator[list[Tensor]]:
-        """Hold a call within, and yield the list of what its graphs leave."""
+        """Hold a call, and yield the list of tensors that its graphs leave."""
         outer, self.current = self.current, UnitCall(origin, given)
         self.depth += 1
         try:

@@ -19,11 +19,10 @@ from service.parallel.mesh import Mesh
 
 @dataclass(frozen=True)
 class Parts:
-    """Holds what a program is made of, in one dtype, before anything is compiled.
+    """Holds the parts of a program, in one dtype, before anything is compiled.
 
     ``compiled`` names the modules that the harness compiles; the others run as they are. Results of those named in
-    ``kept`` are meant to outlive their step. What the ``optimizers`` hold is meant to train: each of it must get a
-    gradient and move.
+    ``kept`` are meant to outlive their step. Every parameter of the ``optimizers`` must get a gradient and move.
     """
 
     modules: Mapping[str, nn.Module]
@@ -41,9 +40,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Step:
-    """Holds what one step gave, by name, to be compared with the uncompiled program's.
+    """Holds the results of one step, by name, to be compared with the uncompiled program's.
 
-    ``inputs`` maps names to what the step was given and what it left of it, where it may update it in place.
+    ``inputs`` has each input that the step may update in place, before and after.
     """
 
     losses: Mapping[str, Tensor] = field(default_factory=dict)
@@ -52,13 +51,12 @@ class Step:
 
 
 class Program(Protocol):
-    """A program as a job runs it, built anew for every rung. All ranks of a mesh run it alike.
+    """A program as a job runs it, built anew for every rung. Every rank of a mesh runs it.
 
-    ``train`` and ``inference`` go on for as long as they are asked: each ``next`` runs one whole step, with its
-    forwards, backwards and updates, and yields what is compared. Called again they begin again, over the same parts.
-    A step begins with ``boundary.step_boundary()`` and calls modules by ``boundary.boundary_call``, as the real loop
-    does; the harness has compiled them in place. Random numbers come from torch's default generators, which are
-    seeded before each step.
+    ``train`` and ``inference`` never end: each ``next`` runs one whole step, with its forwards, backwards and updates,
+    and yields its results. A second call begins again, over the same parts. A step begins with
+    ``boundary.step_boundary()`` and calls modules by ``boundary.boundary_call``, as the real loop does; the harness has
+    compiled them in place. Random numbers come from torch's default generators, which are seeded before each step.
     """
 
     @property

@@ -48,8 +48,8 @@ def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class BatchedProgram:
-    """A program over ``batches``, visited in turn, whatever its modules are: knows the batches' device and period, and
-    trains by plain gradient descent.
+    """A program of any module over ``batches``, visited in turn: it knows their device and period, and trains by plain
+    gradient descent.
     """
 
     module: Callable[..., nn.Module]
@@ -79,10 +79,10 @@ class BatchedProgram:
 class ModelProgram(BatchedProgram):
     """A model as a job runs it; a ``service.compilation.program.Program``.
 
-    ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
-    ``dtype``. ``batches`` are visited in turn, one each step, each in ``micro_batches`` equal parts: their gradients
-    add up to that of the whole. ``loss(outputs, targets)`` is a scalar, the mean over samples.
-    ``before_backward(model, is_last)`` is called before each forward of a training step.
+    ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to ``dtype``.
+    Each step takes the next of ``batches``, in ``micro_batches`` equal parts, whose gradients add up to that of the
+    whole. ``loss(outputs, targets)`` is a scalar, the mean over samples. ``before_backward(model, is_last)`` is called
+    before each forward of a training step.
     """
 
     module: Callable[[torch.dtype], nn.Module]
@@ -141,7 +141,7 @@ class ModelProgram(BatchedProgram):
 
 
 def _first_tensor(outputs: Any) -> Tensor:
-    """Return the tensor that the loss is taken of, the first; raise ``TypeError`` where there is none."""
+    """Return the first tensor, from which the loss is taken. Raises ``TypeError`` without one."""
     first = next(tensors_in(outputs), None)
     if first is None:
         raise TypeError(f"the module returned {type(outputs).__name__} without a tensor in it; a loss needs one")

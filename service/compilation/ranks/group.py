@@ -26,15 +26,6 @@ def any_rank(flag: bool) -> bool:
     return any(gather(flag))
 
 
-def is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def are_together(world: int) -> bool:
-    """Return whether the group of ``world`` ranks has not been left."""
-    return world == 1 or dist.is_initialized()
-
-
 def barrier(device: torch.device) -> None:
     """Wait for all ranks; nothing in a process without a group."""
     if dist.is_initialized() and dist.get_world_size() > 1:

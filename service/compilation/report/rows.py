@@ -33,7 +33,7 @@ def rung_row(result: Result) -> dict[str, Any]:
 
 
 def _parity_row(seen: Observation) -> dict[str, Any] | None:
-    """Return the worst comparison of each kind, the failed ones, and what they were judged by."""
+    """Return the worst comparison of each kind, the failed ones, and their standards."""
     if not seen.compared:
         return None
     failed = [comparison for comparison in seen.comparisons if not comparison.passed]
@@ -73,7 +73,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
 
 
 def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
-    """Return what was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
+    """Return the rehearsal of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
     return None if seen is None else {"parity": _parity_row(seen), "notes": list(seen.notes), **_usage_rows(seen.usage)}
 
 
@@ -129,7 +129,7 @@ def _profile(found: Profile | None) -> dict[str, Any] | None:
 
 
 def _cudagraph(seen: Observation) -> dict[str, Any] | None:
-    """Return what became of CUDA graphs; ``None`` on a rung that asks for none."""
+    """Return the fate of CUDA graphs; ``None`` on a rung that asks for none."""
     graphs = seen.evidence.cuda_graphs
     if graphs is None:
         return None

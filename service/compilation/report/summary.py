@@ -27,7 +27,7 @@ WORDS: dict[Verdict, str] = {
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
-    """Tell what is allowed per phase, what stopped the climb and what it is worth; then what was seen on the way."""
+    """Tell for each phase what is allowed, what stopped the climb and what compiling gains; then what else was seen."""
     sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]

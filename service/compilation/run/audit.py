@@ -1,9 +1,9 @@
 """Looks for stale memory where it would hold the right numbers.
 
-Of a tensor that is the same in every iteration, as the number of a token, the value left over from the iteration before
-is right, and no comparison can tell it from the new one. There the program runs once more, uncompiled and compiled,
-with its parameters shuffled anew before each iteration. What is the same even then is new for certain only if nothing
-that a compiled call has made was alive when the next replays began.
+If a tensor is the same in every iteration, such as the number of a token, a value left over from the iteration before
+is right, and no comparison can tell it from a new one. So the program runs once more, uncompiled and compiled, with its
+parameters shuffled before each iteration. A tensor that is the same even then is certainly new only if no result of a
+compiled call was alive when the next replays began.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def names_of(names: Sequence[str]) -> str:
 
 
 def unseen_in(reference: Reference, period: int) -> tuple[Key, ...]:
-    """Return the tensors that are the same in each iteration as one iteration before, or one ``period``.
+    """Return the tensors that equal those of the iteration before, or of one ``period`` before, in every iteration.
 
-    The same to the last bit: a stale value that differs, if only by little, shows in the numbers that follow from it.
+    Equal to the last bit: a stale value that differs at all shows in the numbers computed from it.
     """
     records = reference.eager.records
     keys = dict.fromkeys(key for record in records for key, value in record.tensors.items() if value.numel())
@@ -73,7 +73,7 @@ def audit(
     reference: Reference,
     tolerance: Tolerance,
 ) -> Audit:
-    """Return what is known of the unseen tensors ``keys`` once their program ran with shuffled parameters.
+    """Return the audit of the unseen tensors ``keys`` after their program ran with shuffled parameters.
 
     ``follow`` runs and watches ``compiled``, each iteration from one of the states.
     """

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -14,13 +15,13 @@ import torch
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase, Timed
 from service.compilation.run.program_run import ProgramRun, build
-from service.compilation.run.timing import RaceSettings, Runner, race
+from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
 from service.compilation.torch_internals.profile import Profile, profiled
 
 log = logging.getLogger(__name__)
 _PROFILED = (3, 9)
-"""Steps in a profile, at least: of long ones, and of those that a busy machine may easily disturb."""
+"""The fewest steps in a profile: of long ones, and of short ones, which a busy machine easily disturbs."""
 _LONG_S = 0.1
 
 
@@ -32,9 +33,51 @@ def pace(
     """
     program = program_run.program
     eager, compiled = build(program, program_run.phase), program_run
-    raced = race(_runner(eager), _runner(compiled), program.device, agree, settings)
+    raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
     steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
     return Timed(raced, _profile(compiled, steps), _profile(eager, steps) if beside_eager else None)
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """A call that runs ``steps`` steps."""
+
+    call: Callable[[], None]
+    steps: int
+
+
+def _race(
+    eager: _Runner,
+    compiled: _Runner,
+    device: torch.device,
+    agree: Callable[[float], float],
+    settings: RaceSettings,
+) -> Race:
+    """Time both in turns.
+
+    ``agree`` makes one duration of those of all ranks: unless all run equally often, their collectives do not match.
+    """
+    for runner in (eager, compiled):
+        runner.call()
+    slower = agree(max(_block(eager, 1, device), _block(compiled, 1, device)))
+    repeats, rounds = plan_race(slower, settings)
+    pairs = [(_block(eager, repeats, device), _block(compiled, repeats, device)) for _ in range(rounds)]
+    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs], settings)
+
+
+def _block(runner: _Runner, repeats: int, device: torch.device) -> float:
+    """Return the seconds per call."""
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        runner.call()
+    _synchronize(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
@@ -46,7 +89,7 @@ def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
 
 
 def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
-    """Return what compiling added to the iterations in which it happened, given the duration of each."""
+    """Return the time that compiling added to its iterations, given the duration of each."""
     busy = [duration for duration, did in zip(seconds, compiled, strict=True) if did]
     quiet = [duration for duration, did in zip(seconds, compiled, strict=True) if not did]
     return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
@@ -70,7 +113,7 @@ def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes |
         return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
 
 
-def _runner(program_run: ProgramRun) -> Runner:
+def _runner(program_run: ProgramRun) -> _Runner:
     """Return a runner, each of whose calls visits every input shape."""
     period = program_run.program.period
 
@@ -78,4 +121,4 @@ def _runner(program_run: ProgramRun) -> Runner:
         for _ in range(period):
             program_run.step()
 
-    return Runner(call, period)
+    return _Runner(call, period)

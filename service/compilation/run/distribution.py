@@ -1,9 +1,9 @@
-"""Compares by distribution, over seeds, what a rung computes that draws other random numbers than eager.
+"""Compares a rung that draws other random numbers than eager with it by distribution, over seeds.
 
-Two groups of samples, one for each way of computing, are of one distribution if no statistic of theirs stands out among
-those of groups that are drawn from both at random (a permutation test, which needs nothing of the distribution itself).
-The statistics are, for each tensor, the distance of the means, of the second moments, and of the products with the
-loss and outputs. A gradient of other draws than its forward's shows in no mean of its own: of some seeds the slope of
+Two groups of samples, eager's and the rung's, count as one distribution if no statistic of theirs stands out among
+those of groups drawn from both at random (a permutation test, which assumes nothing about the distribution). The
+statistics are, for each tensor, the distances of the means, of the second moments, and of the products with the loss
+and outputs. A gradient that used other draws than its forward shows in none of these, so for some seeds the slope of
 the loss along its gradients is compared too.
 """
 
@@ -31,7 +31,7 @@ _FIRST = 10**6
 _MOVED = 4
 """Units in the last place."""
 _SLOPES_ROUNDING = 0.01
-"""How far slopes may be apart for rounding, as a part of their size: they are of small differences."""
+"""How far rounding may move slopes apart, as a part of their size: they come from small differences."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def differs_in_distribution(
 
 
 def _rounding_only(program_run: ProgramRun, reference: Reference) -> frozenset[Key]:
-    """Return the gradients of which nothing is left but rounding: with numbers moved by a few units in the last place
-    they are others, with the same draws. As of a bias of the keys of attention; another kernel rounds otherwise, and
-    its rounding has another spread.
+    """Return the gradients that are nothing but rounding, such as that of the bias of attention's keys: moving the
+    numbers by a few units in the last place changes them, with the same draws. Another kernel rounds differently, with
+    another spread.
     """
     if program_run.phase == "inference" or not reference.eager.starts:
         return frozenset()
@@ -113,7 +113,7 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: S
 
 
 def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference, first: int, plan: SamplingPlan) -> str:
-    """Say whether the loss changes along its gradients by another part of what they say; empty if not, or not known."""
+    """Name the slope of the loss along its gradients if it differs from eager's; empty if not, or not known."""
     if eager.phase == "inference" or not reference.eager.starts:
         return ""
     seeds = (range(first + own, first + own + 2 * plan.slopes, 2) for own in range(2))
@@ -130,7 +130,7 @@ def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference,
 
 
 def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-    """Return ``compiled`` without gradients that are zero where eager has none, as of a parameter that is not used."""
+    """Return ``compiled`` without gradients that are zero where eager has none, as for an unused parameter."""
     return {key: each for key, each in compiled.items() if key in eager or key[0] != "gradient" or each.any()}
 
 
@@ -145,7 +145,8 @@ def _samples(
     began = 0.0
     while number < wanted:
         for key, value in _sample(program_run, start, first + 2 * number).items():
-            rows.setdefault(key, []).append(_thinned(value.flatten(), plan.elements))
+            every = max(1, value.numel() // plan.elements)
+            rows.setdefault(key, []).append(value.flatten()[::every][: plan.elements].double())
         number += 1
         began = began or time.perf_counter()  # without what is compiled in the first step
         if number == plan.fewest // 2:
@@ -155,7 +156,7 @@ def _samples(
 
 
 def _sample(program_run: ProgramRun, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
-    """Return what the first step gives from there with this seed, and run on until that one comes again."""
+    """Return the results of the first step from ``start`` with this seed, and run on until that step is next again."""
     found = _first_step(program_run, start, seed)
     for _ in range(1, program_run.program.period):
         _first_step(program_run, start, seed)
@@ -163,16 +164,12 @@ def _sample(program_run: ProgramRun, start: Snapshot | None, seed: int) -> dict[
 
 
 def _first_step(program_run: ProgramRun, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
-    """Return what is judged of a step from there."""
+    """Return the judged results of a step from ``start``."""
     if start is not None:
         start.restore(program_run)
     torch.manual_seed(seed)
     tensors = record_step(program_run).tensors
     return {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.is_floating_point()}
-
-
-def _thinned(values: Tensor, elements: int) -> Tensor:
-    return values[:: max(1, values.numel() // elements)][:elements].double()
 
 
 def _standing_out(
@@ -192,7 +189,7 @@ def _standing_out(
 
 
 def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], Tensor]:
-    """Return what is averaged of each tensor, (samples, numbers), in units of its own spread."""
+    """Return the moments to average of each tensor, (samples, numbers), in units of its own spread."""
     units = {key: (each - each.mean(0)) / (each.std(0) + each.abs().mean() + 1e-300) for key, each in values.items()}
     shown = torch.cat([each for (kind, _), each in units.items() if kind != "gradient"] or [*units.values()], dim=1)
     shown = shown[:, torch.linspace(0, shown.shape[1] - 1, min(most, shown.shape[1])).long()]
@@ -205,8 +202,8 @@ def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], T
 
 
 def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generator) -> Tensor:
-    """Return, by rows, which samples are of which group: as they are, then drawn at random; weights of a difference of
-    means.
+    """Return assignments of samples to the two groups, one a row, as weights of a difference of means: the true one,
+    then random ones.
     """
     truly = torch.cat([torch.ones(sizes[0]) / sizes[0], -torch.ones(sizes[1]) / sizes[1]]).double()
     drawn = [truly[torch.randperm(len(truly), generator=generator)] for _ in range(permutations)]
@@ -214,6 +211,8 @@ def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generato
 
 
 def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
-    """Return for each row of ``labels`` the root mean square of what the groups' means differ by beyond rounding."""
+    """Return for each row of ``labels`` the root mean square of the differences between the groups' means, beyond
+    rounding.
+    """
     apart = (labels @ moment).abs()
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from service.compilation.run.reference import Reference
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.switches import eager_random_numbers
 from service.compilation.torch_internals.tf32 import full_float32
-
-
-@contextmanager
-def as_judged(rung: Rung, reference: Reference) -> Iterator[None]:
-    """Run within as the reference has been, and draw what it has drawn."""
-    with precision(reference), random_numbers(rung, reference):
-        yield
 
 
 def precision(reference: Reference) -> AbstractContextManager[None]:

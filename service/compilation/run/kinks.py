@@ -56,9 +56,7 @@ def jumps(program: Program, phase: Phase, reference: Reference) -> Mapping[Key, 
 
 
 def are_kinks(found: Sequence[Comparison], own: Run, reference: Reference, most: Mapping[Key, float]) -> bool:
-    """Return whether what was ``found`` in the compiled run is no further off than it jumps in eager, and could not
-    hide a fault.
-    """
+    """Return whether no tensor ``found`` in the compiled run is further off than eager itself jumps there."""
     return all(_permitted(each, reference, most) >= _off_by(each, own, reference) for each in found)
 
 
@@ -90,10 +88,9 @@ _REDRAWN = (
 
 
 def own_limit(rung: Rung, reference: Reference, comparisons: Sequence[Comparison]) -> str:
-    """Return the limit of this rung alone by which all that is wrong in ``comparisons`` came about; empty if there is
-    none.
+    """Return the limit of this rung alone that explains every failed comparison; empty if there is none.
 
-    What Dynamo traced is the same on every rung above, which are tried all the same: a fault of the graph shows there.
+    The rungs above, which are tried all the same, run the graph that Dynamo traced here: a fault in it shows there.
     """
     wrong = [each for each in comparisons if not each.passed]
     redraws = rung.backend == RUNGS["eager"].backend and reference.eager.random and reference.recomputes

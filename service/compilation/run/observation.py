@@ -75,12 +75,11 @@ class Observation:
     """One rung in one phase. ``error`` is set when it raised; ``training`` is ``None`` for inference.
 
     ``comparisons``: the worst of each kind, and the first that failed. ``compared``: how many were made, of tensors of
-    the ``kinds`` that hold any finite number.
-    ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
-    program used its compiled modules in the judged iterations. ``own_limit``: a known limit of this rung alone that
-    explains all wrong results. ``audit``: what is known of stale memory that parity could not see. ``draws``: what
-    has another distribution than in eager, with the random numbers of generated code. ``crashed``: a signal ended the
-    process that ran it.
+    the ``kinds`` that hold any finite number. ``units`` names the modules that were compiled; ``calls``: how the
+    uncompiled program calls them; ``usage``: how the program used its compiled modules in the judged iterations.
+    ``own_limit``: a known limit of this rung alone that explains all wrong results. ``audit``: stale memory that parity
+    could not see. ``draws``: the result whose distribution differs from eager's, with the random numbers of generated
+    code. ``crashed``: a signal ended the process that ran it.
     """
 
     case: RungCase

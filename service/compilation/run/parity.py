@@ -23,7 +23,7 @@ NOTHING_FINITE = "no finite number to compare"
 
 @dataclass(frozen=True)
 class ParitySettings:
-    """Holds what the rule has besides the tolerance that a spec sets.
+    """Holds the constants of the rule, besides the tolerance that a spec sets.
 
     ``small_tensors``: up to so many elements, the permitted ratio is so much larger. ``noise_limit``, as a part of a
     tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
@@ -102,9 +102,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Holds what one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has
-    it; ``drift``, of one that goes on from others, how far eager has come from float64, as a part of its size;
-    ``allowed``, how far TF32 moves it.
+    """Holds the standard for one compiled tensor: ``scale`` is its size, by :meth:`ParitySettings.judged_scale`;
+    ``drift``, for a free iteration, the distance of eager from float64, as a part of its size; ``allowed``, how far
+    TF32 moves it.
     """
 
     eager: Tensor
@@ -216,9 +216,7 @@ def _chosen(tensor: Tensor, which: Tensor) -> Tensor:
 
 
 def noise_of(eager: Tensor, again: Tensor) -> Noise:
-    """Return the distance of two eager runs; what is not finite in one of them is infinitely far unless it
-    is in both.
-    """
+    """Return the distance of two eager runs; it is infinite where only one of them is finite."""
     if eager.shape != again.shape:
         return Noise(math.inf, math.inf)
     if torch.equal(eager, again) or not eager.numel():

@@ -26,7 +26,7 @@ NO_STATE = torch.empty(0)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Holds what one iteration gave, as CPU copies of local tensors or parts of them (``sampling.kept``).
+    """Holds the results of one iteration, as CPU copies of local tensors or parts of them (``sampling.kept``).
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
     trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;
@@ -112,7 +112,7 @@ def _program_run(program: Program, phase: Phase, parts: Parts, units: Mapping[st
 
 
 def units_of(parts: Parts) -> dict[str, nn.Module]:
-    """Return what is compiled, each as one, of the modules that the program wants compiled; by name."""
+    """Return, by name, the units of the program's modules that are compiled, each as a whole."""
     units: dict[str, nn.Module] = {}
     for name in parts.compiled:
         module = parts.modules[name]

@@ -32,16 +32,16 @@ FREE = " (running on)"
 _HOST_SHARE = 0.25
 """The part of the host's free memory that states of the uncompiled run may take."""
 _TRAJECTORY = "trajectory"
-"""The kind of what is made of losses of iterations that go on from each other."""
+"""The kind of tensors made of the losses of iterations that go on from each other."""
 
 
 @dataclass(frozen=True)
 class Run:
     """Iterations of one program run, with its trainable parameters and buffers before and after them.
 
-    ``end``: where they were left by the free iterations that followed, whose losses are in ``trajectory``, and what
-    else these gave in ``free``. ``starts``: what states iterations began with, in turn. ``random``: random numbers were
-    drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
+    ``end``: parameters and buffers after the free iterations that followed, whose losses are in ``trajectory``, and
+    whose other results in ``free``. ``starts``: the states that iterations began with, in turn. ``random``: random
+    numbers were drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
     """
 
     records: tuple[StepRecord, ...]
@@ -55,8 +55,8 @@ class Run:
     unsharded: frozenset[str] = frozenset()
 
     def tensors(self, iteration: int) -> dict[Key, Tensor]:
-        """Return what the iteration gave; as one more come parameters and buffers, and the trajectory; at the end what
-        free iterations gave.
+        """Return the results of an iteration. Behind the iterations come parameters, buffers and trajectory as one
+        more, then the free iterations.
         """
         if iteration < len(self.records):
             return self.records[iteration].tensors
@@ -75,8 +75,8 @@ class Run:
         return frozenset.intersection(*sets) if sets else frozenset()
 
     def unreached_beside(self, eager: Run) -> frozenset[str]:
-        """Return the parameters that no iteration reached, and those that one did not where eager's did, as a graph of
-        one shape may.
+        """Return the parameters that no iteration reached, and those that some iteration missed although eager's
+        reached them, as the graph of one shape may.
         """
         lost = (mine.missing - theirs.missing for mine, theirs in zip(self.records, eager.records, strict=True))
         return self.missing.union(*lost)
@@ -120,8 +120,8 @@ class Reference:
     tf32: tuple[Run, Run] | None = None
     """Eager in full float32 and in TF32, where that is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
-    """How far TF32 moves eager's results, as a part of their size, where that is so far that errors would hide in it:
-    all the rest is in full float32 then.
+    """How far TF32 moves eager's results, as a part of their size, if errors could hide in that: everything else is
+    then in full float32.
     """
     unused: frozenset[str] = frozenset()
     """Parameters without a gradient of which no loss depends, where that has been looked into."""
@@ -129,23 +129,21 @@ class Reference:
 
     @property
     def noise(self) -> float:
-        """Return how far two eager runs are apart at most, as a part of a tensor's size."""
+        """Return the largest distance of two eager runs, as a part of a tensor's size."""
         every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
         return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
 
     @property
     def backwards_due(self) -> tuple[bool, ...]:
-        """Return in which iterations a compiled backward is to run: where eager steps with gradients, or in all if it
-        never does; in none where gradients flow back through nothing that is compiled, as through a frozen backbone.
+        """Return for each iteration whether a compiled backward should run: where eager steps with gradients, or always
+        if it never does; never if no gradient flows through the compiled modules, as through a frozen backbone.
         """
         steps = [len(record.missing) < len(self.eager.parameters) for record in self.eager.records]
         return tuple(self.differentiable and (step or not any(steps)) for step in steps)
 
     @property
     def rounding_only(self) -> frozenset[str]:
-        """Return the parameters of whose gradients nothing is left but rounding: it is chance whether updates move
-        them.
-        """
+        """Return the parameters whose gradients are nothing but rounding: chance decides whether updates move them."""
         found: dict[str, bool] = {}
         for iteration in range(len(self.eager.records)):
             for (kind, name), oracle in self.oracles(iteration).items():
@@ -161,8 +159,8 @@ class Reference:
 
     @property
     def moved_by_tf32(self) -> float:
-        """Return how far TF32 moves what eager gives, as a part of a tensor's size at most; whole numbers it must leave
-        alone.
+        """Return how far TF32 moves eager's results at most, as a part of a tensor's size; it must not move whole
+        numbers.
         """
         every = [each for index in range(len(self.eager.records)) for each in self.oracles(index).values()]
         parts = (each.allowed.rms / each.scale for each in every if each.allowed.rms and each.eager.is_floating_point())
@@ -170,8 +168,8 @@ class Reference:
         return math.inf if whole else max(parts, default=0.0)
 
     def drift(self, iteration: int) -> float | None:
-        """Return how far eager has come from float64 by this free iteration, as a part of a tensor's size at most;
-        ``None`` where it is unknown, or where it is too far to tell an error from it.
+        """Return how far eager has moved from float64 by this free iteration, as a part of a tensor's size; ``None`` if
+        that is unknown, or so far that an error would not show.
         """
         first = len(self.eager.records) + 1
         if self.truth is None or iteration < first:
@@ -210,9 +208,9 @@ class Reference:
 def run_reference(
     program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool] = lambda flag: flag
 ) -> Reference:
-    """Run ``program`` uncompiled, three times over, and once more where it draws random numbers; raises what the
-    program raises. ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together.
-    Where TF32 would hide errors, all of it once more without: rungs are to run so, too.
+    """Run ``program`` uncompiled three times, and once more if it draws random numbers; raises what the program raises.
+    ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together. If TF32 would hide
+    errors, everything runs again in full float32, and rungs must too.
     """
     found = _reference(program, phase, iterations, on_any)
     moved = found.moved_by_tf32
@@ -249,8 +247,8 @@ def _reference(program: Program, phase: Phase, iterations: int, on_any: Callable
 
 
 def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run, Run] | None:
-    """Return eager in full float32, and with factors rounded to TF32; ``None`` where that is not allowed, or there are
-    none. What the device itself took for a convolution, either of both, depends on its shape and layout.
+    """Return eager in full float32, and with factors rounded to TF32; ``None`` where TF32 is not allowed or rounds
+    nothing. Which of the two the device itself uses for a convolution depends on its shape and layout.
     """
     factors = factors_that_may_lose_bits(program.device)
     if not factors:
@@ -270,14 +268,14 @@ def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bo
 
 
 def _most_starts(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> int:
-    """Return how many states are kept: one for each iteration, or two, in turns, where the host has not the memory."""
+    """Return how many states to keep: one for each iteration, or two, in turns, where the host lacks the memory."""
     with_optimizers = 3 * Snapshot.of(program_run).size  # most keep two moments of each parameter
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 2 if on_any(iterations * with_optimizers > _HOST_SHARE * available) else iterations
 
 
 def run(program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), most: int | None = None) -> Run:
-    """Run and record ``iterations``, each with a seed of its own; the rest as :func:`follow` has it."""
+    """Run and record ``iterations`` by :func:`follow`, each with a seed of its own."""
     draws: list[bool] = []
 
     def step(iteration: int) -> StepRecord:
@@ -299,11 +297,11 @@ def follow(
 ) -> Run:
     """Let ``step`` run and record each iteration, by its number.
 
-    In training every one of ``iterations`` begins with a state of the uncompiled run, so that no difference is
-    magnified by what comes after it, and with another than the one before: what is left over from that is then another
-    number, also where a batch repeats. Without ``starts`` the run is that one, and keeps ``most`` of its states (as
-    many as there are iterations unless given), which later iterations take in turn. As many more then go on from each
-    other, as a job's do.
+    In training each of ``iterations`` begins with a state of the uncompiled run, so that later steps magnify no
+    difference, and with another state than the one before, so that a value left over from that is wrong even where a
+    batch repeats. Without ``starts`` this is the uncompiled run, and keeps ``most`` of its states (by default one for
+    each iteration), which later iterations take in turn. As many free iterations then go on from each other, as a job's
+    do.
     """
     if program_run.phase == "inference":
         return _follow_inference(program_run, iterations, step, starts)
@@ -333,9 +331,9 @@ def follow(
 def _follow_inference(
     program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord], starts: Sequence[Snapshot]
 ) -> Run:
-    """Let ``step`` run each iteration once: none changes parameters. With the same ones, and a batch that repeats, what
-    is left over from the iteration before would have the right value, so they are varied a little, or taken from
-    ``starts`` where there are several.
+    """Let ``step`` run each iteration once: none changes parameters. With the same parameters and a repeated batch, a
+    value left over from the iteration before would be right, so they are varied a little, or taken from several
+    ``starts``.
     """
     before, records = state_of(program_run), []
     beginning = starts[0] if starts else Snapshot.of(program_run)
@@ -350,7 +348,7 @@ def _follow_inference(
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
-    """Return each loss over time, as one tensor: single numbers may come close to the truth, or not, by chance."""
+    """Return each loss over time as one tensor: a single number may come close to the truth by chance."""
     names = dict.fromkeys(name for tensors in free for kind, name in tensors if kind == "loss")
     series = {
         name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names
@@ -359,12 +357,12 @@ def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
 
 
 def seed(iteration: int) -> None:
-    """Seed the iteration, alike in all runs."""
+    """Seed the iteration, in the same way for all runs."""
     torch.manual_seed(iteration)
 
 
 def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run | None, str]:
-    """Return the float64 run, or why there is none that eager could be measured by."""
+    """Return the float64 run, or why eager cannot be measured against one."""
     try:
         truth = run(build(program, phase, dtype=torch.float64), iterations, eager.starts)
     except Exception as error:  # whatever a program refuses it with

@@ -86,8 +86,8 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
     """Run the rung from empty caches; an exception becomes the observation's ``error``, unless it is the host's fault
     (:class:`HostFaultError`).
 
-    ``refused``: what it raised before, where generated code had to draw what eager draws. It draws as in a job then,
-    and what it computes is compared by distribution.
+    ``refused``: the error that it raised when generated code had to draw as eager does. It then draws as in a job, and
+    its results are compared by distribution.
 
     All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
@@ -176,10 +176,11 @@ class _RungRun:
         self.records.excuse()
 
     def _excuse_draws(self, program_run: ProgramRun, run: Run) -> None:
-        """Leave out what differs for other random numbers alone, of the same distribution. All ranks look, or none.
+        """Excuse results that differ only because of other random numbers of the same distribution. All ranks look, or
+        none.
 
-        Without decompositions it draws what eager draws, unless the generator is left in another state: a program may
-        take another way where it is compiled, as to another kernel of attention. A known limit of the rung is none.
+        Without decompositions a rung draws as eager does, unless it leaves the generator in another state: a compiled
+        program may take another path, such as another kernel of attention. A known limit of the rung is no such case.
         """
         wrong = [each for each in self.comparisons if not each.passed]
         own = own_limit(self.case.rung, self.reference, self.comparisons)
@@ -202,10 +203,10 @@ class _RungRun:
             self.comparisons = [each if each.passed else _excused(each, _KINK) for each in self.comparisons]
 
     def _own_draws(self) -> str:
-        """Return what has another distribution than in eager where generated code draws as it does in a job."""
+        """Return the result whose distribution differs from eager's when generated code draws as in a job."""
         drawn = self.case.rung.generates_code and self.plan.agree(float(self.reference.eager.random))
         if self.refused or not drawn:
-            return ""  # what was compared drew so
+            return ""  # it was compared with such draws
         with own_random_numbers():
             forget_compiled()
             program_run = build(self.program, self.case.phase, self.case.rung)
@@ -250,8 +251,8 @@ class _RungRun:
             yield monitor
 
     def _settled(self, program_run: ProgramRun) -> ProgramRun:
-        """Return the program begun again, some steps on. For what it makes when it begins, as a cache of keys, code or
-        a CUDA graph may be made anew, as for functions of its own that nobody watches any more: no job does either.
+        """Return the program begun again, some steps on. Code and CUDA graphs may be made again for what it creates
+        when it begins, such as a cache of keys or functions of its own; no job does either later.
         """
         again, period = program_run.restarted(), self.program.period
         for _ in range(-(-self.plan.warm_up // period) * period):
@@ -300,7 +301,7 @@ class _RungRun:
             yield f"{same}: with shuffled parameters, or for want of anything held over a replay, none is read"
 
     def failure(self, error: str) -> Observation:
-        """Return what was seen until the rung raised."""
+        """Return the observation up to the rung's error."""
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady)
         return Observation(self.case, evidence, error, usage=self._usage)
 
@@ -336,8 +337,8 @@ def _excused(comparison: Comparison, why: str) -> Comparison:
 
 
 def describe(error: Exception) -> str:
-    """Return the class, the first line of the message, and the last place outside of installed packages, and of what
-    watches them.
+    """Return the class, the first line of the message, and the last place outside of installed packages and of the
+    monitors.
     """
     frames = [
         frame

@@ -34,7 +34,7 @@ def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
 
 
 def local_part(value: Tensor) -> Tensor:
-    """Return what this rank has of ``value``."""
+    """Return this rank's part of ``value``."""
     to_local = getattr(value, "to_local", None)
     local: Tensor = to_local() if to_local else value
     return local.detach()

@@ -26,9 +26,9 @@ _STEP = 0.01
 
 
 def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], record: Recorded) -> Tensor | None:
-    """Return, in a row for each seed, how much the loss of the first step changes along its gradients, as a part of
-    what these say. ``record`` runs a step from a state with a seed. ``None`` where the program cannot begin again
-    without being compiled anew, as with a cache of keys of its own: for that there is no time.
+    """Return, in a row for each seed, the change of the first step's loss along its gradients, as a part of the
+    predicted one. ``record`` runs a step from a state with a seed. ``None`` if beginning again would compile the
+    program again, as with a cache of keys of its own, which takes too long.
     """
     found = []
     try:

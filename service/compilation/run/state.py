@@ -21,7 +21,7 @@ _MEMBERS = 10**6
 
 
 def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
-    """Return what is compared of the trainable parameters and of the buffers."""
+    """Return the trainable parameters and buffers as they are compared."""
     buffers = named_in(program_run.parts.modules, lambda module: module.named_buffers())
     return {
         key: value
@@ -101,7 +101,7 @@ def _nudged(value: Tensor, units: int, index: int) -> Tensor:
 
 
 def _on_host(state: Any) -> Any:
-    """Return a copy of what an optimizer keeps, with its tensors on the host."""
+    """Return a copy of an optimizer's state, with its tensors on the host."""
     if isinstance(state, Tensor):
         return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
     if isinstance(state, dict):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -42,33 +38,6 @@ class Race:
     faster: bool
 
 
-@dataclass(frozen=True)
-class Runner:
-    """A call that runs ``steps`` steps."""
-
-    call: Callable[[], None]
-    steps: int
-
-
-def race(
-    eager: Runner,
-    compiled: Runner,
-    device: torch.device,
-    agree: Callable[[float], float],
-    settings: RaceSettings,
-) -> Race:
-    """Time both in turns.
-
-    ``agree`` makes one duration of all ranks' (they must run equally often, or their collectives do not match).
-    """
-    for runner in (eager, compiled):
-        runner.call()
-    slower = agree(max(_block(eager, 1, device), _block(compiled, 1, device)))
-    repeats, rounds = plan_race(slower, settings)
-    pairs = [(_block(eager, repeats, device), _block(compiled, repeats, device)) for _ in range(rounds)]
-    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs], settings)
-
-
 def plan_race(seconds: float, settings: RaceSettings) -> tuple[int, int]:
     """Return the calls per block and the rounds, for a call of ``seconds``."""
     repeats = max(1, math.ceil(settings.block_s / max(seconds, 1e-9)))
@@ -87,18 +56,3 @@ def summarise(pairs: list[tuple[float, float]], settings: RaceSettings) -> Race:
         noisy=(upper - lower) > settings.noisy_spread * middle,
         faster=upper < 1,
     )
-
-
-def _block(runner: Runner, repeats: int, device: torch.device) -> float:
-    """Return the seconds per call."""
-    _synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        runner.call()
-    _synchronize(device)
-    return (time.perf_counter() - start) / repeats
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -47,7 +47,7 @@ class Proof:
 def self_test() -> tuple[Proof, ...]:
     """Return a proof per fault, and one for a program without any. Runs on the CPU, without the other ranks.
 
-    What is compiled in this process is forgotten. Once per process: it depends on nothing but the installed torch.
+    It forgets everything compiled in this process. Once per process: it depends on nothing but the installed torch.
     """
     with _older_objects_set_aside():
         return (*(_proof(fault) for fault in FAULTS), _silence())
@@ -130,7 +130,7 @@ def _read(path: Path) -> SelfTest | None:
 
 @cache
 def _key(device: str) -> str:
-    """Return a digest of what a self-test depends on: the sources that it runs through, torch, Python, the machine."""
+    """Return a digest of everything a self-test depends on: its sources, torch, Python, the machine."""
     digest = hashlib.sha256()
     for each in (torch.__version__, platform.python_version(), platform.machine(), platform.node(), device):
         digest.update(f"{each}\n".encode())

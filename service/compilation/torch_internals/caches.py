@@ -83,8 +83,7 @@ def forget_compiled() -> None:
 
 
 def portable_cache() -> bytes | None:
-    """Return what was compiled since the caches were emptied, to be given to other processes; ``None``: nothing to
-    give.
+    """Return the code compiled since the caches were emptied, for other processes; ``None``: nothing to give.
 
     On a CPU it lacks the machine code, which is built again from its source unless the host has it
     (:func:`take_machine_code`).

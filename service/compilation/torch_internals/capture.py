@@ -28,11 +28,6 @@ def clear_records() -> None:
     utils.clear_compilation_metrics()
 
 
-def _graphs_captured() -> int:
-    """Forward graphs since ``clear_records``."""
-    return int(utils.counters["stats"]["unique_graphs"])
-
-
 @dataclass
 class CompilationRecords:
     """Reads Dynamo's records, iteration by iteration, since ``clear_records``; not those that were excused."""
@@ -59,7 +54,7 @@ class CompilationRecords:
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
         return CompilerEvidence(
-            graphs=_graphs_captured(),
+            graphs=int(utils.counters["stats"]["unique_graphs"]),
             backward_graphs=sum(record.is_forward is False for record in records),
             operations=int(utils.counters["stats"]["calls_captured"]),
             graph_breaks=_graph_breaks(),
@@ -75,10 +70,8 @@ class CompilationRecords:
         positions = {id(record): index for index, record in enumerate(self._records())}
         for record in forward:
             if record.recompile_reason:
-                yield _recompile(record, self._iteration(positions[id(record)]))
-
-    def _iteration(self, position: int) -> int:
-        return next((index for index, mark in enumerate(self.marks) if position < mark), len(self.marks))
+                place = positions[id(record)]
+                yield _recompile(record, sum(mark <= place for mark in self.marks))
 
 
 def _records() -> list[Any]:

@@ -28,7 +28,7 @@ _SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNOREC
 
 @dataclass
 class Captures:
-    """Recordings by iteration, and what the compiler said of those that it did not make."""
+    """Recordings by iteration, and the compiler's reasons for those that it skipped."""
 
     recorded: list[int] = field(default_factory=lambda: [0])
     said: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Captures:
         return self.recorded[-2] > 0
 
     def evidence(self, device: torch.device, steady: int) -> CudaGraphs:
-        """Return what became of CUDA graphs; from iteration ``steady`` on nothing should be recorded any more."""
+        """Return the fate of CUDA graphs; from iteration ``steady`` on nothing should be recorded any more."""
         skips = [Reason(text, count) for text, count in self.said.items()]
         unsaid = int(counters["inductor"]["cudagraph_skips"]) - sum(self.said.values())
         if unsaid > 0:

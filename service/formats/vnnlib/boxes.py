@@ -47,7 +47,7 @@ class InputIntervals:
             if any(each is None for each in others):
                 continue
             end = (Fraction(constraint.threshold) - sum(filter(None, others), ZERO)) / Fraction(factor)
-            # What is open beside it leaves this end open, too; to take it as closed is no loss to soundness.
+            # An open end of another term would leave this end open, too; taking it as closed is sound.
             if abs(end) <= LARGEST and not self._within(index, Fraction(factor), end, strict=False):
                 return False
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from service.formats.archive import ArchiveError, ArchiveMember, Unpacking, UploadError, damage, is_archive, opened
+from service.formats.archive import ArchiveError, ArchiveMember, Unpacking, UploadError, damage, opened
 from service.formats.vnnlib.query import VnnlibError
 
 INSTANCES = "instances.csv"
 _SECONDS = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 MOST_PAIRS, LARGEST_MODEL = 10_000, 2**31
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
 class NotThereError(VnnlibError):
@@ -145,7 +147,7 @@ def sources(path: Path) -> list[Source]:
     """Return all queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or
     ``OSError``.
     """
-    if is_archive(path):
+    if _is_archive(path):
         try:
             with opened(path, "*.vnnlib or *.vnnlib.gz files") as members:
                 return list(_within(members, Unpacking(path.stat().st_size)))
@@ -153,6 +155,13 @@ def sources(path: Path) -> list[Source]:
             raise VnnlibError(str(error)) from error
     with path.open("rb") as content:
         return [Source("", _read_text(content, "the file", Unpacking(path.stat().st_size)))]
+
+
+def _is_archive(path: Path) -> bool:
+    """Return whether the file begins, or ends, like a zip or an uncompressed tar."""
+    with path.open("rb") as content:
+        content.seek(_TAR_MAGIC_AT)
+        return content.read(len(_TAR_MAGIC)) == _TAR_MAGIC or zipfile.is_zipfile(path)
 
 
 def _within(members: list[ArchiveMember], unpacking: Unpacking) -> Iterator[Source]:

@@ -108,7 +108,7 @@ def _joined(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expansi
 
 
 def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, holds: bool) -> list[Conjunction]:
-    """Compare each side with the next, as SMT-LIB has it: ``(<= 0 X_0 1)``."""
+    """Compare each side with the next, as in SMT-LIB: ``(<= 0 X_0 1)``."""
     if len(sides) < 2:
         raise head.refuse(f"two sides, not {len(sides)}, for the comparison")
     ascending = sides[::-1] if head.text.startswith(">") else sides

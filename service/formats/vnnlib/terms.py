@@ -75,9 +75,11 @@ def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
 
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
 MOST_DIGITS, MOST_EXPONENT = 1000, 1000
-"""Digits and exponent of a number's text. Every float64 is far within, and what is beyond is never built."""
+"""The most digits, and the largest exponent, of a number's text. Every float64 is far within; larger numbers are never
+built.
+"""
 MOST_BITS = 2**15
-"""Bits of the numerator and of the denominator of a product."""
+"""The most bits of a product's numerator, and of its denominator."""
 ZERO = Fraction(0)
 
 

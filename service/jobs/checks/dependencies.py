@@ -28,7 +28,7 @@ Lookup = Callable[[str], Job | None]
 
 def related(specs: Iterable[CommonSpec], visible: Lookup, lookup: Lookup) -> dict[str, Job]:
     """Return the jobs that the checks of ``specs`` ask for, by id: those named, by ``visible``, and those behind their
-    models, by ``lookup``: a model tells what it was made from, so one that may be read is known whole.
+    models, by ``lookup``: a model reveals the jobs that it was made from, so whoever may read it may know them.
 
     A job that is only named in ``after`` comes without its spec, which no check reads.
     """

@@ -18,14 +18,14 @@ GATE = "compile.gate"
 
 
 def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
-    """Yield what the gate's job did not check; ``config`` is the job's own model.
+    """Yield the parts of the job that the gate's job did not check; ``config`` is the job's own model.
 
     Facts that only ranks know, such as the device, they compare themselves.
     """
     if spec.compile.gate is None or not _compiled_phases(spec):
         return
     checked = _spec_of(spec.compile.gate, context)
-    if checked is None:  # the check of dependencies reports this, or nobody knows it
+    if checked is None:  # the check of dependencies reports this, unless it is unknown
         return
     if checked.model is None:
         yield Problem(GATE, "it checks a program of a package", spec.compile.gate, "a compile job about this model")

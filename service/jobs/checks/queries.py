@@ -30,7 +30,7 @@ _PathOf = Callable[[str], Path | None]
 
 
 def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Iterator[Problem]:
-    """Yield what is wrong with the uploaded models and queries, and where they do not fit each other."""
+    """Yield the problems of the uploaded models and queries, and where they do not fit each other."""
     if isinstance(spec.property, InstancesProperty):
         yield from _check_instances(spec.property, path_of, divided=spec.parallel.tp * spec.parallel.pp > 1)
         return

@@ -55,7 +55,7 @@ class Kinds(FrozenModel):
 
 
 def all_kinds() -> Kinds:
-    """Return what this process found when it started."""
+    """Return the choices that this process found when it started."""
     groups: tuple[Catalogue[Any], ...] = (FAMILIES, SOURCES, OBJECTIVES, PROGRAMS, KINDS)
     broken = [entry for group in groups for entry in group.unavailable]
     return Kinds(

@@ -350,7 +350,7 @@ class ShownAlert(FrozenModel):
     state: AlertState
     """``pending`` while the condition holds, and not yet for as long as it must to be told of."""
     labels: dict[str, str]
-    """What it is about, such as ``host``; empty where it is the whole service."""
+    """Its subject, such as ``host``; empty where it is the whole service."""
     value: float | None = None
     since: datetime | None = None
     meaning: str
@@ -361,7 +361,7 @@ class ShownAlert(FrozenModel):
 
     @classmethod
     def of(cls, status: AlertStatus) -> ShownAlert:
-        """Return how an alert stands, with what it says."""
+        """Return an alert's state and message."""
         alert = status.alert
         return cls(
             name=alert.name,

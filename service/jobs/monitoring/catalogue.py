@@ -1,6 +1,6 @@
 """Lists every metric of ``/metrics``, for the scripts that count, the exposition, the alerts and the documentation.
 
-The values of each label are bounded: none is taken from what a user chose.
+The values of each label are bounded: users choose none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Declarations: a configuration class and the dotted name (``package.module:function``) of what ranks call.
+"""Declarations: a configuration class and the dotted name (``package.module:function``) of the function that ranks
+call.
 
 The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
 ``service.models.data.Loader``, ``service.training.objective.Factory``, ``service.compilation.program.Maker`` and
@@ -176,6 +177,6 @@ GROUPS = tuple(kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, P
 
 
 def dotted(name: str) -> Any:
-    """Return what ``package.module:attribute`` names."""
+    """Return the object named ``package.module:attribute``."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

@@ -57,7 +57,7 @@ class Conflict(Exception):  # noqa: N818
 
 
 class OverQuota(Exception):  # noqa: N818
-    """The project has as much as it may of something; the text says of what, how much, and by whom."""
+    """The project has as much as it may of something; the text names the quota, the amounts, and the project."""
 
 
 class UnknownSpec(Exception):  # noqa: N818
@@ -77,7 +77,7 @@ class Artifact(FrozenModel):
 
 
 class StoredFile(FrozenModel):
-    """An upload as the project has it that uploaded it first."""
+    """An upload, in the project that uploaded it first."""
 
     id: str
     sha256: str
@@ -129,7 +129,7 @@ class ApiKey(FrozenModel):
 
     @property
     def role(self) -> Role:
-        """Return what the key may do in its project, by the greatest of its scopes."""
+        """Return the key's role in its project, by the greatest of its scopes."""
         return ROLES[max(map(SCOPES.index, self.scopes))]
 
 

@@ -78,7 +78,7 @@ class Host(FrozenModel):
     isolation: tuple[str, ...] = ()
     """What keeps ranks from the host and from other jobs: some of ``limits``, ``files``, ``network``, ``broker``."""
     launchers: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
-    """Launchers that its worker serves besides its own devices, and what each says of what it has."""
+    """Launchers that its worker serves besides its own devices, with each one's report of its resources."""
     allocation: AllocatedDevices | None = None
     """Set while the host is here for one job alone, on devices that a launcher got for it."""
 

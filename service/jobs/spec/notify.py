@@ -115,7 +115,7 @@ _SCHEMES = ("https", "http")
 
 
 def check_url(url: str) -> None:
-    """Check what can be said of a URL without resolving it. Raises ``ValueError`` with what would be accepted."""
+    """Check what can be said of a URL without resolving it. Raises ``ValueError`` that says what would be accepted."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0

@@ -21,7 +21,7 @@ from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.attempts import Attempts, KnownJob, Launching, Preemptions, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
 from service.jobs.store.audit_files import AuditFiles
-from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, BrokerTimeouts, StoreUnavailable
+from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRefused, StoreUnavailable
 from service.jobs.store.exports import Exports
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
 from service.jobs.store.gauges import Counts, Gauges, SampleStore
@@ -30,6 +30,7 @@ from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.loop_calls import in_loop
+from service.jobs.store.outage import BrokerTimeouts
 from service.jobs.store.projects import Projects, ServiceAccounts
 from service.jobs.store.queue import Queue, Shares, WaitingJob
 from service.jobs.store.sessions import Sessions, SignInFlow, SignInFlows, SignIns
@@ -83,7 +84,7 @@ class Store:
     ) -> Store:
         """Return a store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
         limits = limits or StoreLimits()
-        client = BrokerClient(url, timeouts or BrokerTimeouts())
+        client = BrokerClient(url, timeouts)
         hosts = HostStore(client, limits)
         objects = None if limits.objects is None else ObjectStore(limits.objects)
         artifacts = ArtifactStore(client, data, objects)
@@ -131,9 +132,9 @@ class Store:
             return False
 
     def survives_power_loss(self) -> bool:
-        """Return whether what the broker has answered outlives a loss of power there: it syncs its append-only file
-        before each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since
-        many releases answer it before the sync. ``False`` also where the broker does not tell.
+        """Return whether answered writes outlive a loss of power at the broker: it syncs its append-only file before
+        each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since many
+        releases answer it before the sync. ``False`` also where the broker does not tell.
         """
         if not self.client.call("INFO", "persistence")["aof_enabled"]:
             return False

@@ -170,7 +170,7 @@ def access_list(passwords: Mapping[str, str]) -> str:
 
 
 def role_of(user: str) -> Role:
-    """Return what a user may do, by its name. Raises ``ValueError`` for a name that none has."""
+    """Return a user's role, by its name. Raises ``ValueError`` for a name that none has."""
     if not _NAME.fullmatch(user):
         raise ValueError(f"{user!r} is no user of the broker: api, host, or host- with the name of a host")
     return API if user == "api" else HOST

@@ -1,8 +1,8 @@
 """Keeps what a job published: a manifest in Redis, the bytes in the job's folder.
 
-A file is reached through the manifest only, never through a symbolic link or outside the folder, and what is checked is
-what is open: a job may lay something else in its place meanwhile. What the manifest
-says of it is true at every moment: its bytes are those with the hash, although its job may be writing it anew.
+A file is reached through the manifest only, never through a symbolic link or outside the folder, and the open file
+itself is checked: a job may lay something else in its place meanwhile. The manifest's entry is true at every moment:
+its bytes are those with the hash, although its job may be writing it anew.
 """
 
 from __future__ import annotations
@@ -185,13 +185,13 @@ def _step(name: str) -> int:
 
 
 def _stored(folder: RemoteFolder) -> Artifact:
-    """Return what the manifest would say of a checkpoint in the object store."""
+    """Return the manifest's entry for a checkpoint in the object store."""
     name = f"checkpoints/{folder.name}"
     return Artifact(name=name, bytes=folder.bytes, sha256="", media_type=FOLDER, created_at=datetime.now(UTC))
 
 
 def _described(saved: Checkpoint) -> Artifact:
-    """Return what the manifest would say of a checkpoint's folder."""
+    """Return the manifest's entry for a checkpoint's folder."""
     with Folder.open(saved.path.parent) as above, above.folder(saved.path.name) as folder:
         files = [entry.status for entry in folder.files()]
     made = max((each.st_mtime for each in files), default=0.0)
@@ -218,7 +218,7 @@ def _content(paths: JobPaths, artifact: Artifact) -> BinaryIO | Folder | None:
 
 
 def _first(opened: Callable[[str], _Opened], *places: str) -> _Opened | None:
-    """Return what can be opened first."""
+    """Return the first file that can be opened."""
     for place in places:
         with contextlib.suppress(OSError):
             return opened(place)

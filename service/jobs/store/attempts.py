@@ -46,7 +46,7 @@ _BATCH = 256
 _LONGEST_PHASE = 60
 """Characters that are kept of a phase's name."""
 _LATEST = 2.0**32
-"""Unix time that no clock shows: what a rank says of its own is not believed beyond it."""
+"""Unix time that no clock shows: a rank's own claim counts only up to it."""
 
 
 def parse_ref(text: str) -> AttemptRef:
@@ -73,9 +73,9 @@ class Attempts:
         return stubs.place(self.client, self.limits.script_argument)
 
     def settle_restored(self) -> list[str]:
-        """Settle the jobs of a store that was restored from a backup, before anybody else uses it: what ran is queued
-        again without using a retry, what was being cancelled is cancelled, and hosts are forgotten until they report.
-        Numbers of attempts leave a gap: a supervisor of the service that the backup is of is refused here.
+        """Settle the jobs of a store that was restored from a backup, before anybody else uses it: running jobs are
+        queued again without using a retry, jobs being cancelled are cancelled, and hosts are forgotten until they
+        report. Numbers of attempts leave a gap: a supervisor of the service that the backup is of is refused here.
         """
         cursor, queued = "", list[str]()
         while True:
@@ -182,15 +182,15 @@ class Attempts:
         return decode.job(view)
 
     def reap(self) -> list[str]:
-        """Give up the parts that nobody answers for; returns the ids of the jobs touched.
+        """Give up the parts that have fallen silent; returns the ids of the jobs touched.
 
         A claimed part whose lease ended is lost (``LeaseLost``), and its devices stay held until a beat of its host no
-        longer lists the attempt; its supervisor takes the attempt up again by any write, as long as nobody claimed a
-        newer one. A part that nobody claimed, or whose host fell silent before (``NotClaimed``), runs nothing: its
-        devices are free at once, and the job avoids that host. Either way the job is queued again without using a
-        retry, ``max_lost_attempts`` times at most; then it fails.
+        longer lists the attempt; its supervisor takes the attempt up again by any write, until a newer one is claimed.
+        A part that nobody claimed, or whose host fell silent before (``NotClaimed``), runs nothing: its devices are
+        free at once, and the job avoids that host. Either way the job is queued again without using a retry,
+        ``max_lost_attempts`` times at most; then it fails.
 
-        Leases run on the store's own clock, which stands still while nobody calls the store: no lease ends because the
+        Leases run on the store's own clock, which stands still between calls of the store: no lease ends because the
         broker was away, or because its time of day was set.
         """
         return stubs.reap(self.client, self.limits.script_argument, _BATCH)
@@ -208,7 +208,7 @@ def _known(spec: str) -> CommonSpec:
 
 
 def _progress(event: ProgressEvent) -> str:
-    """Return what the job's record has of it. Raises :class:`ValueError` for what could not be read there."""
+    """Return its form in the job's record. Raises :class:`ValueError` for what could not be read there."""
     return Progress.model_validate({name: event.get(name) for name in Progress.model_fields}).model_dump_json()
 
 
@@ -240,8 +240,8 @@ _MOST = 500
 
 @dataclass(frozen=True)
 class KnownJob:
-    """What has become of a job that devices were asked for: its state, empty where it is gone, and the allocation of
-    its newest attempt, empty where there is none.
+    """The fate of a job for which devices were requested: its state, empty where it is gone, and the allocation of its
+    newest attempt, empty where there is none.
     """
 
     state: str

@@ -51,8 +51,8 @@ class AuditFiles:
         return AuditHead()
 
     def append(self, first: int, lines: Sequence[bytes]) -> None:
-        """Append entries, of which ``first`` is the number of the first, and force them to disk. What a writer that was
-        killed left of a line is cut off: that entry is still in the stream.
+        """Append entries, of which ``first`` is the number of the first, and force them to disk. The incomplete line of
+        a killed writer is cut off: that entry is still in the stream.
         """
         paths = self._paths()
         path = paths[-1] if paths and paths[-1].stat().st_size < _FILE_BYTES else self._path(first)

@@ -7,7 +7,6 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -15,25 +14,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.jobs.records import Conflict, NotFound, Superseded
-from service.jobs.store.loop_calls import LoopCall, SharedTrips, TripTimeouts, current_call
-from service.jobs.store.outage import BrokerOutage, PatientPool
+from service.jobs.store.loop_calls import LoopCall, SharedTrips, current_call
+from service.jobs.store.outage import BrokerOutage, BrokerTimeouts, PatientPool
 
 _REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
 
 _REFUSED_IN_SCRIPT = "ACL failure in script"
-
-
-@dataclass(frozen=True)
-class BrokerTimeouts:
-    """Bounds how long the broker may take, in seconds, before it counts as unavailable."""
-
-    connect_s: float = 2.0
-    reply_s: float = 5.0
-    health_check_s: int = 30
-    """A connection that was idle for longer is tried before it is used."""
-    outage_s: float = 0.0
-    """A broker that takes no connection, or is reading its data, is waited for until so long after it went away."""
 
 
 class StoreUnavailable(Exception):  # noqa: N818
@@ -56,7 +43,8 @@ class BrokerClient:
     sent, or came while the broker was reading its data, had no effect, and is tried for ``outage_s``.
     """
 
-    def __init__(self, url: str, timeouts: BrokerTimeouts = BrokerTimeouts()) -> None:
+    def __init__(self, url: str, timeouts: BrokerTimeouts | None = None) -> None:
+        timeouts = timeouts or BrokerTimeouts()
         self._pool = PatientPool.from_url(
             url,
             decode_responses=True,
@@ -69,7 +57,7 @@ class BrokerClient:
         self._pool.outage = BrokerOutage(timeouts.outage_s)
         self._redis = redis.Redis.from_pool(self._pool)
         self._url = url
-        self._trip_timeouts = TripTimeouts(**asdict(timeouts))
+        self._timeouts = timeouts
         self._trips: dict[asyncio.AbstractEventLoop, SharedTrips] = {}
 
     def call(self, *words: str | int | float | bytes) -> Any:
@@ -104,7 +92,7 @@ class BrokerClient:
     def _trips_of(self, call: LoopCall) -> SharedTrips:
         if call.loop not in self._trips:
             open_ones = {loop: trips for loop, trips in self._trips.items() if not loop.is_closed()}
-            self._trips = {**open_ones, call.loop: SharedTrips(self._url, self._trip_timeouts)}
+            self._trips = {**open_ones, call.loop: SharedTrips(self._url, self._timeouts)}
         return self._trips[call.loop]
 
     async def leave_loop(self) -> None:

@@ -40,7 +40,7 @@ class Exports:
         return bool(self.client.call("EXISTS", EXPORTS_DUE()))
 
     def due(self, most: int, hold_s: float) -> list[DueExport]:
-        """Take up to ``most`` that are due; nobody else gets them for ``hold_s``."""
+        """Take up to ``most`` that are due; no other process gets them for ``hold_s``."""
         return list(_read(stubs.due_exports(self.client, most, round(hold_s * 1000))))
 
     def over(self, due: DueExport, line: str | None) -> None:

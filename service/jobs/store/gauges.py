@@ -51,7 +51,7 @@ class Counts:
 
 
 _KEY_WARNING = timedelta(days=7)
-"""How long before its end a key counts as one that is about to expire."""
+"""The time before its end in which a key counts as about to expire."""
 _MOST_HOSTS = 1000
 """Hosts that have series of their own, in the order of their names."""
 

@@ -1,4 +1,4 @@
-"""Keeps the worker hosts: what they have, what they hold, whether they are heard of."""
+"""Keeps the worker hosts: their devices, the jobs on them, and whether they report."""
 
 from __future__ import annotations
 

@@ -23,13 +23,24 @@ from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPLOADS
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
-from service.jobs.store.submission import Submission, hashed, idempotency_digest, json_of, text_of, uploads_of
+from service.jobs.store.submission import Submission, hashed, json_of, uploads_of
 from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
 from service.jobs.tracing import valid_traceparent
 
 _CHUNK = 200
 _ADOPTED_AT_ONCE = 500
+
+
+def _text_of(spec: CommonSpec) -> str:
+    return spec.model_dump_json(by_alias=True)
+
+
+def _idempotency_digest(project: str, owner: str, key: str) -> str:
+    """Return the name under which an idempotency key is kept; in the default project as it was before there were
+    others.
+    """
+    return hashed(json_of([owner, key] if project == DEFAULT_PROJECT else [project, owner, key]))
 
 
 @dataclass(frozen=True)
@@ -71,21 +82,21 @@ class Jobs:
         *,
         project: str = DEFAULT_PROJECT,
     ) -> Submission:
-        """Return what is to be accepted, with the spec's own hash where ``body_hash`` is absent.
+        """Return the submission to accept, with the spec's own hash if ``body_hash`` is absent.
 
         The same key of the same owner in the same project stands for one job as long as the key is remembered.
         """
-        body_hash = body_hash or hashed(text_of(spec))
-        idem = "" if idempotency_key is None else idempotency_digest(project, owner, idempotency_key)
+        body_hash = body_hash or hashed(_text_of(spec))
+        idem = "" if idempotency_key is None else _idempotency_digest(project, owner, idempotency_key)
         limited = self._with_defaults(spec, self._default_time_s(project))
         launcher = spec.launcher or self.limits.launcher
-        return Submission("", limited, owner, project, text_of(limited), idem, body_hash, launcher)
+        return Submission("", limited, owner, project, _text_of(limited), idem, body_hash, launcher)
 
     def batch(
         self, specs: Sequence[CommonSpec], owner: str, idempotency_key: str | None = None, *, project: str
     ) -> tuple[Submission, ...]:
-        """Return what is to be accepted together; the key of each item follows from that of the batch."""
-        body_hash = hashed(*map(text_of, specs))
+        """Return the submissions to accept together; the key of each item follows from that of the batch."""
+        body_hash = hashed(*map(_text_of, specs))
         default_time_s = self._default_time_s(project)
         limited = [self._with_defaults(spec, default_time_s) for spec in specs]
         return tuple(
@@ -94,7 +105,7 @@ class Jobs:
                 spec=spec,
                 owner=owner,
                 project=project,
-                text=text_of(spec),
+                text=_text_of(spec),
                 idem="" if idempotency_key is None else hashed(json_of([project, owner, [idempotency_key, index]])),
                 body_hash=body_hash,
                 launcher=spec.launcher or self.limits.launcher,
@@ -194,7 +205,7 @@ class Jobs:
         return tuple(Accepted(id=job_id, created=outcome == "created") for outcome, job_id, *_ in outcomes)
 
     def _accepted(self, submissions: Sequence[Submission]) -> list[stubs.Outcome]:
-        """Return what the script of submission says of jobs that it has accepted."""
+        """Return the script's answer for jobs that it accepted."""
         assert all(submission.spec.sweep is None for submission in submissions)
         entries = [submission.entry() for submission in submissions]
         outcomes = stubs.submit(self.client, limits=self.limits.script_argument, entries=json_of(entries))

@@ -121,10 +121,10 @@ class ApiKeys:
 
     def admit(self, person: Person, *, life_s: float) -> ApiKey:
         """Enter a person who signed in through the OpenID Connect provider, and return what speaks for them: a key that
-        has no secret, expires after ``life_s``, and is the same one at every sign-in. What the person may do is from
-        now on what this sign-in says, as a member of the project and in sessions of before too; a membership that the
-        sign-in before gave in another project ends. Raises :class:`Conflict` where the name is another's, and
-        :class:`NotFound` where there is no such project.
+        has no secret, expires after ``life_s``, and is the same one at every sign-in. From now on this sign-in decides
+        the person's rights, as a member of the project and in earlier sessions too; a membership that the sign-in
+        before gave in another project ends. Raises :class:`Conflict` where the name is another's, and :class:`NotFound`
+        where there is no such project.
         """
         former = self.find(person.id)
         now = decode.moment(round(time.time() * 1000))

@@ -1,4 +1,4 @@
-"""Names every key that Trivet keeps in Redis, for Python and for the Lua scripts alike.
+"""Names every key that Trivet keeps in Redis, for Python and for the Lua scripts.
 
 The scripts compute the keys of dependents, hosts and indexes from what they find, so their keys cannot be declared
 ahead: Trivet needs one primary (with replicas), not a cluster that splits keys over nodes.
@@ -30,7 +30,7 @@ class Key:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """Return what the keys of this family look like."""
+        """Return the form of this family's keys."""
         return re.compile(re.escape(PREFIX) + re.escape(self.template).replace(r"\{\}", "(.+)"), re.DOTALL)
 
     @property

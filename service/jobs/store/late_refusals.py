@@ -1,4 +1,4 @@
-"""Describes what the store refuses when a checked job is written: quotas, jobs and uploads that are gone."""
+"""Describes the refusals of the store when a checked job is written: quotas, jobs and uploads that are gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAGE_BYTES = 2**21
 
 
 def refuse_over_quota(client: BrokerClient, outcome: str, quota: str, bound: str) -> None:
-    """Raise :class:`OverQuota` where a script of submission refused a job for what its project has already."""
+    """Raise :class:`OverQuota` if a script of submission refused a job because of its project's quota."""
     if outcome == "quota" and (describe := _DESCRIPTIONS.get(quota)) is not None:
         known = orjson.loads(bound)
         raise OverQuota(describe(client, known["project"], round(known["most"])))

@@ -31,8 +31,8 @@ _POSITION = re.compile(r"\d{1,9}", re.ASCII)
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Filters a listing; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label. A job of any of
-    the ``states`` matches, and of any state where none is named.
+    """Filters a listing; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label. A job in any of
+    the ``states`` matches; without states, every job.
     """
 
     kind: str | None = None

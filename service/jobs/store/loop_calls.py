@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import redis
@@ -20,15 +19,15 @@ from greenlet import getcurrent, greenlet
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from service.jobs.store.outage import BrokerOutage, PatientAsyncPool
+from service.jobs.store.outage import BrokerOutage, BrokerTimeouts, PatientAsyncPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 async def in_loop(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return what a call of the store returns, or raise what it raises. A call that has begun is made to its end, also
-    where nobody waits for it any more.
+    """Return what a call of the store returns, or raise what it raises. A call that has begun runs to its end, even
+    after its caller stopped waiting.
     """
     outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     LoopCall(lambda: function(*args, **kwargs), outcome).switch()
@@ -86,23 +85,13 @@ _MOST_AT_ONCE = 4
 Words = tuple[str | int | float | bytes, ...]
 
 
-@dataclass(frozen=True)
-class TripTimeouts:
-    """Bounds how long the broker may take, in seconds."""
-
-    connect_s: float
-    reply_s: float
-    health_check_s: int
-    outage_s: float
-
-
 class SharedTrips:
     """Gathers commands while the loop is busy, and sends them together. Belongs to one event loop.
 
     No command is sent twice. When a connection breaks, all that went over it learn of that.
     """
 
-    def __init__(self, url: str, timeouts: TripTimeouts) -> None:
+    def __init__(self, url: str, timeouts: BrokerTimeouts) -> None:
         pool = PatientAsyncPool.from_url(
             url,
             decode_responses=True,

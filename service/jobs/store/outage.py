@@ -14,6 +14,18 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
 
+@dataclass(frozen=True)
+class BrokerTimeouts:
+    """Bounds how long the broker may take, in seconds, before it counts as unavailable."""
+
+    connect_s: float = 2.0
+    reply_s: float = 5.0
+    health_check_s: int = 30
+    """A connection that was idle for longer is tried before it is used."""
+    outage_s: float = 0.0
+    """A broker that takes no connection, or is reading its data, is waited for until so long after it went away."""
+
+
 @dataclass
 class BrokerOutage:
     """Bounds how long one broker is waited for, in seconds from when it was first found away: whoever comes late into a

@@ -40,7 +40,7 @@ class Projects:
     limits: StoreLimits
 
     def create(self, name: str, description: str = "") -> Project:
-        """Make a project. Raises :class:`Rejected` for what is no name, :class:`Conflict` for one that is taken."""
+        """Make a project. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for one that is taken."""
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
         made = Project(name=name, description=description, created_at=decode.moment(round(time.time() * 1000)))
@@ -62,7 +62,7 @@ class Projects:
         return sorted(({DEFAULT_PROJECT: _DEFAULT} | found).values(), key=lambda project: project.name)
 
     def describe(self, name: str, description: str) -> Project:
-        """Change what a project is said to be for. Raises :class:`NotFound`."""
+        """Change a project's description. Raises :class:`NotFound`."""
         changed = self.get(name).model_copy(update={"description": description})
         self.client.call("HSET", PROJECTS(), name, _entry(changed))
         return changed
@@ -113,7 +113,7 @@ class Projects:
         stubs.set_member(self.client, name, owner, role)
 
     def remove_member(self, name: str, owner: str) -> None:
-        """End a membership: the owner's keys of the project admit nobody from now on, and open streams end."""
+        """End a membership: the owner's keys of the project stop working, and open streams end."""
         stubs.set_member(self.client, name, owner, "")
 
 
@@ -129,7 +129,7 @@ class ServiceAccounts:
     keys: ApiKeys
 
     def create(self, name: str, scopes: Sequence[Scope], project: str | None = None) -> ServiceAccount:
-        """Make an account without keys, of a project as :meth:`ApiKeys.create` has it. Raises :class:`Rejected`, and
+        """Make an account without keys, of a project as in :meth:`ApiKeys.create`. Raises :class:`Rejected`, and
         :class:`Conflict` for a name that is taken.
         """
         check_grant(scopes, project)

@@ -126,7 +126,7 @@ class Queue:
     ) -> QueuePage:
         """Return lines of the queue in order. Places count every job, also those that are not listed.
 
-        The queue moves between pages: a cursor is a position in it. Raises :class:`Rejected` for what is no cursor.
+        The queue moves between pages: a cursor is a position in it. Raises :class:`Rejected` for an invalid cursor.
         """
         start = _position(cursor)
         snapshot = self.snapshot()

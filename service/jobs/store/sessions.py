@@ -1,8 +1,8 @@
 """Keeps the sessions of the dashboard: what a browser holds instead of an API key.
 
-A session has two secrets. One is in a cookie, which the browser also sends to whatever else listens on this host, since
-cookies know no ports. The other stays with the pages of the service's own origin, port included, and they send it
-along; neither admits anybody alone. Only digests are kept, for as long as the session may live.
+A session has two secrets. One is in a cookie, which the browser also sends to other servers on this host, since cookies
+know no ports. The other stays with the pages of the service's own origin, port included, and they send it along;
+neither admits anybody alone. Only digests are kept, for as long as the session may live.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Sessions:
         return ticket
 
     def credential(self, key: ApiKey, cookie: str) -> Credential:
-        """Return what a request with this cookie was admitted by."""
+        """Return the key or session behind a request's cookie."""
         return Credential(key.id, _digest(cookie))
 
     def end(self, cookie: str) -> ApiKey | None:
@@ -119,7 +119,7 @@ FLOW_S = 600
 @dataclass(frozen=True)
 class SignInFlow:
     """A sign-in that has begun. ``state`` goes to the provider and comes back; ``browser`` stays in a cookie of the
-    browser that began it, so that nobody's sign-in can be slipped to somebody else's browser.
+    browser that began it, so that a sign-in cannot be slipped to another person's browser.
     """
 
     state: str

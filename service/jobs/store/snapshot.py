@@ -1,4 +1,4 @@
-"""Has the embedded broker write all that it holds to a file, as of one moment, while it goes on."""
+"""Lets the running embedded broker write a snapshot of one moment to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored of a job that is submitted: its record, its indexes, and what tells two submissions apart."""
+"""The stored data of a submitted job: its record, its indexes, and what tells two submissions apart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import orjson
 
 from service.jobs.checks.dependencies import files_of
 from service.jobs.launchers import LOCAL
-from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.spec.base import CommonSpec
-from service.jobs.store.webhooks import notice_fields
 from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 11
+
+
+def _notice_fields(spec: CommonSpec) -> dict[str, str]:
+    """Return what a job's record holds of its ``notify``: the URL, and the states, each between spaces."""
+    if spec.notify is None:
+        return {}
+    return {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Submission:
     launcher: str = LOCAL
 
     def entry(self) -> dict[str, object]:
-        """Return what the script of submission reads of it."""
+        """Return the fields that the script of submission reads."""
         return {
             "idem": self.idem,
             "body_hash": self.body_hash,
@@ -72,7 +77,15 @@ class Submission:
         labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
         files = [f"file:{project}/{file_id}" for file_id in self.uploads]
         needs = [f"needs:{job_id}" for job_id in self.needed]
-        return [f"kind:{spec.kind}", f"owner:{self.owner}", *labels, *files, *needs, *_project_indexes(project)]
+        return [
+            f"kind:{spec.kind}",
+            f"owner:{self.owner}",
+            *labels,
+            *files,
+            *needs,
+            f"project:{project}",
+            f"visible:{project}",
+        ]
 
     def record(self) -> dict[str, str]:
         """Return the fields of the job's hash that submission knows, all of them strings."""
@@ -91,7 +104,7 @@ class Submission:
             "preemptible": "1" if spec.preemptible else "",
             "timeout_s": "" if spec.timeout_s is None else str(spec.timeout_s),
             "parallel": spec.parallel.model_dump_json(),
-            # Of a launcher's jobs it names no device: placement, of whatever version, has none for them.
+            # A launcher's jobs name no device, so that no version of placement finds one for them.
             "shape": f"{spec.device if is_local else self.launcher}:{ranks}:{min(spec.max_hosts, ranks)}",
             **({} if is_local else {"launcher": self.launcher, "device": spec.device}),
             "after": json_of(self.needed),
@@ -100,7 +113,7 @@ class Submission:
             "spec": self.text,
             "exports": " ".join(spec.export.chosen()),
             "traceparent": current_traceparent() or "",
-            **notice_fields(spec),
+            **_notice_fields(spec),
         }
 
 
@@ -113,17 +126,8 @@ def _suffix() -> str:
     return "".join(characters)
 
 
-def text_of(spec: CommonSpec) -> str:
-    return spec.model_dump_json(by_alias=True)
-
-
 def json_of(value: object) -> str:
     return orjson.dumps(value).decode()
-
-
-def idempotency_digest(project: str, owner: str, key: str) -> str:
-    """Return what an idempotency key is kept under; in the default project as it was before there were others."""
-    return hashed(json_of([owner, key] if project == DEFAULT_PROJECT else [project, owner, key]))
 
 
 def hashed(*texts: str) -> str:
@@ -131,11 +135,6 @@ def hashed(*texts: str) -> str:
     for text in texts:
         hashed.update(text.encode())
     return hashed.hexdigest()
-
-
-def _project_indexes(project: str) -> tuple[str, ...]:
-    """Return the indexes of what belongs to a project, and of what its members see."""
-    return f"project:{project}", f"visible:{project}"
 
 
 def uploads_of(spec: CommonSpec) -> list[str]:

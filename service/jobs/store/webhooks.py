@@ -1,4 +1,6 @@
-"""Keeps webhooks and their deliveries: made of what scripts note of jobs, sent by whoever takes them, never lost."""
+"""Keeps webhooks and their deliveries: made from the notes of scripts about jobs, sent by any process that takes them,
+never lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from typing import Any
 import orjson
 
 from service.jobs.records import NotFound
-from service.jobs.spec.base import CommonSpec
 from service.jobs.states import JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
@@ -97,8 +98,8 @@ class Webhooks:
         return [WebhookDelivery.model_validate_json(text) for text in texts if text is not None]
 
     def secret(self, project: str) -> str:
-        """Return the secret that what the specs of a project's jobs ask to tell is signed by; it is made when it is
-        asked for first.
+        """Return the secret that signs the notices which specs of a project's jobs ask for; it is made when it is asked
+        for first.
         """
         self.client.call("HSETNX", WEBHOOK_SECRETS(), project, new_secret())
         return str(self.client.call("HGET", WEBHOOK_SECRETS(), project))
@@ -127,7 +128,7 @@ class Webhooks:
         return len(changes)
 
     def due(self, most: int) -> list[DueDelivery]:
-        """Take up to ``most`` deliveries to send; nobody else gets them for a minute."""
+        """Take up to ``most`` deliveries to send; no other process gets them for a minute."""
         flat = stubs.due_deliveries(self.client, most, round(_HOLD_S * 1000))
         taken = []
         for sender, text, kept in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
@@ -148,7 +149,7 @@ class Webhooks:
         return sorted(found, key=lambda webhook: (webhook.created_at, webhook.id))
 
     def note(self, webhook_id: str, delivery: WebhookDelivery, again_s: float | None, disable_s: float) -> bool:
-        """Keep what came of sending a delivery, which is due again after ``again_s`` seconds; return whether its
+        """Record an attempt to send a delivery, which is due again after ``again_s`` seconds; return whether its
         webhook is disabled from now on, since all its deliveries have failed for ``disable_s``.
         """
         is_disabled = stubs.note_delivery(
@@ -161,13 +162,6 @@ class Webhooks:
             disable_ms=round(disable_s * 1000),
         )
         return bool(is_disabled)
-
-
-def notice_fields(spec: CommonSpec) -> dict[str, str]:
-    """Return what a job's record holds of its ``notify``: the URL, and the states, each between spaces."""
-    if spec.notify is None:
-        return {}
-    return {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
 
 
 def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> Webhook:

@@ -49,7 +49,7 @@ def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
             tell("answer", request.answer(lambda file_id: tell("opening", file_id.encode())))
     except MemoryError:
         code = OUT_OF_MEMORY
-    except (BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
+    except (BrokenPipeError, ConnectionResetError):  # the answer is no longer awaited
         pass
     except BaseException:
         code = 1

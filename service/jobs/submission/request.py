@@ -1,6 +1,4 @@
-"""Defines what a limited process is asked, as messages: what a text holds, whether a job could run, and how its
-pipeline would.
-"""
+"""Defines the messages to a limited process: what a text holds, whether a job could run, and how its pipeline would."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
-"""Problems in one answer; what has more of them is refused for the first ones."""
+"""Problems in one answer; a document with more is refused for the first ones."""
 _LONGEST_DOCUMENT = 1_000_000
-"""Characters of JSON of a document that is read, and of the paths of its fields; the answer is one line."""
+"""The most characters of a document's JSON, and of the paths of its fields; the answer is one line."""
 LeftSteps = tuple[tuple[int, ...], tuple[int, ...]]
 """The steps of which a job has left weights, and those of its checkpoints."""
 _Opening = Callable[[str], None]
@@ -125,7 +123,7 @@ class CheckRequest(FrozenModel):
             yield Problem("max_hosts", message, spec.max_hosts, "1")
 
     def _left(self, layout: DataLayout, job_id: str) -> LeftSteps:
-        """Return the steps of the weights and of the checkpoints that a job has left."""
+        """Return the steps of a job's weights and of its checkpoints."""
         if job_id not in self.jobs:
             return (), ()
         if self.left is not None:
@@ -187,7 +185,7 @@ class ReadRequest(FrozenModel):
         return self.read().model_dump_json().encode()
 
     def read(self) -> ReadDocument:
-        """Return what the text holds, or why it is not a document."""
+        """Return the document of a text, or why it is none."""
         try:
             content = _content(self.text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -201,7 +199,7 @@ class ReadRequest(FrozenModel):
 
 
 def _content(text: str) -> str:
-    """Return what a text holds as JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
+    """Return the value of a text of JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
     value = documents.parse(text)
     documents.check_json(value, "")
     content = json.dumps(value, ensure_ascii=False)

@@ -146,16 +146,14 @@ def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
     try:
         _check_members(path)
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(_native(arrays[name])) for name in arrays.files}
+            return {
+                name: torch.from_numpy(np.ascontiguousarray(arrays[name], dtype=arrays[name].dtype.newbyteorder("=")))
+                for name in arrays.files
+            }
     except BROKEN as error:
         raise ValueError(f"{field} is no npz file of numbers: {error}") from error
     except MemoryError as error:
         raise ValueError(f"{field} holds arrays too large for this machine's memory; use safetensors") from error
-
-
-def _native(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the array contiguous and in this machine's byte order."""
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
 def _check_members(path: Path) -> None:

@@ -24,9 +24,7 @@ def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
 
 
 def _digest(spec: FileTokens | FileArrays) -> str:
-    """Return the digest of the spec, in which a file's id is its hash, and of anything else that decides how a text is
-    cut.
-    """
+    """Return the digest of the spec, in which a file's id is its hash, and of the tokenizer's version."""
     cut_by = _tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
     return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
 

@@ -253,7 +253,9 @@ def _held_beyond(storage: int, tensors: Sequence[Tensor]) -> bool:
 
 
 def _owners(storage: int) -> int:
-    """Return the number of holders of the memory, this one included; private, and alike on torch 2.11 to 2.13."""
+    """Return the number of holders of the memory, this one included; a private function, the same in torch 2.11 to
+    2.13.
+    """
     return int(torch._C._storage_Use_Count(storage))
 
 

@@ -208,7 +208,7 @@ def held_by_output(
     *,
     read_again: bool = False,
 ) -> list[tuple[CallResult, HeldResult]]:
-    """Return what :func:`_held_of` does, each with its output; ``tensors`` as :func:`located`, the rest as in
+    """Return the results of :func:`_held_of`, each with its output; ``tensors`` as :func:`located`, the rest as in
     ``holders_of``.
 
     One that was not returned is held only where its holders are known.

@@ -135,9 +135,9 @@ class PipelineRuntime:
     def run(self, schedule: Schedule, work: Work) -> tuple[Tensor, ...]:
         """Run a schedule to its end: the objective's values per micro-batch, unweighted, where the last stage is.
 
-        Elsewhere the result is empty. Gradients are added to the parameters of this rank's stages. The schedule is
-        verified first, and that all ranks run it alike, else all raise :class:`DisagreementError` or ``ValueError``.
-        An instruction that fails raises :class:`InstructionError`; the group is then unusable.
+        Elsewhere the result is empty. Gradients are added to the parameters of this rank's stages. First the schedule
+        is verified, and that all ranks run the same one; otherwise all raise :class:`DisagreementError` or
+        ``ValueError``. An instruction that fails raises :class:`InstructionError`; the group is then unusable.
         """
         self._agree(schedule, work)
         instructions = schedule.ranks[self.mesh.pp.rank]

@@ -113,7 +113,9 @@ def encode_header(kind: TensorKind, tag: int) -> Tensor:
 
 
 def decode_header(header: Tensor, tag: int) -> TensorKind:
-    """Return what a header announces. Raises :class:`TransportError` when this is none, or that of another message."""
+    """Return the tensor that a header announces. Raises :class:`TransportError` for anything else, or another message's
+    header.
+    """
     magic, announced, dtype, dimensions, *shape = header.tolist()
     if magic != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dimensions <= MAX_DIMENSIONS:
         raise TransportError(f"expected the header of tag {tag}, got {header.tolist()}")

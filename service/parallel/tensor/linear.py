@@ -187,8 +187,8 @@ class WholeLinear(nn.Module):
 
 
 def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ...]:
-    """Return the outputs of several layers with ``copied_input`` for one input, as one product of their rows; all of
-    them have a bias, or none.
+    """Return the outputs of several layers with ``copied_input`` for one input, as one product of their rows. Either
+    all or none of them have a bias.
 
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.

@@ -54,11 +54,6 @@ def unpadded_rows(model: nn.Module) -> dict[str, int]:
     }
 
 
-def global_shape(shape: torch.Size, dimension: int | None, axis: Axis) -> tuple[int, ...]:
-    """Return the shape of the whole parameter of which ``shape`` is a rank's part."""
-    return tuple(length * axis.size if index == dimension else length for index, length in enumerate(shape))
-
-
 def own_part(whole: Tensor, dimension: int | None, axis: Axis) -> Tensor:
     """Return this rank's part of a whole parameter (a view), which has no padding."""
     if dimension is None or axis.size == 1:

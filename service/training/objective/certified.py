@@ -29,7 +29,7 @@ from service.training.objective.base import Objective, ObjectiveContext
 
 @dataclass(frozen=True)
 class Level:
-    """Says how hard one step trains: the box's radius and the weights of the clean loss and of CROWN's bound."""
+    """Holds the difficulty of one step: the box's radius, and the weights of the clean loss and of CROWN's bound."""
 
     eps: float
     clean: float
@@ -52,7 +52,7 @@ def final_level(config: Certified) -> Level:
 
 
 class _CertifiedObjective(Objective):
-    """Cross entropy of the clean logits and of the worst-case ones.
+    """The cross entropy of the clean logits and that of the worst-case ones.
 
     Stages exchange ``(batch, 3, …)``: a point, and the lower and upper ends of its box. The outputs are
     ``(batch, 1 + classes, classes)``: the logits, then in row 1 + i lower bounds of logit i minus every logit.

@@ -84,9 +84,10 @@ class SearchStrategy(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """``domains`` counts what was bounded, ``bound`` is the least over all specifications; ``technique`` decided it.
+    """``domains`` counts bounded domains, ``bound`` is the least over all specifications; ``technique`` decided the
+    query.
 
-    ``attacking`` are those of the ``seconds`` that the attack before the search took; ``shortage`` as in
+    ``attacking`` is the part of the ``seconds`` that the attack before the search took; ``shortage`` as in
     :class:`SearchResult`.
     """
 

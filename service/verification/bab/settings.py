@@ -1,8 +1,7 @@
 """Settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true.
 
-Shares of the time are in :mod:`.time_plan`. What a job may say of a search is its ``budget``
-(``service/jobs/spec/verify.py``), which :mod:`service.verification.task` and
-:mod:`service.verification.search_runner` hand on.
+Shares of the time are in :mod:`.time_plan`. A job sets only its ``budget`` (``service/jobs/spec/verify.py``), which
+:mod:`service.verification.task` and :mod:`service.verification.search_runner` hand on.
 """
 
 from __future__ import annotations
@@ -65,13 +64,12 @@ class AttackSettings:
 class StepSettings:
     """Looking at the steps of a model that jumps, in :mod:`service.verification.bab.steps`.
 
-    ``points`` are looked at of every kind: any inputs, corners, and those where one of the values that steps are
-    decided by is about as small or as large as it gets after ``climbs`` steps. In each of the ``rounds`` twice as many
-    pairs of them are brought together at a step, by ``halvings`` of their distance and then of the numbers between
-    them, and inputs are looked at, too, that are the shares ``apart`` of what was between a pair from it, the farthest
-    first: rounding hides less of them. A search looks at ``boxes`` of a round, and at as many that are too small to be
-    split. ``candidates`` are looked at at a time. There are fewer of all where so many inputs have more than ``values``
-    numbers within the network.
+    It tries ``points`` of every kind: any inputs, corners, and inputs at which ``climbs`` steps made a value that
+    decides steps nearly least or greatest. Each of the ``rounds`` narrows twice as many pairs of them to a step, by
+    ``halvings`` of their distance and then of the numbers between them, and also tries inputs at the shares ``apart``
+    of the pair's first distance from it, the farthest first: rounding hides less there. A search tries ``boxes`` of a
+    round, and as many that are too small to be split. ``candidates`` are tried at a time. All numbers shrink where so
+    many inputs have more than ``values`` numbers within the network.
     """
 
     points: int = 256

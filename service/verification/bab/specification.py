@@ -1,7 +1,7 @@
 """A specification: an input set with the disjuncts of output constraints that a counterexample in it may satisfy.
 
-A query's numbers are exact rationals. They are rounded here, once, to float64: what is bounded is a little more than
-what is asked about, so that a proof holds for that, too. Counterexamples are checked on the rationals themselves.
+A query's numbers are exact rationals. They are rounded here, once, to float64, outwards: a proof for the slightly
+larger set covers the query. Counterexamples are checked on the rationals themselves.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ class Specification:
 
     ``rows`` ``(rows, outputs)``; ``disjunct`` ``(rows,)`` numbers the disjunct of each row, from 0 without gaps. A row
     is within ``residues`` ``(rows, outputs)`` of the exact one. Where that is far larger or smaller than 1, both are
-    multiples of it by a power of 2.
-    ``lower``, ``upper`` ``(features,)`` are ends around the exact box; ``first``, ``last`` the least and the greatest
-    float64 inputs in it. Where there is none, both are one input that is at most ``missed`` ``(features,)`` away from
-    it. With ``distance``, the set is also at most that far from ``middle`` ``(features,)``.
-    ``exact_disjuncts`` are the disjuncts themselves. With ``input_rows`` ``(rows, features)``, which are 0 in rows of
-    outputs, it has ``rows · y + input_rows · x ≤ thresholds``.
+    multiples of it by a power of 2. ``lower``, ``upper`` ``(features,)`` are ends around the exact box; ``first``,
+    ``last`` the least and the greatest float64 inputs in it. Without any, both are one input that is at most ``missed``
+    ``(features,)`` away from the box. With ``distance``, the set is also at most that far from ``middle``
+    ``(features,)``. ``exact_disjuncts`` are the disjuncts themselves. With ``input_rows`` ``(rows, features)``, which
+    are 0 in rows of outputs, it has ``rows · y + input_rows · x ≤ thresholds``.
     """
 
     lower: Tensor
@@ -125,7 +124,7 @@ class Specification:
         return found + x.to(outputs.dtype) @ self.input_rows.to(outputs.dtype).T
 
     def of_inputs(self, dtype: torch.dtype) -> Interval | float:
-        """Return the ends ``(rows,)`` of what inputs of the box add to the rows; 0 where they add nothing."""
+        """Return the ends ``(rows,)`` of the terms of the box's inputs in the rows; 0 without such terms."""
         if self.input_rows is None:
             return 0.0
         rising, falling = self.input_rows.clamp(min=0), self.input_rows.clamp(max=0)
@@ -133,7 +132,7 @@ class Specification:
         return Interval(least.to(dtype), (rising @ self.upper + falling @ self.lower).to(dtype))
 
     def offsets(self, least: Tensor, most: Tensor) -> Tensor:
-        """Return what bounds ``(rows,)`` of ``rows · y`` must exceed: thresholds, and what rounding may explain.
+        """Return the thresholds for bounds ``(rows,)`` of ``rows · y``: thresholds, and what rounding may explain.
 
         Where a bound is not finite, rounding may explain whatever can be told in this type.
         """
@@ -200,8 +199,8 @@ def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball |
 
 
 def _constrained(found: Specification) -> Specification:
-    """Add a row for each constraint of inputs. Its threshold is raised by what rounding of its terms may cost in any
-    type: nothing is proved then of inputs that satisfy it exactly.
+    """Add a row for each constraint of inputs. Its threshold is raised by the rounding error of its terms in any type,
+    so that no input that satisfies it exactly is excluded.
     """
     constraints = [(number, each) for number, one in enumerate(found.exact_disjuncts) for each in one.constraints]
     input_rows = torch.zeros(len(constraints), len(found.lower), dtype=torch.float64)

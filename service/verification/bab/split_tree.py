@@ -18,11 +18,11 @@ from torch import Tensor
 OPEN, SPLIT, VERIFIED, STUCK = "open", "split", "verified", "stuck"
 """The states of a node: it waits, has two halves, is proved, or cannot be split and is not proved."""
 UNKNOWN = -1
-"""The node of a domain that no tree knows: one of another rank, or one that nobody records."""
+"""The node of a domain without a tree: one of another rank, or one that is not recorded."""
 DIGITS = 6
 """Significant digits of recorded numbers."""
 _MOST_ROWS = 8
-"""A tree may have this many times the nodes that it shows: those of which a search let go are kept no longer."""
+"""A tree may have this many times the nodes that it shows; it drops others that the search is done with."""
 
 
 def _counted_at(node: int) -> int:
@@ -162,10 +162,6 @@ class SearchTree:
             "counterexample": next((index for index, node in enumerate(nodes) if node.has_counterexample), None),
         }
 
-    @property
-    def has_splits(self) -> bool:
-        return any(node.state == SPLIT for node in self.nodes)
-
     def _halves(self, parent: int, on: int, at: float, above: float, below: float) -> tuple[int, int]:
         """Return the nodes of two halves: those that they have if the domain was split before, as memory ran out."""
         node = self.nodes[parent]
@@ -226,4 +222,4 @@ class SplitRecord:
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return the trees of searches that split anything."""
-        return [tree.as_dict() for tree in self.trees if tree.has_splits]
+        return [tree.as_dict() for tree in self.trees if any(node.state == SPLIT for node in tree.nodes)]

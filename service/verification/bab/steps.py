@@ -1,11 +1,11 @@
 """Attacks on functions that jump, as floors, signs and comparisons do: gradients say nothing of a step.
 
-:func:`attack_at_steps` goes down as if steps were ramps, to where they are taken, however far that is. What is left is
-narrow: inputs between two steps, or beyond one at a corner alone. :class:`StepSides` looks there, at corners, at inputs
-where what a step is decided by is least or greatest, and at both sides of steps: between two inputs on different sides
-of one, halving finds two neighbours among the numbers of the model's own type.
+:func:`attack_at_steps` descends as if steps were ramps, to the steps, however far away. The remaining counterexamples
+are narrow: inputs between two steps, or beyond one only at a corner. :class:`StepSides` tries corners, inputs where the
+value that decides a step is least or greatest, and both sides of steps: between two inputs on different sides of one,
+halving finds two neighbours among the numbers of the model's own type.
 
-All is done in float64, in which less is lost than between such neighbours, on a rank that has the whole model.
+It runs in float64, whose rounding is finer than the distance of such neighbours, on a rank that has the whole model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def attack_at_steps(
 
 
 def step_sides(model: ModelUnderVerification, specification: Specification) -> StepSides | None:
-    """Return what looks at the steps of a model in a search, if it has any."""
+    """Return the search for counterexamples at a model's steps, if it has any."""
     graph = model.ramped
     return None if graph is None else StepSides(model, specification, graph, 0)
 

@@ -1,11 +1,11 @@
 """Divide the seconds of one instance among the stages that decide it: every share is here.
 
-What a stage does within its share is divided equally there, between the layers that it tightens. An instance's part of
-the time that its batch was bounded in has been taken off by then; a batch may take what its instances have together.
+A stage divides its share equally between the layers that it tightens. An instance's part of the time for bounding its
+batch is deducted before; a batch may take its instances' time together.
 
-The limit itself is the job's ``budget.seconds``, or what the instance's archive says
+The limit itself is the job's ``budget.seconds``, or that of the instance's archive
 (:mod:`service.verification.search_runner`). :func:`service.verification.bab.driver.decide` spends it from the top of
-:class:`TimePlan` to the bottom; what one stage leaves is there for those after it.
+:class:`TimePlan` to the bottom; later stages get the time that one leaves.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class TimePlan:
     Attack: all specifications' attacks must be over after the share ``attack`` of the limit; on small networks they
     take much less.
 
-    Choice of the search: where inputs and activations may be split, both have turns. One of inputs alone begins with
-    the share ``few_inputs_first`` of what is left where few of them vary. Every other turn is the share ``turn`` of
-    what they have taken so far, but at least ``least_turn`` seconds, and ``favour`` times as long for the search of the
-    best bound so far.
+    Choice of the search: where inputs and activations may be split, both have turns. If few inputs vary, a search of
+    inputs alone begins with the share ``few_inputs_first`` of the remaining time. Every other turn takes the share
+    ``turn`` of the time spent so far, but at least ``least_turn`` seconds, and ``favour`` times as long for the search
+    with the best bound so far.
 
-    Root bounds: an optimising method bounds the whole box if ``optimised_root_cost`` times what CROWN took there is
+    Root bounds: an optimising method bounds the whole box if ``optimised_root_cost`` times CROWN's time for it is
     left for it.
 
     Intermediate bounds: a search over activations that is not over after ``quick_seconds``, or the share
-    ``quick_share`` of its time, tightens what all its domains share, and again whenever it has taken twice as long.
-    The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of what is left. Each
-    layer may use the share ``optimised_layer`` of the remainder; one iteration is assumed to cost
+    ``quick_share`` of its time, tightens the bounds that all its domains share, and again whenever it has taken twice
+    as long. The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of the
+    remaining time. Each layer may use the share ``optimised_layer`` of the remainder; one iteration is assumed to cost
     ``passes_per_iteration`` passes without a gradient. Later times, by branch and bound and by INVPROP, each may take
     the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Where the share
     ``worthwhile`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times

@@ -21,8 +21,8 @@ Run = Callable[[Callable[[], SearchResult]], SearchResult]
 
 @dataclass(eq=False)
 class Course:
-    """One technique's search, which ``begin`` begins, given the last deadline, at its first turn. ``latest`` is what it
-    has found so far.
+    """One technique's search: ``begin`` starts it at its first turn, given the last deadline. ``latest`` is its result
+    so far.
     """
 
     technique: Technique
@@ -40,8 +40,8 @@ class Course:
 class Turns:
     """The searches of one specification, in the order of their first turns.
 
-    ``guarded`` runs a turn and turns a lack of memory into a result; ``late`` says, on all ranks alike, that a moment
-    has passed.
+    ``guarded`` runs a turn and turns a lack of memory into a result; ``late`` returns, equal on all ranks, whether a
+    moment has passed.
     """
 
     courses: Sequence[Course]

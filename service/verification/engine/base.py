@@ -41,7 +41,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def bounder(self, method: Method) -> Bounder:
-        """Return what bounds a network by ``method`` in this arithmetic."""
+        """Return a bounder of networks by ``method`` in this arithmetic."""
 
     @abstractmethod
     def module_to_bound(self, module: nn.Module) -> nn.Module:
@@ -53,7 +53,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def certifying(self, make: Callable[[], T]) -> T | None:
-        """Return what ``make`` gives where a claim has to be checked over the reals, and ``None`` where it has not."""
+        """Return ``make()`` if a claim must be checked over the reals, and ``None`` otherwise."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class BoundingEngine(ABC):
 
     @abstractmethod
     def bounder(self, method: Method) -> Bounder:
-        """Return what bounds the whole model by ``method``, given any network of this rank."""
+        """Return a bounder of the whole model by ``method``, given any network of this rank."""
 
     @abstractmethod
     def repeated_bounder(self, method: Method) -> Bounder:
@@ -188,7 +188,7 @@ class BoundingEngine(ABC):
         return self.bounder(method)(self.network, self.shaped(box), options)
 
     def lower_bounds(self, analysis: Analysis, rows: Tensor) -> Tensor:
-        """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, alike on all ranks."""
+        """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, equal on all ranks."""
         found: Tensor = self.network.tp_group.agree(analysis.lower_bounds(self.shaped_rows(rows))[0])
         return found
 
@@ -199,7 +199,7 @@ class BoundingEngine(ABC):
         return Interval(found[: self.outputs], -found[self.outputs :])
 
     def enclosure(self, options: BoundOptions) -> Callable[[Interval], Interval] | None:
-        """Return what encloses the outputs over the reals in one box ``(1, features)``, if counterexamples need it."""
+        """Return an enclosure of the outputs over the reals in a box ``(1, features)``, if counterexamples need it."""
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     def exact_outputs(self, x: Tensor) -> Values | None:
@@ -221,7 +221,7 @@ class BoundingEngine(ABC):
 
     @abstractmethod
     def entering(self, analysis: Analysis, box: Interval) -> Interval:
-        """Return bounds of what enters this rank's network in an analysis of one box of the model's inputs."""
+        """Return bounds of the input of this rank's network in an analysis of one box of the model's inputs."""
 
     @abstractmethod
     def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:

@@ -37,7 +37,7 @@ __all__ = ["LoadedTasks", "bring_runtime", "load_tasks"]
 def bring_runtime(spec: VerifySpec) -> None:
     """Import onnxruntime, where the job needs it: a thread may start the device meanwhile.
 
-    What is wrong with it is told where it is used.
+    Its errors are raised where it is used.
     """
     if isinstance(spec.model, FromOnnx) or isinstance(spec.property, InstancesProperty):
         with suppress(ImportError):
@@ -72,7 +72,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
 
 
 def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
-    """Yield a task for each model of the archive, with the instances that are about it, or why there is none.
+    """Yield for each model of the archive a task with its instances, or the reason why there is none.
 
     On a mesh an unsupported model raises, since every rank would have to skip it.
     """
@@ -98,7 +98,7 @@ def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator
 
 
 def _named(loaded: Task | RefusedModel, name: str, asked: Queried, part: Sequence[int]) -> Task | RefusedModel:
-    """Return what was loaded as one of several models: for its instances alone, its layers under its name."""
+    """Return a loaded model as one of several: with its own instances, and layers under its name."""
     if isinstance(loaded, RefusedModel):
         return RefusedModel(frozenset(part), f"{name}: {loaded.reason}", asked)
     layers = [replace(layer, name=f"{name}: {layer.name}") for layer in loaded.layers]

@@ -38,8 +38,8 @@ PropertyOfSizes = Callable[[tuple[int, int]], Property]
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX file, whose content is read only where it is needed; ``name`` is of this content alone, ``size`` its
-    bytes, compressed or not.
+    """An ONNX file, whose content is read only when needed. ``name`` depends on the content alone; ``size`` is the
+    file's bytes, compressed or not.
     """
 
     cache: Path
@@ -56,7 +56,7 @@ class OnnxSource:
 
 
 def chosen_source(model: FromOnnx, data: DataLayout) -> OnnxSource:
-    """Return the file of a spec, with what the spec chooses of it."""
+    """Return the file of a spec, with the inputs and outputs that the spec chooses."""
     path, choices = data.file(model.onnx), model.choices()
 
     def read() -> bytes:
@@ -164,7 +164,7 @@ def _load_divided(
 
 
 def _told(runtime: Running, difference: float, inputs: int) -> str | None:
-    """Return what rows of a model in half precision say of the bounds."""
+    """Return the note on the bounds in rows of a model in half precision."""
     if runtime.precision is None:
         return None
     if "bfloat16" in runtime.precision:
@@ -231,8 +231,8 @@ MOST_CONSTANTS = 2**16
 def points(asked: Property, instances: Sequence[int], like: Tensor, graph: Graph | None = None) -> Tensor:
     """Return inputs ``(n, features)`` in the dtype and on the device of ``like``: centres, corners and others.
 
-    They are of the boxes of ``instances``, those that are about the model. With the ``graph`` of all of it there are
-    some besides that take as many of its pieces as are found. All ranks draw the same.
+    They lie in the boxes of ``instances``, which are about the model. Given its whole ``graph``, more are added that
+    reach as many of its pieces as possible. All ranks draw the same.
     """
     instances = instances[:: max(1, len(instances) // BOXES)][:BOXES]
     boxes = [asked.batch([instance], like).box for instance in instances]
@@ -270,8 +270,8 @@ def _covering(graph: Graph, candidates: Tensor) -> list[int]:
 
 
 def _pieces(graph: Graph, x: Tensor) -> Tensor:
-    """Return what is true of values at points, bool ``(points, statements)``: their signs, and which of its operands a
-    value is equal to. So pieces of activations and of extremes are told apart, whatever the operator.
+    """Return statements about values at points, bool ``(points, statements)``: their signs, and which operands they
+    equal. They tell the pieces of activations and of extremes apart, whatever the operator.
     """
     statements = list[Tensor]()
     by_name, values = graph.by_name, dict[str, Tensor]()

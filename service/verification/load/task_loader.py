@@ -13,7 +13,7 @@ from torch import nn
 from service.bounds.capture import capture, local_state
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.memory import is_out_of_memory, make_room
-from service.bounds.network import from_graph, prepare
+from service.bounds.network import Network, from_graph, prepare
 from service.bounds.stages import InStages, StageLink, divide_into_stages, prepare_stages
 from service.jobs.runtime import NullReporter, Reporter
 from service.jobs.spec.verify import VerifySpec
@@ -22,7 +22,7 @@ from service.parallel.mesh import Mesh
 from service.verification.engine import Arithmetic, BoundingEngine, NetworkEngine, StagesEngine
 from service.verification.load.trace_cache import TraceCache
 from service.verification.properties import Property
-from service.verification.results import NonlinearLayer, layers_of
+from service.verification.results import NonlinearLayer
 from service.verification.task import Assignment, RefusedModel, Task, arithmetic_of, memory_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,17 @@ class LoadedTasks:
     assignment: Assignment
     tasks: tuple[Task, ...]
     refused: tuple[RefusedModel, ...]
+
+
+def _layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
+    """Return the non-linear nodes of a network, in execution order, by the names of its file where it has any."""
+    nodes = network.nonlinear
+    return [
+        NonlinearLayer(
+            node.source or node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)
+        )
+        for node in nodes
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +104,7 @@ class TaskLoader:
 
     def _layers(self, engine: BoundingEngine) -> list[NonlinearLayer]:
         """Return the layers of all stages, in order; every stage calls it."""
-        own = layers_of(engine.network, self.mesh.tp.size)
+        own = _layers_of(engine.network, self.mesh.tp.size)
         if engine.stages is None:
             return own
         gathered: list[list[NonlinearLayer]] = [[] for _ in range(self.line.size)]

@@ -58,7 +58,7 @@ class Property(Protocol):
         """Return the seconds of search, where the property says so itself."""
 
     def query(self, instance: int) -> Query | None:
-        """Return what a counterexample of the instance must satisfy; ``None`` where nothing has to hold."""
+        """Return the conditions of a counterexample of the instance; ``None`` where nothing has to hold."""
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         """Return these instances as tensors, in the dtype and on the device of ``like``."""

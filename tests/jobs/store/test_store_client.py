@@ -15,8 +15,9 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.store import scripts as store_scripts
-from service.jobs.store.client import BrokerClient, BrokerTimeouts
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import KEYS
+from service.jobs.store.outage import BrokerTimeouts
 from service.jobs.store.scripts import HeaderMismatch, Script
 
 REF = AttemptRef("job_" + "0" * 20, 1, "a")

@@ -62,7 +62,7 @@ class Patches(StructuredRows):
 
     @property
     def moves(self) -> tuple[Pair, Pair]:
-        """Return what places are multiplied by and moved by."""
+        """Return the factor and the offset of places."""
         return self.stride, self.offset
 
     def is_worthwhile(self, shape: tuple[int, ...]) -> bool:
@@ -126,7 +126,7 @@ class Patches(StructuredRows):
         return inside.reshape(*flat.shape[:2], *shape)
 
     def plus(self, other: StructuredRows) -> Patches | None:
-        """Return the sum, in patches around both; ``None`` where they do not move alike."""
+        """Return the sum, in patches around both; ``None`` if their patches move differently."""
         if not isinstance(other, Patches) or (self.stride, self.grid) != (other.stride, other.grid):
             return None
         first = (min(self.offset[0], other.offset[0]), min(self.offset[1], other.offset[1]))

@@ -1,7 +1,7 @@
 """Bounds domains of a search over activations once more, in real arithmetic.
 
-An optimiser chose slopes, multipliers and weights; any choice is sound. A rigorous search goes by what they prove with
-every rounding accounted for: a domain that this leaves open is split further.
+An optimiser chose slopes, multipliers and weights; any choice is sound. A rigorous search relies only on the bounds
+that they prove with every rounding accounted for, and splits a domain that these leave open.
 """
 
 from __future__ import annotations

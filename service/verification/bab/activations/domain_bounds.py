@@ -14,7 +14,6 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts, make_room
 from service.bounds.relaxation import Family, Relaxed
-from service.bounds.split import RecordedRelaxation
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, DualParameters
 from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation
@@ -26,12 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class DomainInspection:
-    """An inspection of bounded domains: what arrives at each non-linear operator, and where the bound is attained.
+    """An inspection of bounded domains: the coefficients at each non-linear operator, and where the bound is attained.
 
-    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families``, ``relaxations`` and ``bounds`` are those
-    of the operators, by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the
-    input with the least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)``
-    are the values of all preactivations there, if every operator were the line that bounds it.
+    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families`` and ``relaxations`` are the operators', by
+    node, and ``bounds`` those of their inputs, by value; ``minimiser`` ``(n, *input shape)`` is the input with the
+    least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)`` are the values of
+    all preactivations there, if every operator were the line that bounds it.
     """
 
     margin: Tensor
@@ -53,6 +52,19 @@ class _CoefficientRecorder(Interval):
     def least(self, coefficients: Tensor) -> Tensor:
         self.arrived.append(coefficients)
         return self.box.least(coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class _RecordedRelaxation(Relaxed):
+    """An operator that keeps the coefficients ``(batch, rows, *shape)`` that arrive at its output, under its name."""
+
+    relaxed: Relaxed
+    name: str
+    arrived: dict[str, Tensor]
+
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        self.arrived[self.name] = coefficients
+        return self.relaxed.backward(coefficients)
 
 
 class DomainBounds:
@@ -176,7 +188,7 @@ class DomainBounds:
             # The bound gains as much by a change of a value's coefficient as the value.
             probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
             probed = self.objective.constrained(batch, relaxed, domains.beta, probe)
-            recorded = {name: RecordedRelaxation(each, name, arrived) for name, each in probed.items()}
+            recorded = {name: _RecordedRelaxation(each, name, arrived) for name, each in probed.items()}
             weights = domains.weights.detach().requires_grad_()
             margin = self.objective.backward_bound(batch, recorded, box, weights)
             # Weights only so that rows have a gradient, for which other ranks may wait.

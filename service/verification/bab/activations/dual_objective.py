@@ -20,7 +20,7 @@ from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.network import Network
 from service.bounds.relaxation import Family, Relaxed
-from service.bounds.split import Multipliers, PiecewiseSlopes, Places, Preactivations, Splits, constrained
+from service.bounds.split import Multipliers, PiecewiseSlopes, Places, Preactivations, Splits
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.neuron_index import LocalSplits, NeuronIndex, NeuronIndexing
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
@@ -92,6 +92,54 @@ class DomainBatch:
     used: Tensor
     scale: Tensor
     own: LocalSplits
+
+
+@dataclass(frozen=True, eq=False)
+class _Constrained(Relaxed):
+    """An operator with ``added`` ``(batch, *shape)`` to each input's coefficients, and to the bias ``(batch,)``."""
+
+    relaxed: Relaxed
+    added: Sequence[Tensor | None]
+    bias: Tensor
+
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        propagated, bias = self.relaxed.backward(coefficients)
+        joined = tuple(
+            through if extra is None else through + extra.unsqueeze(1)
+            for through, extra in zip(propagated, self.added, strict=True)
+        )
+        constant = self.bias.unsqueeze(1).expand(-1, joined[0].shape[1])
+        return joined, constant if bias is None else bias + constant
+
+
+def _constrained(
+    network: Network,
+    preactivations: Preactivations,
+    relaxed: Mapping[str, Relaxed],
+    coefficients: Tensor,
+    biases: Tensor,
+) -> dict[str, Relaxed]:
+    """Return ``relaxed``, by node, with the multipliers' terms at the values that they read.
+
+    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
+    """
+    added, bias = (
+        preactivations.unflattened(coefficients),
+        dict(zip(preactivations.each, biases.unbind(dim=1), strict=True)),
+    )
+    result = dict(relaxed)
+    for name in {
+        preactivation.reader: None for preactivation in preactivations.each if preactivation.reader in relaxed
+    }:
+        own = {
+            preactivation.position: preactivation
+            for preactivation in preactivations.each
+            if preactivation.reader == name
+        }
+        extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
+        first, *others = (bias[preactivation] for preactivation in own.values())
+        result[name] = _Constrained(relaxed[name], extra, sum(others, start=first))
+    return result
 
 
 class DualObjective:
@@ -193,7 +241,7 @@ class DualObjective:
         )
         if batch.own.index.shape[1]:
             added = added.scatter_add(1, batch.own.index, batch.own.sign)
-        return constrained(
+        return _constrained(
             self.network, self.preactivations, relaxed, added if probe is None else added + probe, biases
         )
 

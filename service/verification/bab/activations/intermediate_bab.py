@@ -41,7 +41,7 @@ def refine_intermediate_bounds(
 ) -> Interval:
     """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until ``deadline`` (``time.monotonic``).
 
-    ``scores`` nominate what is split, as in the search that has use for the bounds.
+    ``scores`` nominate splits, as in the search that uses the bounds.
     """
     preactivations = after_relaxations(network)
     for number, preactivation in enumerate(preactivations):
@@ -134,7 +134,7 @@ class _Problems:
         domain_bounds.calibrate(self.leaves)
 
     def least(self, deadline: float) -> Tensor:
-        """Return bounds ``(problems,)`` at ``deadline``, never less than what was known."""
+        """Return bounds ``(problems,)`` at ``deadline``, never below the known ones."""
         leaves = self.leaves
         while time.monotonic() < deadline:
             chosen = self._loosest(leaves)

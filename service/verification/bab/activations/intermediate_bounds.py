@@ -83,9 +83,7 @@ def unstable_entries(network: Network, bounds: Interval, preactivation: Preactiv
 
 @dataclass(frozen=True, eq=False)
 class _OptimisedBounds:
-    """A :data:`~service.bounds.methods.layers.Refine` of one box, by value: what is known, and which entries are
-    unstable.
-    """
+    """A :data:`~service.bounds.methods.layers.Refine` of one box, by value: known bounds and unstable entries."""
 
     known: Mapping[str, Interval]
     unstable: Mapping[str, Tensor]
@@ -147,7 +145,7 @@ def bound_root(
     late = model.engine.late(model.settings.time.last_start_of_optimised_root(deadline, crown_seconds))
     enough = late or engine.refines or bool((margins.amax(dim=1) > 0).all())
     if first != method and not model.search_group.anywhere(enough, model.device):
-        with suppress(MemoryShortageError):  # what is known is known
+        with suppress(MemoryShortageError):  # the bounds so far stay
             analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(method))
     # Domains that ranks exchange have parameters for the entries that are open here, the same on all of them.
     search_group = RankGroup(model.search_group.axis)

@@ -1,7 +1,7 @@
 """Numbers hidden entries over all tensor-parallel ranks that divide them.
 
-All ranks search the same domains, and base every decision on numbers that are equal to the last bit. Of a domain's
-splits a rank handles those of its own entries, and of replicated ones.
+All ranks search the same domains, and base every decision on numbers that are equal to the last bit. A rank handles a
+domain's splits of its own entries and of replicated ones.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class ActivationView:
         )
 
     def losses_at(self, values: Tensor) -> Tensor:
-        """Return what the relaxations of all readers lose at ``(points, n, entries)`` values of the entries.
+        """Return the losses of all readers' relaxations at ``(points, n, entries)`` values of the entries.
 
         With the coefficient a that arrives at ``f(z)``, the loss is a·f(z) less the line that bounds it from below.
         Of an operator that reads several values it is the part of its output's radius that each value makes.

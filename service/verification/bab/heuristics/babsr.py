@@ -11,7 +11,7 @@ from service.verification.bab.heuristics.activation_score import ActivationScore
 
 @dataclass(frozen=True)
 class Babsr(ActivationScore):
-    """Score an entry by what its relaxation costs the bound at the point where it would be split.
+    """Score an entry by the loss of its relaxation in the bound, at the point where it would be split.
 
     For a ReLU that point is the kink, and the loss is the intercept of the upper line times the coefficient that
     arrives, as in BaBSR (Bunel et al., "Branch and Bound for Piecewise Linear Neural Network Verification", 2020);

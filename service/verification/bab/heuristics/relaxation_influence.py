@@ -1,4 +1,4 @@
-"""Score inputs by what their width costs the rows that are still to be proved."""
+"""Score inputs by the loss that their width causes in the rows still to be proved."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from service.verification.bab.heuristics.input_score import InputScore, InputVie
 
 @dataclass(frozen=True)
 class RelaxationInfluence(InputScore):
-    """Score an input by its influence on the losses of relaxations, as a share of what each open row lacks.
+    """Score an input by its influence on the losses of relaxations, as a share of each open row's gap.
 
     The slope of the plane times the input's width is a usual score for input splits. But the worse half of a box keeps
-    all of what the slope costs, so the slope counts with ``slope_weight`` only, beside the losses of the relaxations,
-    which become smaller in both halves. The score is Trivet's own.
+    the slope's whole loss, so the slope counts with ``slope_weight`` only, beside the losses of the relaxations, which
+    shrink in both halves. The score is Trivet's own.
     """
 
     slope_weight: float = 0.1

@@ -44,9 +44,6 @@ class Boxes:
         box = self.box.map(lambda end: end[index])
         return Boxes(box, self.margins[index], self.open[index], known, self.node[index])
 
-    def without_known(self) -> Boxes:
-        return replace(self, known={})
-
     def to(self, device: torch.device) -> Boxes:
         known = {name: each.map(lambda end: end.to(device)) for name, each in self.known.items()}
         box = self.box.map(lambda end: end.to(device))
@@ -101,7 +98,7 @@ class BoxPool:
         if not len(boxes):
             return
         if self.crowded:
-            boxes = boxes.without_known().to(torch.device("cpu"))
+            boxes = replace(boxes, known={}).to(torch.device("cpu"))
         group = _BoxGroup(boxes, float(boxes.margins.min()), boxes.entries)
         self.groups.append(group)
         self._count(group, 1)

@@ -117,9 +117,9 @@ class _FoldedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _PassInputBounds:
-    """Bounds by one pass for each box; what is known of the values in a larger one is not used.
+    """Bounds by one pass for each box, without the bounds of values in a larger one.
 
-    ``copies`` of the widest value measure the work of a box, ``forms`` counts what is propagated forward at a time.
+    ``copies`` of the widest value measure the work of a box; ``forms`` counts the forms propagated forward at a time.
     """
 
     network: Network
