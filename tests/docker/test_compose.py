@@ -60,13 +60,6 @@ def test_a_worker_has_time_to_give_its_jobs_back_and_neither_key_nor_name_of_ano
     assert "TRIVET_STOP_JOBS=true" in worker
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("worker")])
-def test_a_worker_knows_the_name_of_its_loopback_without_a_name_server(name: str) -> None:
-    """torch asks for the name of whoever connects to a store, which without an answer takes ten seconds."""
-    assert COMPOSED["networks"]["inside"]["internal"]
-    assert "localhost:::ffff:127.0.0.1" in SERVICES[name]["extra_hosts"]
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_container_is_given_settings_that_exist_and_the_password_of_its_own_user_in_a_file(name: str) -> None:
     service = SERVICES[name]
