@@ -27,7 +27,7 @@ ELSEWHERE = ("make ", "examples/compile.yaml", "acasxu")
 benchmark that is not here.
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(12)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from trivet import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = [pytest.mark.slow(45), pytest.mark.distributed]
 SPEC: dict[str, Any] = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},

@@ -26,7 +26,7 @@ from trivet import Client, Refused, Unreachable
 
 ROOT = Path(__file__).parents[2]
 STORE = "service/jobs/store"
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = [pytest.mark.slow(20), pytest.mark.distributed]
 SPEC: dict[str, Any] = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},

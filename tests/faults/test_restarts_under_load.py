@@ -127,7 +127,7 @@ def end_lease(process: subprocess.Popen[bytes], job_id: str) -> None:
         assert broker.zadd(LEASES(), {f"{job_id}:1:here": 1}, xx=True, ch=True) == 1
 
 
-@pytest.mark.slow(40)
+@pytest.mark.slow(30)
 def test_no_call_fails_and_no_event_is_lost_while_every_part_is_restarted_and_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = {"TRIVET_API_PROCESSES": "2", "TRIVET_BROKER_WAIT_S": "300", "TRIVET_LEASE_S": "30"}

@@ -191,7 +191,7 @@ def site(shared: Site, cluster: Cluster) -> Iterator[Site]:
     eventually(lambda: cluster.queue() == [], within_s=2 * LIMIT_S)
 
 
-real = [pytest.mark.slow, pytest.mark.distributed, needs_slurm]
+real = [pytest.mark.slow(35), pytest.mark.distributed, needs_slurm]
 
 
 class TestOnTwoNodes:
