@@ -27,7 +27,9 @@ WORDS: dict[Verdict, str] = {
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
-    """Tell for each phase what is allowed, what stopped the climb and what compiling gains; then what else was seen."""
+    """Tell for each phase what is allowed, what stopped the climb and what compiling gains; then add other
+    observations.
+    """
     sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
