@@ -25,9 +25,9 @@ from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
 from service.compilation.ranks.group import gather, slowest
-from service.compilation.report.publishing import REPORT, gate, highest_safe
+from service.compilation.report.publishing import REPORT, gate, highest_safe, unproved
 from service.compilation.report.rows import counts, metrics, rung_row
-from service.compilation.report.summary import causes, summary, unproved
+from service.compilation.report.summary import causes, summary
 from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
