@@ -25,9 +25,9 @@ from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
 from service.compilation.ranks.group import gather, slowest
-from service.compilation.report.publishing import REPORT, gate, highest_safe
+from service.compilation.report.publishing import REPORT, gate, highest_safe, unproved
 from service.compilation.report.rows import counts, metrics, rung_row
-from service.compilation.report.summary import causes, summary, unproved
+from service.compilation.report.summary import causes, summary
 from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
@@ -54,7 +54,7 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
     rungs = climb_to(spec.modes)
     found = _climbed_apart(spec, context, rungs, forks) if forks else _climbed_here(spec, context, rungs)
     _keep_caches(context, spec, found.results)
-    if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
+    if context.rank == 0:  # these results stay, should the compiler take the process down below
         _write(context, found.report(spec))
     diagnoses = _diagnoses(spec, context, found) if _are_together(context.world_size) else []
     if context.rank:
@@ -77,7 +77,7 @@ def _are_together(world: int) -> bool:
 
 
 def _announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:
-    """Tell of the report, and of what the diagnoses left beside it."""
+    """Publish the report, and the files of the diagnoses beside it."""
     artifacts = context.paths.artifacts
     for found in diagnoses:
         if any((artifacts / found.trace).iterdir()):
@@ -215,7 +215,7 @@ def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -
     """Return the program as it is climbed by a process of its own."""
     device = distributed.start_alone(context.device_type)
     toolchain_s = warm_toolchain(device, rungs, Toolchain(device))
-    gc.freeze()  # what is imported by now holds no results, and there is much of it to be searched
+    gc.freeze()  # imported objects hold no results, and searching them takes long
     target = target_of(spec, context, device)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     return Prepared(target.program, plan, (target.subject, toolchain_s))

@@ -49,7 +49,7 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int, positions: int, theta: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        # Real on the CPU even where parameters are only planned on the meta device: nobody fills buffers later.
+        # Real on the CPU even if parameters are only planned on the meta device: buffers are not filled later.
         with torch.device("cpu"):
             angles = torch.outer(torch.arange(positions, dtype=torch.float64), _frequencies(head_dim, theta, scaling))
             self.register_buffer("cos", angles.cos().float(), persistent=False)

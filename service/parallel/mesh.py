@@ -1,4 +1,4 @@
-"""Defines the mesh: which rank does what, as one frozen value.
+"""Defines the mesh: every rank's part, as one frozen value.
 
 Ranks are laid out with ``tp`` fastest, then ``dp_shard``, ``dp_replicate`` and ``pp`` slowest: the collectives that
 run most often stay among neighbouring devices.

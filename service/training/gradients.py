@@ -1,14 +1,18 @@
-"""Computes and clips the gradient norm over the mesh, and refuses numbers that are not finite."""
+"""Sums the gradients of tied parameters, clips the norm over the mesh, and refuses numbers that are not finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+
+from service.parallel import collectives
 
 
 def squared_norm(gradients: Sequence[Tensor], ranks: int, device: torch.device) -> Tensor:
@@ -70,3 +74,44 @@ def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device)
         dist.all_reduce(broken)
     if ranks := broken.nonzero().flatten().tolist():
         raise NonFiniteError(f"the weights are not finite on rank {ranks[0]} after the update of step {step}; {ADVICE}")
+
+
+@dataclass(frozen=True)
+class TiedStages:
+    """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
+
+    Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty where they are one.
+    """
+
+    originals: tuple[nn.Parameter, ...] = ()
+    copies: tuple[nn.Parameter, ...] = ()
+    group: str = ""
+
+    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters without the copies, so that the whole model counts each of them once."""
+        copies = set(map(id, self.copies))
+        return [parameter for parameter in parameters if id(parameter) not in copies]
+
+    def sum_gradients(self) -> None:
+        """Give original and copy the sum of their gradients; the ranks of both stages call it together."""
+        if self.group:
+            for parameter in (*self.originals, *self.copies):
+                if parameter.grad is not None:
+                    dist.all_reduce(local(parameter.grad), group=collectives.resolve(self.group))
+            return
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            if original.grad is not None and copy.grad is not None:
+                own, other = local(original.grad), local(copy.grad)
+                other.copy_(own.add_(other))
+
+    @torch.no_grad()
+    def take_up(self, optimizer: AdamW) -> None:
+        """Copy loaded originals and their moments into the copies of a rank that has both: only originals are
+        loaded.
+        """
+        if self.group:
+            return
+        for original, copy in zip(self.originals, self.copies, strict=True):
+            local(copy.detach()).copy_(local(original.detach()))
+            for name, value in optimizer.state[copy].items():
+                local(value).copy_(local(optimizer.state[original][name]))

@@ -34,16 +34,6 @@ _TIMELINES_FIRST = 4
 """The first steps, of which every computation of a pipeline is reported."""
 
 
-def _check_evaluation(metrics: Mapping[str, float], step: int) -> None:
-    """Raise :class:`NonFiniteError` for an evaluation that gave no number; it is the same on every rank."""
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            raise NonFiniteError(
-                f"{name} is {value} in the evaluation after step {step}: look at the test split for values that are "
-                f"not finite; if there are none, {ADVICE}"
-            )
-
-
 @contextmanager
 def _explained_overflow(step: int, rate: float) -> Iterator[None]:
     """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
@@ -139,10 +129,15 @@ class Loop:
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics over the test split, reported at this step."""
+        """Return the metrics over the test split, reported at this step. Raises :class:`NonFiniteError`."""
         with self._span("evaluate", step=self.step), self._phase("inference"):
             metrics = evaluate(self.training)
-        _check_evaluation(metrics, self.step)
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(
+                    f"{name} is {value} in the evaluation after step {self.step}: look at the test split for values "
+                    f"that are not finite; if there are none, {ADVICE}"
+                )
         self._report(metrics)
         self.journal.evaluated(self.step, metrics)
         return metrics

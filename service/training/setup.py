@@ -20,7 +20,6 @@ from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.reference import resolve
-from service.parallel import collectives
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
 from service.parallel.mesh import Mesh
@@ -30,7 +29,7 @@ from service.schedules import generator
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine
 from service.training.gate import allowed_modes, gate_fingerprints, lowest, portable_caches
-from service.training.gradients import local
+from service.training.gradients import TiedStages
 from service.training.objective import Objective, ObjectiveContext, objective_for
 
 _AUDIT_EVERY = 500
@@ -236,47 +235,6 @@ def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch
         weight_decay=spec.optimizer.weight_decay,
         **{"fused" if device.type == "cuda" else "foreach": True},
     )
-
-
-@dataclass(frozen=True)
-class TiedStages:
-    """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
-
-    Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty where they are one.
-    """
-
-    originals: tuple[nn.Parameter, ...] = ()
-    copies: tuple[nn.Parameter, ...] = ()
-    group: str = ""
-
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters without the copies, so that the whole model counts each of them once."""
-        copies = set(map(id, self.copies))
-        return [parameter for parameter in parameters if id(parameter) not in copies]
-
-    def sum_gradients(self) -> None:
-        """Give original and copy the sum of their gradients; the ranks of both stages call it together."""
-        if self.group:
-            for parameter in (*self.originals, *self.copies):
-                if parameter.grad is not None:
-                    dist.all_reduce(local(parameter.grad), group=collectives.resolve(self.group))
-            return
-        for original, copy in zip(self.originals, self.copies, strict=True):
-            if original.grad is not None and copy.grad is not None:
-                own, other = local(original.grad), local(copy.grad)
-                other.copy_(own.add_(other))
-
-    @torch.no_grad()
-    def take_up(self, optimizer: AdamW) -> None:
-        """Copy loaded originals and their moments into the copies of a rank that has both: only originals are
-        loaded.
-        """
-        if self.group:
-            return
-        for original, copy in zip(self.originals, self.copies, strict=True):
-            local(copy.detach()).copy_(local(original.detach()))
-            for name, value in optimizer.state[copy].items():
-                local(value).copy_(local(optimizer.state[original][name]))
 
 
 def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:

@@ -27,7 +27,7 @@ class _Small(nn.Module):
 
 
 def _trace() -> None:
-    with contextlib.suppress(ImportError):  # torch draws bars where it is there, which have a thread look after them
+    with contextlib.suppress(ImportError):  # torch draws bars by it, which start a thread
         importlib.import_module("tqdm").tqdm.monitor_interval = 0
     capture(_Small(), (2,))
 

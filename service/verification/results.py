@@ -293,5 +293,5 @@ def _entries(path: Path) -> Iterator[DecidedRow]:
                 held = json.loads(line)
                 entry = DecidedRow(BoundsRow(**held["row"]), held["layers"])
             except (ValueError, KeyError, TypeError):
-                return  # what a loss of power left; its instances are decided again
+                return  # a line cut by a loss of power; its instances are decided again
             yield entry

@@ -52,7 +52,7 @@ class TreeReports:
         return SplitRecord(MOST_NODES if self.left > 0 else 0)
 
     def tell(self, instance: int, progress: DecisionProgress, record: SplitRecord) -> None:
-        """Report what was split so far, if anything was and there is room."""
+        """Report the splits so far, if there are any and room for them."""
         if self.left <= 0 or not (searches := record.as_list()):
             return
         self.left -= sum(len(search["state"]) for search in searches)

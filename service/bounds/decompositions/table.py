@@ -38,7 +38,7 @@ def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collect
 
 def _is_final(program: ExportedProgram, bounded: Collection[str]) -> bool:
     """Return whether the input goes through ``bounded`` operators alone, which change nothing in place, and for which
-    no table has others. What is computed from constants is run as it is.
+    no table has others. Operators of constants only run as they are.
     """
     owners = program.graph_signature.inputs_to_lifted_tensor_constants
     given = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in owners]

@@ -1,6 +1,6 @@
 """The least value of linear functions over boxes, and rows over images, in patches.
 
-Of patches there are kernels only: ``None`` where there is none for a case.
+Patches have kernels only: ``None`` for a case without one.
 """
 
 from __future__ import annotations

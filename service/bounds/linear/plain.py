@@ -32,13 +32,13 @@ Biases = ByOwnership[list[Tensor]]
 class Pass:
     """Backward traversals that end at the input and at ``frontier``, names of nodes whose intervals end them.
 
-    The input ends them, or hands them over to the stages before. ``intervals`` holds the frontier's,
-    ``relaxations`` one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows
-    outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows. ``before``
-    answers instead of the network's own stages before. ``settled`` has entries, bool ``(batch or 1, n)``, of values by
-    name, that no row of theirs could bound better. ``leaps`` has steps over several nodes at once, by the last of them.
-    A pass that ``ascends`` is differentiated only to choose relaxations, so that gradients need not be exact; those of
-    parameters that are trained must be.
+    The input ends them, or hands them over to the stages before. ``intervals`` holds the frontier's, ``relaxations``
+    one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows outside of
+    tensor-parallel regions; gradients of common tensors are then those of a rank's own rows. ``before`` answers instead
+    of the network's own stages before. ``settled`` has entries, bool ``(batch or 1, n)``, of values by name, that no
+    row of theirs could bound better. ``leaps`` has steps over several nodes at once, by the last of them. A pass that
+    ``ascends`` is differentiated only to choose relaxations, so that gradients need not be exact; those of parameters
+    that are trained must be.
     """
 
     network: Network

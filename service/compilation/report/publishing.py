@@ -7,6 +7,7 @@ from typing import Any
 
 from service.compilation.ladder import Result
 from service.compilation.run.observation import Cost
+from service.compilation.selftest import Proof
 from service.jobs.spec.compile import Phase
 
 REPORT = "report.json"
@@ -42,6 +43,23 @@ def gate(
         },
         "closed": closed,
     }
+
+
+def unproved(proofs: Sequence[Proof]) -> str:
+    """Tell why findings, or their lack, prove nothing: the self-test failed, or has not run. Empty if it proved every
+    detector.
+    """
+    if not proofs:
+        return "the self-test has not run, so no detector is proved"
+    failed = [
+        f"detector {proof.detector} did not find {proof.fault}"
+        if not proof.fired
+        else f"there was a finding on a sound program ({proof.message})"
+        for proof in proofs
+        if not proof.holds
+    ]
+    more = f"; and {len(failed) - 1} more of {len(proofs)} proofs failed" if len(failed) > 1 else ""
+    return f"the self-test failed: {failed[0]}{more}" if failed else ""
 
 
 def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:

@@ -8,7 +8,6 @@ from typing import Any
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
 from service.compilation.run.audit import names_of
-from service.compilation.selftest import Proof
 from service.compilation.verdicts import Verdict
 from service.jobs.spec.compile import Phase
 
@@ -27,7 +26,9 @@ WORDS: dict[Verdict, str] = {
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
-    """Tell for each phase what is allowed, what stopped the climb and what compiling gains; then what else was seen."""
+    """Tell for each phase what is allowed, what stopped the climb and what compiling gains; then add other
+    observations.
+    """
     sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
@@ -109,23 +110,6 @@ def _breaks(results: Sequence[Result]) -> list[str]:
 def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Tell for each rung that failed the smallest module that does, and the script that shows it."""
     return [_cause(found) for found in diagnoses]
-
-
-def unproved(proofs: Sequence[Proof]) -> str:
-    """Tell why what the detectors say of the model proves nothing: the self-test found them blind, or seeing things, or
-    has not run. Empty where each of them was proved.
-    """
-    if not proofs:
-        return "the self-test has not run, so no detector is proved"
-    failed = [
-        f"detector {proof.detector} did not find {proof.fault}"
-        if not proof.fired
-        else f"there was a finding on a sound program ({proof.message})"
-        for proof in proofs
-        if not proof.holds
-    ]
-    more = f"; and {len(failed) - 1} more of {len(proofs)} proofs failed" if len(failed) > 1 else ""
-    return f"the self-test failed: {failed[0]}{more}" if failed else ""
 
 
 def _cause(found: Diagnosis) -> str:

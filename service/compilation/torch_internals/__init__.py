@@ -1,1 +1,1 @@
-"""All contact with what PyTorch does not document, one file per concern, each with a fallback where one exists."""
+"""All use of undocumented PyTorch, one file per concern, each with a fallback where one exists."""

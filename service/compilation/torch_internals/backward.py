@@ -18,7 +18,7 @@ _COMPILED_NODE = "CompiledFunctionBackward"
 def watched_backwards() -> Iterator[list[int]]:
     """Count, for each backward within, the nodes of its autograd graph that run a graph compiled by AOTAutograd.
 
-    ``Tensor.backward`` and pipelines come by ``torch.autograd`` too.
+    ``Tensor.backward`` and pipelines call ``torch.autograd`` too.
     """
     counts: list[int] = []
 

@@ -61,7 +61,7 @@ def owned_folder() -> Iterator[Path]:
 
 
 def clear_abandoned() -> None:
-    """Remove the folders of processes that were killed: nobody holds their locks any more."""
+    """Remove the folders of processes that were killed: their locks are free."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
         try:
             handle = os.open(folder, os.O_RDONLY)

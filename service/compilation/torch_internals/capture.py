@@ -21,7 +21,7 @@ LIMIT = "recompile limit"
 
 
 def clear_records() -> None:
-    """Forget everything recorded so far, and keep enough of what comes (the default is 64 records)."""
+    """Forget all records so far, and keep enough of the coming ones (the default is 64)."""
     utils.counters.clear()
     utils.graph_break_reasons.clear()
     utils.set_compilation_metrics_limit(_RECORDS_KEPT)

@@ -2,7 +2,7 @@
 
 No skip that is counted proves nothing: a partitioned graph that is not captured counts none. What proves a capture is
 the recording itself, and launches in a profile. ``torch._inductor.cudagraph_trees`` is private on torch 2.11 to 2.13;
-what a version lacks is left out here, and the launches still tell.
+parts that a version lacks are left out here, and the launches still tell.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _again(device: torch.device) -> Iterator[Reason]:
 def graph_results(device: torch.device) -> list[Tensor]:
     """Return all memory that the graphs of this round of replays have filled and somebody still holds, as bytes.
 
-    Not only what a call returned: what it left in an attribute, and what it saved for its backward, are here too.
+    Not only what a call returned: tensors left in attributes, or saved for its backward, are here too.
     """
     node = getattr(_manager(device), "current_node", None)
     live = getattr(node, "path_live_weakrefs", None)

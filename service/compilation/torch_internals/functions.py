@@ -33,8 +33,8 @@ _Result = TypeVar("_Result")
 
 
 def unobserved(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Return the function with what it asks of tensors hidden from :class:`EagerFunctions`: whoever watches a program
-    is not to hear itself, nor to take for a read that a tensor refuses to tell where it is.
+    """Return the function, its queries of tensors hidden from :class:`EagerFunctions`: whoever watches a program is not
+    to hear itself, nor to take for a read that a tensor refuses to tell where it is.
     """
 
     @wraps(function)
@@ -87,8 +87,8 @@ class FunctionCall:
 class EagerFunctions(TorchFunctionMode):
     """Makes each torch function's call by way of ``around``, in every thread that is started meanwhile too.
 
-    What is computed while it is :meth:`suspended` is left out and, unless ``in_backwards``, so is what a backward runs:
-    a compiler may run there. ``on_backward`` is called when one begins, and ``after_backward`` when it has
+    Functions called while it is :meth:`suspended` are left out, and so are, unless ``in_backwards``, those of a
+    backward: a compiler may run there. ``on_backward`` is called when one begins, and ``after_backward`` when it has
     ended.
     """
 
@@ -122,7 +122,7 @@ class EagerFunctions(TorchFunctionMode):
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(threading.Thread, "run", observed))
-            # Private, and alike on torch 2.11 to 2.13: all backwards come by it, after the mode was taken off.
+            # Private, and the same in torch 2.11 to 2.13: every backward calls it, outside of the mode.
             stack.enter_context(patch.object(torch.autograd, _ENGINE, self._running(getattr(torch.autograd, _ENGINE))))
             stack.enter_context(self)
             yield
@@ -168,7 +168,7 @@ class EagerFunctions(TorchFunctionMode):
 
 
 def _modes() -> list[TorchFunctionMode]:
-    """Return this thread's stack; private functions of ``torch.overrides`` that are alike on torch 2.11 to 2.13."""
+    """Return this thread's stack; private functions of ``torch.overrides``, the same in torch 2.11 to 2.13."""
     return list(overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 

@@ -22,8 +22,8 @@ _QUIET = "6"
 
 @dataclass(frozen=True)
 class Profile:
-    """Figures per step. ``compiled_share``: of the host's time in operators and compiled code, the
-    part in compiled code; what it waits, as for other ranks, is in neither.
+    """Figures per step. ``compiled_share``: of the host's time in operators and compiled code, the part in compiled
+    code; time spent waiting, such as for other ranks, is in neither.
 
     ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
     kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.

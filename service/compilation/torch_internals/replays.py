@@ -41,7 +41,7 @@ class ReplayMonitor(Protocol):
 class Replays:
     """Graphs under replay. ``generation`` tells which generation a run belongs to.
 
-    ``transfers`` are those of the program's eager code, from what stands for its ``device`` to the host.
+    ``transfers`` are those of the program's eager code, from the stand-in for its ``device`` to the host.
     """
 
     def __init__(self, device: torch.device, generation: Callable[[], int] = lambda: 0) -> None:

@@ -1,4 +1,4 @@
-"""Settings under which code runs uncompiled and nobody hears of it, and the one that makes random draws comparable."""
+"""Settings that silently leave code uncompiled, and the one that makes random draws comparable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_random_numbers() -> AbstractContextManager[Any]:
 
 
 def nothing_compiled() -> AbstractContextManager[Any]:
-    """Raise ``RuntimeError`` where anything would have to be compiled that is not."""
+    """Raise ``RuntimeError`` instead of compiling anything."""
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
     return stance
 

@@ -28,7 +28,7 @@ def factors_that_may_lose_bits(device: torch.device) -> Mapping[str, tuple[int, 
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _AMPERE:
         return {}
     found: dict[str, tuple[int, ...]] = {}
-    with suppress(RuntimeError):  # settings of two kinds contradict each other: what is meant is unknown
+    with suppress(RuntimeError):  # settings of two kinds contradict each other, and the intended one is unknown
         found |= _CONVOLUTIONS if torch.backends.cudnn.allow_tf32 else {}
         found |= _PRODUCTS if torch.backends.cuda.matmul.allow_tf32 else {}
     return found

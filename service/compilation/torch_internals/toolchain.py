@@ -27,7 +27,7 @@ _WORKED = "built and loaded"
 
 @dataclass
 class VectorProbes:
-    """Answers torch's probes from what is kept in ``folder``, for this host, compiler and torch."""
+    """Answers torch's probes from results kept in ``folder``, for this host, compiler and torch."""
 
     folder: Path
     assumed: set[Path] = field(default_factory=set, init=False)
@@ -107,7 +107,7 @@ def own_cache() -> Path | None:
     """Return the folder that outlives this job, of this host and the job's owner; ``None`` outside of a job."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - brings Inductor
 
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to what it takes without
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to its default
     return Path(folder) if folder and folder != default_cache_dir() else None
 
 
@@ -130,7 +130,7 @@ class Toolchain:
     def begin(self) -> None:
         """Let the C++ compiler prepare headers meanwhile, if there is a folder where they may stay.
 
-        What goes wrong here goes wrong again, and is told, in :meth:`start`.
+        An error here happens again, and is reported, in :meth:`start`.
         """
         if self.cache is None or self.device.type != "cpu":
             return

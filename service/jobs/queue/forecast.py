@@ -1,7 +1,7 @@
 """Estimates when pending jobs may start, from how long running and earlier jobs take.
 
 Time is played forward: a running job ends when its own progress, earlier jobs of its kind or its time limit say so, and
-pending jobs are placed in order as devices come free. A job without any progress never ends here, so that a job which
+pending jobs are placed in order as devices come free. A job without any of these never ends here, so that a job which
 waits for it gets no estimate rather than an invented one.
 """
 

@@ -73,7 +73,7 @@ class FileWriter:
 
     def expect(self, size: int) -> None:
         """Raise :class:`TooLarge` for an upload of so many bytes, and :class:`OSError` where the disk has no room for
-        it: ahead of its content, which may take minutes. Some of the disk is kept for the broker, which stops without.
+        it: ahead of its content, which may take minutes. Some of the disk is kept for the broker, which needs it.
         """
         if size > self._max_file_bytes:
             limit = f"{self._max_file_bytes} bytes, the limit of this service (TRIVET_MAX_FILE_BYTES)"

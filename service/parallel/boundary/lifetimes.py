@@ -1,4 +1,4 @@
-"""Records who calls which compiled module, from where and with what, and who still holds the results in memory."""
+"""Records the calls of compiled modules, with their places and arguments, and the holders of results in memory."""
 
 from __future__ import annotations
 

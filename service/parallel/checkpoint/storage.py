@@ -86,7 +86,7 @@ def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | N
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Return the unsharded tensors whose names start with ``prefix`` (cut off), on the CPU; no collective.
 
-    They may be mapped, so nobody may write to them.
+    They may be mapped, and must not be written to.
     """
     return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 

@@ -85,7 +85,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _SplitBackwardLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # The parameter itself: activation checkpointing would hand back a detached copy, which is nobody's leaf.
+        # The parameter itself: activation checkpointing would hand back a detached copy, which is no leaf.
         ctx.weight = weight
         ctx.save_for_backward(x)
         return functional.linear(x, local(weight), bias)

@@ -165,7 +165,7 @@ class _Decider:
         return self.end(verdict, technique)
 
     def _decide(self, specification: Specification) -> tuple[SearchResult, Technique]:
-        """Search one specification by the possible kinds of splits, in turns."""
+        """Search one specification by each possible kind of splits, in turns."""
 
         decided = self.domains
 

@@ -56,7 +56,7 @@ def lines_in_patches(
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across,
     BELOW: tl.constexpr, ABOVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``forward_lines`` of what patches show of lines over images ``(batch, channels, tall, broad)``, 0 outside.
+    """``forward_lines`` for lines over images ``(batch, channels, tall, broad)`` as seen in patches, 0 outside.
 
     ``place`` is ``(batch or 1, rows, 2)``, to be multiplied and moved to get a patch's upper left corner.
     """

@@ -42,8 +42,8 @@ def rough_product(
 def adam(place, gradient, mean, square, steps, pace, count, BLOCK: tl.constexpr):
     """Take a step of Adam (Kingma and Ba, 2015) down the gradient, kept within 0 and 1; ``steps`` made before this one.
 
-    ``pace`` has the first step's rate and the logarithm of what it is multiplied by: as tensors, since Triton takes
-    plain numbers as float32. All tensors are of one type, and so is the arithmetic.
+    ``pace`` has the first step's rate and the logarithm of its factor: as tensors, since Triton takes plain numbers as
+    float32. All tensors are of one type, and so is the arithmetic.
     """
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = j < count

@@ -152,7 +152,7 @@ class ActivationBranching:
         return self.preactivations.flattened(unstable) & wide & lower.isfinite() & upper.isfinite()
 
     def _multipliers(self, inspection: DomainInspection) -> list[Tensor]:
-        """Return where the multipliers of a split begin, ``(n, entries)``: of the upper and of the lower half.
+        """Return where the multipliers of a split begin, ``(n, entries)``: of the upper half, then of the lower.
 
         In a half the function's slope k takes the place of the relaxation's λ. With δ = a·(k − λ) for the
         coefficient a that arrives, the half begins with the bound of the domain that was split.

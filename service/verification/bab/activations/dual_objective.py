@@ -33,7 +33,7 @@ class SpecificationRows(Protocol):
     def start(self) -> str: ...
 
     def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for disjuncts ``(n,)`` rows ``(n, rows, entries)``, what each must exceed, and which are used."""
+        """Return for disjuncts ``(n,)`` rows ``(n, rows, entries)``, their thresholds, and which are used."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,7 +109,7 @@ class _InputSearch:
         self._make_input_bounds()
 
     def _make_input_bounds(self) -> None:
-        """Make the next input bounds for which there is memory; raise the last one's error if there is none."""
+        """Make the next input bounds that fit into memory; raise the last one's error if none does."""
         while True:
             factory = self.factories.pop(0)
             try:
