@@ -115,7 +115,7 @@ def _supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) 
     return (*command, HOST_NAMESPACES) if policy.isolation == "none" else tuple(command)
 
 
-def _open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
+def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
     """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for an unknown launcher.
 
     The settings for hosts of allocations are written to the data folder, for this user alone: they may hold the
@@ -171,7 +171,7 @@ class Agent:
             versions=versions(),
             isolation=("limits",) if self._policy.isolation == "none" else available(),
         )
-        self._desks = _open_desks(settings, self._store)
+        self._desks = open_desks(settings, self._store)
         self._stop = threading.Event()
         self._meter, self._tracing = Meter(), tracing_for("agent", os.environ)
         self._outage = Outage()
