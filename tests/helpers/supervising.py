@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -66,8 +67,9 @@ class ForkedSupervisor:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
+        with contextlib.suppress(ProcessLookupError):  # it may end between the two
+            if self.poll() is None:
+                os.kill(self.pid, sig)
 
     def _has_ended(self, timeout: float | None) -> bool:
         if self._code is None and select.select([self._connection], [], [], timeout)[0]:
