@@ -216,9 +216,10 @@ def follow(
     after = state_of(program_run)
     known[0].restore(program_run)
     free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
-    found = _told(program_run, records, before, state_of(program_run), known)
+    left = after | _trajectory(free)
     running_on = ({(kind + _FREE, name): value for (kind, name), value in each.items()} for each in free)
-    return replace(found, tensors=(*found.tensors, after | _trajectory(free), *running_on))
+    found = _told(program_run, records, before, state_of(program_run), known)
+    return replace(found, tensors=(*found.tensors, left, *running_on))
 
 
 def _follow_inference(
@@ -329,6 +330,7 @@ def _judging(
             SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
             noise_of(value, again.get(key, _NOTHING)),
             allowed=allowed.get(key, Noise()),
+            is_rounding=key[0] == "gradient" and is_rounding(value, truth.get(key)),
         )
         for key, value in eager.items()
     }
@@ -392,5 +394,5 @@ def _rounding_only(oracles: Iterable[Mapping[Key, Oracle]]) -> frozenset[str]:
     for each in oracles:
         for (kind, name), oracle in each.items():
             if kind == "gradient":
-                found[name] = found.get(name, True) and is_rounding(oracle.eager, oracle.truth)
+                found[name] = found.get(name, True) and oracle.is_rounding
     return frozenset(name for name, only in found.items() if only)
