@@ -34,7 +34,7 @@ def schedule(
     as_json: JsonFlag = False,
 ) -> None:
     """Show who computes what and when in one step of a pipeline, as predicted. A spec file needs no service."""
-    if _is_spec(source):
+    if source == "-" or Path(source).suffix in _SUFFIXES or Path(source).is_file():
         found = _of_spec(source, changes or ())
     else:
         with client() as service:
@@ -89,10 +89,6 @@ def _legend(plan: Plan) -> Iterator[Text]:
         ("receive buffers at most", [row.peak_buffers for row in plan.rows]),
     ):
         yield Text(f"{what}, by rank: {', '.join(map(str, values))}")
-
-
-def _is_spec(source: str) -> bool:
-    return source == "-" or Path(source).suffix in _SUFFIXES or Path(source).is_file()
 
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:
