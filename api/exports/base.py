@@ -82,7 +82,6 @@ class Exporter(Protocol):
 
     def export(self, told: ExportedJob, server: ExportServer | None) -> str:
         """Return where it can be seen; ``server`` is that of the target's URL, ``None`` where it has none."""
-        ...
 
 
 def _files(artifact: Artifact, opened: BinaryIO | Folder, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:
