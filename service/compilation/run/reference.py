@@ -251,12 +251,12 @@ def _told(
 ) -> Run:
     """Return the run of these iterations, whose parameters and buffers were ``before`` and at the ``end`` as given."""
     parameters = tuple(name for kind, name in before if kind == "parameter")
-    changed = (key for key, value in before.items() if not torch.equal(value, end[key]))
+    values = ((key, value) for key, value in before.items() if key[0].startswith("parameter"))
     return Run(
         tuple(records),
         tuple(record.tensors for record in records),
         parameters,
-        frozenset(name for kind, name in changed if name in parameters and kind.startswith("parameter")),
+        frozenset(key[1] for key, value in values if not torch.equal(value, end[key])),
         frozenset.intersection(*(record.missing for record in records)) if records else frozenset(),
         program_run.unsharded,
         tuple(starts),
