@@ -44,7 +44,8 @@ class InputBounds(Protocol):
     def floats(self) -> int:
         """Return the most numbers that a box takes, beside the rows of a pass, which go in parts."""
 
-    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        """Return planes below the rows in each box."""
 
 
 InputBoundsFactory = Callable[[], InputBounds | None]
