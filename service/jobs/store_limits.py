@@ -68,22 +68,22 @@ class StoreLimits:
     """A session is over after this long, however much it is used."""
 
     objects: str | None = None
-    """URL of the object store through which hosts hand on files; a folder that all share where absent."""
+    """URL of the object store for files; without one, all hosts share a folder."""
     launcher: str = LOCAL
-    """What gives devices to jobs that name no launcher."""
+    """The launcher of jobs that name none."""
     max_key_s: float | None = None
-    """No API key but the first admin key is made to last longer."""
+    """Longest life of an API key, in days; the first admin key is exempt."""
     max_audit_bytes: int = 1 << 30
     """Bytes of files of the audit log; beyond them the oldest are deleted."""
 
     export_mlflow: str | None = None
     export_tensorboard: bool | None = None
     export_otlp: str | None = None
-    """Where jobs are told of whose specs do not say so, see :attr:`exports`."""
+    """Export targets of jobs whose specs name none, see :attr:`exports`."""
 
     @cached_property
     def exports(self) -> ExportTargets:
-        """Return what holds for jobs whose specs do not say where they are told of."""
+        """Return the export targets of jobs whose specs name none."""
         return ExportTargets(mlflow=self.export_mlflow, tensorboard=self.export_tensorboard, otlp=self.export_otlp)
 
     @property

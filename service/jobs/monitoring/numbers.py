@@ -1,4 +1,6 @@
-"""Counts, and the values of metrics as Prometheus spells them: a histogram is its cumulative buckets, sum and count."""
+"""Keeps counts, and formats the values of metrics for Prometheus: a histogram is its cumulative buckets, sum and
+count.
+"""
 
 from __future__ import annotations
 

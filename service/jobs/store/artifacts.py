@@ -124,7 +124,7 @@ class ArtifactStore:
         return content
 
     def steps_of_checkpoints(self, job_id: str) -> tuple[int, ...]:
-        """Return the steps of a job's complete checkpoints, in order: what another job can resume."""
+        """Return the steps of a job's complete checkpoints, in order: those that another job can resume."""
         if self.objects is None:
             return steps_of_checkpoints(self.data.job(job_id))
         return tuple(sorted(_step(name) for name in self._checkpoints(self.objects, job_id)))

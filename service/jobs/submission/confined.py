@@ -19,7 +19,7 @@ from service.jobs.records import shortened
 from service.jobs.submission.request import CheckLimits, request_adapter
 
 OUT_OF_MEMORY = errno.ENOMEM
-"""Exit code of a check that was refused memory."""
+"""Exit code of a check that ran out of memory."""
 LENGTH = struct.Struct("!Q")
 """The request's length in bytes, which comes before it."""
 _MOST_OPEN_FILES = 64
@@ -66,7 +66,7 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 
 def _confine(limits: CheckLimits) -> None:
-    """Limit this process in memory beyond what it has, in processor time and in open files. It cannot write files."""
+    """Limit this process's further memory, its processor time and its open files. It cannot write files."""
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
     for kind, most in (
         (resource.RLIMIT_AS, memory),
