@@ -206,10 +206,10 @@ class _CurveHead(BaseModel):
 def read_curves(
     attempts: Sequence[Path], wanted: Collection[str] | None, most: int
 ) -> tuple[list[str], dict[str, MetricSeries]] | None:
-    """Return the names of all metrics of these attempts, in order, and the wanted curves (all for ``None``) with at
-    most ``most`` points; None where the files do not tell all, so that the record must be read.
+    """Return the names of all metrics of these attempts, in order, and the wanted curves (all for ``None``) with
+    at most ``most`` points; None if the files do not cover everything, so that the record must be read.
 
-    A later attempt has the last word about the steps that it went through again.
+    A later attempt overrides the steps that it repeated.
     """
     names: set[str] = set()
     found: dict[str, MetricSeries] = {}

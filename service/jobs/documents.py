@@ -1,7 +1,7 @@
-"""Reads and writes documents by the rules of JSON and of YAML 1.2, in whose core schema ``no`` is a text.
+"""Reads and writes documents by the rules of JSON and of YAML 1.2, in whose core schema ``no`` is text.
 
-PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are no text, a tab separates nothing, and a character of
-JSON's ``\\ud83d\\ude82`` is two. Positions of fields let a refusal point into a file.
+PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are not text, a tab does not separate tokens, and a
+character of JSON's ``\\ud83d\\ude82`` is two. Positions of fields let a refusal point into a file.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ Position = tuple[int, int]
 def positions(text: str) -> dict[str, Position]:
     """Return the position of every field, by its path (``model.hidden.0``); the spec itself has the path ``""``.
 
-    Nothing of JSON that is no YAML, for all its depth, is found.
+    JSON that is nested too deeply for YAML gives none.
     """
     try:
         root = _compose(text)

@@ -155,10 +155,10 @@ class EmbeddedBroker:
 
 
 def end_leftover(folder: Path, within_s: float = 10.0) -> int:
-    """End the servers of a folder whose starter is gone; return how many there were.
+    """End the servers of a folder whose starter has ended; return their number.
 
-    Nothing that they have answered is lost: it is in the file's pages before the answer leaves, even where SIGKILL is
-    needed. Whoever calls this makes sure that no living process means to use them.
+    No answered write is lost, even by SIGKILL: it is in the file's pages before the answer leaves. The caller
+    makes sure that no living process uses them.
     """
     servers = holders(folder / _LOCK)
     end_processes(servers, within_s)

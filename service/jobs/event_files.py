@@ -1,7 +1,7 @@
-"""Keeps the record of an attempt on disk: what its ranks and supervisors reported, an append-only file each.
+"""Keeps the record of an attempt on disk: the reports of its ranks and supervisors, in one append-only file each.
 
-A rank writes its own, so nothing that happens to its supervisor, the broker or the network loses an event. The
-supervisor relays the file into the job's stream; the API reads the files, and the stream for what they lack.
+A rank writes its own file, so no fault of its supervisor, the broker or the network loses an event. The
+supervisor relays the file into the job's stream; the API reads the files, and the stream for events that they lack.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def rank_file(folder: Path, rank: int) -> Path:
 def host_file(folder: Path, host: str, *, leads: bool) -> Path:
     """Return the path of the events that a host's supervisor reported itself.
 
-    The leading host's has the plain name; appends of several hosts to one file could interleave.
+    The leading host's file has the plain name. Each host has its own file, since appends of several hosts to one
+    could interleave.
     """
     return folder / ("events.jsonl" if leads else f"events.{host}.jsonl")
 

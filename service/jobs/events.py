@@ -59,9 +59,9 @@ class SearchEvent(Event):
 
 class TreeEvent(Event):
     """The splits of the searches for one instance's verdict so far: ``searches`` are those of ``api/routes/tree.py``.
-    It stays in the record: the API reads it there, and the stream does not carry it.
+    It stays in the record, where the API reads it; the stream does not carry it.
 
-    ``ranks`` searched together; of their domains those of the rank that reports are in the trees.
+    ``ranks`` searched together; the trees have the domains of the reporting rank.
     """
 
     instance: int

@@ -77,7 +77,7 @@ class RankReporter(Reporter):
             self.phase(WORKING)
 
     def phase(self, name: str) -> None:
-        """Report a new phase, on rank 0, which speaks for the job.
+        """Report a new phase, on rank 0 only, for the whole job.
 
         Its first result ends the preparation; after that only the end can follow.
         """

@@ -1,6 +1,6 @@
-"""Bounds what the store keeps and for how long, in seconds where not said otherwise.
+"""Limits the store's data and times, in seconds unless stated otherwise.
 
-What an operator may choose of it is a field of :class:`service.jobs.settings.Settings`, which takes its default here.
+Limits that an operator may choose are fields of :class:`service.jobs.settings.Settings`, with their defaults from here.
 """
 
 from __future__ import annotations

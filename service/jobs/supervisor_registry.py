@@ -92,10 +92,10 @@ class SupervisorRegistry:
         self._heartbeat.touch()
 
     def stop_all(self, launched: Iterable[int], grace_s: float, report_within_s: float) -> None:
-        """Ask every supervisor of this host to end its group and to give its part back to the queue; kill those that
-        have not done so ``report_within_s`` after the ``grace_s`` that ranks have.
+        """Ask every supervisor of this host to end its group and give its part back to the queue; kill those
+        that have not done so ``report_within_s`` after the ranks' ``grace_s``.
 
-        ``launched`` are processes that may have a part to run and have not entered themselves yet.
+        ``launched`` are processes that may have a part to run and have not registered yet.
         """
         entered = [entry.supervisor.pid for _, entry in self._entries() if entry.supervisor.alive]
         processes = list({*_running(entered), *_running(launched)})

@@ -27,10 +27,10 @@ Lookup = Callable[[str], Job | None]
 
 
 def related(specs: Iterable[CommonSpec], visible: Lookup, lookup: Lookup) -> dict[str, Job]:
-    """Return the jobs that the checks of ``specs`` ask for, by id: those named, by ``visible``, and those behind their
-    models, by ``lookup``: a model reveals the jobs that it was made from, so whoever may read it may know them.
+    """Return the jobs that the checks of ``specs`` need, by id: named ones by ``visible``, and those behind
+    their models by ``lookup``: a model reveals the jobs that it was made from, so whoever may read it may know them.
 
-    A job that is only named in ``after`` comes without its spec, which no check reads.
+    A job that only ``after`` names comes without its spec, which no check reads.
     """
     found: dict[str, Job] = {}
     whole: set[str] = set()
@@ -116,8 +116,8 @@ def check_archive(model: ModelRef | FromOnnx | None, context: CheckContext) -> I
 def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelConfig | None:
     """Return the family's configuration behind a reference, through jobs that start from others.
 
-    ``None`` without a model, where only the ranks will know it, as the configuration is in a file, and where
-    :func:`check_dependencies` or :func:`check_archive` says what is wrong.
+    Return ``None`` without a model, if the configuration is in a file that only ranks read, and if
+    :func:`check_dependencies` or :func:`check_archive` reports the problem.
     """
     if model is None:
         return None

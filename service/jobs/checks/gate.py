@@ -20,7 +20,7 @@ GATE = "compile.gate"
 def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
     """Yield the parts of the job that the gate's job did not check; ``config`` is the job's own model.
 
-    Facts that only ranks know, such as the device, they compare themselves.
+    Ranks compare facts that only they know, such as the device.
     """
     if spec.compile.gate is None or not _compiled_phases(spec):
         return

@@ -38,7 +38,7 @@ def _observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = (
 
 
 def from_counts(counts: Mapping[str, str]) -> Numbers:
-    """Return stored counts as numbers, with zeros for those not counted yet.
+    """Return stored counts as numbers, with zeros for missing ones.
 
     Counts that only another version knows are left out.
     """

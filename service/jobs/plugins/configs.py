@@ -1,6 +1,6 @@
-"""Defines what configurations of families, sources, objectives and programs answer without torch.
+"""Defines the configurations of families, sources, objectives and programs, which answer without torch.
 
-Data gives, and a model reads, :data:`Samples`: their numbers must fit each other.
+Data gives, and a model reads, :data:`Samples`: their numbers must match.
 """
 
 from __future__ import annotations

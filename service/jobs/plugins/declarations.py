@@ -25,7 +25,7 @@ from service.jobs.spec.base import CommonSpec
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Holds the facts that checks know beside a spec when it is submitted.
+    """The facts besides a spec that checks know at submission.
 
     By default: no host, no other job, and every file unread.
     """
@@ -94,9 +94,9 @@ class ModelFamily(Declaration):
 
 @dataclass(frozen=True)
 class DataSource(Declaration):
-    """``loader(config, layout)`` reads the samples on every rank; the same ones on each.
+    """``loader(config, layout)`` reads the same samples on every rank.
 
-    A source with several forms, told apart by their field ``format``, names the other ones in ``variants``.
+    A source with several forms, distinguished by their field ``format``, names the others in ``variants``.
     """
 
     group = "trivet.data"

@@ -43,11 +43,11 @@ class Progress(FrozenModel):
 
 
 class JobPhase(FrozenModel):
-    """Tells since when the newest attempt did what ``name`` says, and for how many ``seconds``: ``None`` while it does.
+    """A phase of the newest attempt: when it began, and how many ``seconds`` it lasted, ``None`` while it lasts.
 
-    Every job is *starting* from its placement to the first line of its ranks' own code, then *importing*, *loading*
-    what its spec names and, from its first result on, *working*, then *ending*. Its kind may tell of more in between,
-    such as *preparing* and *first step*.
+    Every job is *starting* from its placement to the first line of its ranks' own code, then *importing*, then
+    *loading* its spec's models and data, from its first result on *working*, then *ending*. Its kind may add
+    more in between, such as *preparing* and *first step*.
     """
 
     name: str

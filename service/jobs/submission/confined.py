@@ -29,10 +29,10 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
-    """Answer the requests of ``connection``, one after another, and exit once it is closed, or one has failed.
+    """Answer the requests of ``connection``, one after another, and exit once it is closed or a request has failed.
 
-    An answer is lines of a word and what belongs to it: ``opening`` and the id of each file that is read, then
-    ``answer`` or ``failed`` and JSON, of a traceback with the latter. All requests share the limits; the first that is
+    An answer consists of lines: ``opening`` with the id of each file that is read, then ``answer`` with JSON,
+    or ``failed`` with a traceback as JSON. All requests share the limits; the first that is
     reached ends the process: by SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
     """
     code = 0
