@@ -20,7 +20,7 @@ from service.bounds.operators import LINEAR
 from service.bounds.operators.base import NonlinearOperator
 
 LARGEST = 2**22
-"""Entries of all matrices together beyond which a network is not small."""
+"""Most entries of all matrices together of a small network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class FoldedNetwork:
 def fold(network: Network, like: Tensor) -> FoldedNetwork | None:
     """Fold a network, in the dtype and on the device of ``like``.
 
-    ``None`` where the matrices would be large, or where the network is divided over ranks.
+    Return ``None`` if the matrices would be large, or the network is divided over ranks.
     """
     if network.tp_group.axis.size > 1:
         return None

@@ -35,7 +35,7 @@ def scattered(x: Tensor, operation: str, dim: int, group: Any, tag: str) -> Tens
 
 
 def _group(group: Any, tag: str) -> tuple[str, int]:
-    """Return the name of a group, and how many ranks it has."""
+    """Return the name of a group and its number of ranks."""
     name = str(functional._resolve_group_name(group, tag))
     return name, collectives.resolve(name).size()
 
@@ -77,7 +77,9 @@ _OURS: Mapping[str, Callable[..., Tensor]] = {
 
 @contextmanager
 def recognised() -> Iterator[None]:
-    """Functional collectives leave operators in a trace that have rules. Nothing changes where no group is started."""
+    """While this holds, functional collectives leave operators with rules in a trace. Without a started group it
+    changes nothing.
+    """
     started = dist.is_available() and dist.is_initialized()
     theirs = {name: getattr(functional, name) for name in _OURS if started and hasattr(functional, name)}
     codes = {name: function.__code__ for name, function in theirs.items()}

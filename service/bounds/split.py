@@ -142,7 +142,7 @@ class Multipliers:
         """
         values = self.values.detach()
         least = torch.where(values > 0, self.held.lower, self.held.upper) * values
-        # No multiplier, no term, even where there is no bound.
+        # Without a multiplier there is no term, even if there is no bound.
         least = torch.where(values == 0, torch.zeros_like(least), least)
         return least.new_zeros(len(least), preactivations).scatter_add(1, preactivation, least)
 

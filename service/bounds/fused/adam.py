@@ -30,7 +30,7 @@ class Adam:
         self.squares = [torch.zeros_like(each) for each in self.parameters]
         like = self.parameters[0]
         self.steps = like.new_zeros(()).detach()
-        # Filled, not copied: a record that begins with this takes nothing from the host.
+        # Filled, not copied, so that a record that begins with this reads nothing from the host.
         self.pace = torch.stack([torch.full_like(self.steps, each) for each in (rate, math.log(decay))])
 
     @torch.no_grad()

@@ -2,8 +2,8 @@
 
 Where a value differs by rank, every rank has coefficients of its own for common rows. Where a value is replicated, each
 may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region begins
-and an all-gather where it ends move what one all-reduce would. Coefficients, and the work on them, are divided by the
-ranks on both sides.
+and an all-gather where it ends move as much data as one all-reduce would. Coefficients, and the work on them, are
+divided by the ranks on both sides.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Pending:
 
 @dataclass(frozen=True, eq=False)
 class ByOwnership(Generic[T]):
-    """Accounts of the terms that rows have collected: where values are ``replicated``, this rank's part where they
-    differ by rank (``partial``), and all of the rows that only this rank has (``own``).
+    """The accounts of the terms that rows have collected: at ``replicated`` values, this rank's part at values
+    that differ by rank (``partial``), and for rows that only this rank has (``own``).
     """
 
     replicated: T
@@ -68,7 +68,7 @@ class RowSharding:
         return accounts.partial if self.network.is_own(name) else accounts.replicated
 
     def filled(self, rows: InitialRows) -> InitialRows:
-        """Return as many rows for each rank: filled up with zeros, or with repeated entries."""
+        """Return equally many rows for each rank: padded with zeros, or with repeated entries."""
         if isinstance(rows, IdentityRows):
             missing = -rows.index.shape[1] % self.ranks
             return IdentityRows(torch.cat([rows.index, rows.index[:, :1].expand(-1, missing)], dim=1), rows.mirrored)
@@ -76,7 +76,7 @@ class RowSharding:
         return torch.cat([rows, rows.new_zeros(rows.shape[0], missing, *rows.shape[2:])], dim=1) if missing else rows
 
     def gathered(self, bounds: Tensor, rows: InitialRows) -> Tensor:
-        """Return for ``rows`` what the ranks have found for their shares of the filled rows."""
+        """Return for ``rows`` the ranks' results for their shares of the padded rows."""
         everyone = self.network.tp_group.gather(bounds, 1)
         if isinstance(rows, IdentityRows) and rows.mirrored:
             wanted = rows.index.shape[1]
@@ -84,7 +84,7 @@ class RowSharding:
         return everyone[:, : rows.count if isinstance(rows, IdentityRows) else rows.shape[1]]
 
     def own_share(self, rows: InitialRows, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return this rank's rows of common ones, ``(batch or 1, share, *shape)``; a gradient of theirs is gathered."""
+        """Return this rank's share of common rows, ``(batch or 1, share, *shape)``; its gradient is gathered."""
         tp_group: RankGroup = self.network.tp_group
         if isinstance(rows, Tensor):
             return tp_group.own(rows, 1)
@@ -104,7 +104,7 @@ class RowSharding:
         return self.own_share(arrived.rows, node.shape, like), True
 
     def over_rows(self, node: Node, coefficients: Tensor, *, held_alone: bool, own: bool) -> Tensor:
-        """Return coefficients over this rank's rows, or over everybody's, of which other ranks' are zero here."""
+        """Return coefficients over this rank's rows, or over all rows, where other ranks' rows are zero here."""
         if held_alone == own:
             return coefficients
         batch, rows = coefficients.shape[:2]
