@@ -1,4 +1,4 @@
-"""Defines Euclidean balls of inputs."""
+"""Defines Defines Euclidean balls of inputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The values of a small network of straight pieces and steps at one input, as rational numbers without any rounding.
+"""Computes the outputs of a small network of straight pieces and steps at one input, as rational numbers without any
+rounding.
 
-Floating-point numbers are rational, and so are their sums, products and comparisons. Where a bound is attained, rounded
-values and their errors decide nothing; exact ones do.
+Floating-point numbers are rational, and so are their sums and products. If a bound is attained, only exact values can
+decide.
 """
 
 from __future__ import annotations

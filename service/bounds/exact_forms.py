@@ -1,7 +1,7 @@
-"""Proofs by rational arithmetic that outputs stay on one side of a plane, to the last digit.
+"""Proves by rational arithmetic that outputs stay on one side of a plane, to the last digit.
 
-In a box in which every comparison has one answer a piecewise linear network is affine, and the least value of an affine
-function over a box is known exactly. Where one input alone decides a comparison the box is cut at that input's value.
+In a box where every comparison has one answer, a piecewise linear network is affine, and the least value of an affine
+function over a box is known exactly. If one input alone decides a comparison, the box is cut at that input's value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A small network with everything linear between its non-linear operators folded into matrices.
+"""Folds everything linear between a small network's non-linear operators into matrices.
 
-What remains is a list of operators whose inputs are affine forms in the network's input and in earlier operators'
-outputs, so that a backward pass is one matrix product and one relaxation for each: made for many small boxes.
+The result is a list of operators whose inputs are affine forms in the network's input and in earlier operators'
+outputs. A backward pass is then one matrix product and one relaxation for each, which suits many small boxes.
 """
 
 from __future__ import annotations

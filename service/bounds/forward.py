@@ -143,9 +143,10 @@ def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *
 
 
 def values_of_a_ball(network: Network, box: Interval) -> frozenset[str]:
-    """Return the values of which the box around a ball of inputs would lose something that a linear pass keeps.
+    """Return the values for which a linear pass is tighter over a ball of inputs than over the box around it: those
+    that the first non-linear node reads.
 
-    They are those that the first non-linear node reads; there are none where the input is a box.
+    There are none if the input is a box.
     """
     is_ball = bool(network.nonlinear) and not box.exact_layers
     return frozenset(network.nonlinear[0].inputs) - {network.graph.input.name} if is_ball else frozenset()

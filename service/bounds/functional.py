@@ -1,8 +1,8 @@
-"""Torch's own functional collectives in a model that is traced: the same operators as those of our layers.
+"""Traces torch's own functional collectives as the same operators as those of our layers.
 
-Torch writes a gather along any dimension but the first as one along the batch, which a traced graph could not tell from
-mixing instances. So while a model is traced, the code of these functions is exchanged, which works under any name and
-in any closure of a model.
+Torch writes a gather along any dimension but the first as one along the batch, which a traced graph could not
+distinguish from mixing instances. So while a model is traced, the code of these functions is replaced, which works
+under any name and in any closure of a model.
 """
 
 from __future__ import annotations

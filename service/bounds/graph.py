@@ -1,8 +1,8 @@
-"""The network as plain data: typed nodes over one batched input.
+"""Represents the network as plain data: typed nodes over one batched input.
 
 Shapes are those of one instance, without the batch dimension. Every value that depends on the input has the batch
-first, so that instances never mix; what does not depend on it is a constant.
-Operations are marked by their names in the file that the model came from.
+first, so that instances never mix; other values are constants. Operations are marked by their names in the model's
+file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plans the memory of bounds: what is free on a device, how much fits, and smaller steps where it did not.
+"""Plans the memory of bounds: how much is free on a device, how much fits, and smaller steps after a failure.
 
-Free memory is asked for when something is planned, and again after a failure, not at every step: a driver takes its
-time to answer. Whatever was free at the plan may be taken by another process since, so that steps must be able to
-fail: :func:`in_parts` and :func:`halving` repeat one that ran out of memory in smaller parts. Memory that libraries
-take beside the tensors is kept small.
+Free memory is queried when something is planned, and again after a failure, not at every step, since a driver answers
+slowly. Another process may take the free memory after the plan, so steps may fail: :func:`in_parts` and
+:func:`halving` repeat a step that ran out of memory in smaller parts. Memory of libraries besides the tensors is kept
+small.
 """
 
 from __future__ import annotations
@@ -86,10 +86,9 @@ class MemoryBudget:
         kept: int = 0,
         least: Callable[[int], int] = lambda count: count,
     ) -> int:
-        """Return how many items of ``each`` bytes fit into one part in ``share`` of the free memory: from 1 to
-        ``most``.
+        """Return how many items of ``each`` bytes fit into ``share`` of the free memory at once, from 1 to ``most``.
 
-        ``kept`` of the free bytes are already taken. Ranks that do the same agree by ``least``, which all of them call.
+        ``kept`` of the free bytes are reserved. Ranks that do the same agree by ``least``, which all of them call.
         Raises :class:`MemoryShortageError`, on all of them, if not even one item fits into the host's memory.
         """
         free = self.free(device) - kept
@@ -274,9 +273,9 @@ KEPT, FROM_THE_SYSTEM = 2**27, 2**25
 
 
 def keep_workspaces_small() -> None:
-    """Give matrix products 2 MiB for each stream that they run on, instead of 32; before the process' first one.
+    """Give matrix products 2 MiB for each stream that they run on, instead of 32; before the process's first one.
 
-    Bounds are products of large matrices, which need none. What the environment says otherwise stays.
+    Bounds are products of large matrices, which need none. The environment's own setting stays.
     """
     os.environ.setdefault(CUBLAS, SMALL)
 

@@ -1,7 +1,7 @@
-"""A network made ready for bounding, and which entries of its values the output depends on.
+"""Prepares a network for bounding, and finds the entries of its values on which the output depends.
 
-A classifier that reads one token asks nothing of the others after the last attention: what their entries are bounded by
-affects no bound of the output.
+A classifier that reads one token ignores the others after the last attention: bounds of their entries affect no bound
+of the output.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ DRAWS = 2
 
 @torch.no_grad()
 def _needed_entries(graph: Graph, tp_group: RankGroup = ALONE, own: Collection[str] = ()) -> Mapping[str, Tensor]:
-    """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only of values of which
-    there are others, too.
+    """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only for values that
+    also have other entries.
 
-    Of a graph that is divided over ranks all of them call it; ``own`` names the values of which each has a part.
+    All ranks of a divided graph call it; ``own`` names the values of which each has a part.
     """
     like, draws = _like(graph), _Draws(tp_group, frozenset(own))
     masks = {graph.output.name: torch.ones(graph.output.shape, dtype=torch.bool, device=like.device)}
@@ -100,7 +100,7 @@ def _like(graph: Graph) -> Tensor:
 class Before(Protocol):
     """The pipeline stages before a network, whose input is their output.
 
-    ``entries`` is how large a row gets in them, on all tensor-parallel ranks together; ``features`` counts the model's
+    ``entries`` is the largest size of a row in them, over all tensor-parallel ranks; ``features`` counts the model's
     inputs.
     """
 
@@ -195,7 +195,8 @@ class Network:
 
     @cached_property
     def needed(self) -> Mapping[str, Tensor]:
-        """Return the entries, bool ``(n,)``, of values of which the output depends on some alone, by name.
+        """Return the entries, bool ``(n,)``, on which the output depends, by name, for values where it does not
+        depend on all.
 
         Nothing is known of a network behind pipeline stages. Every tensor-parallel rank asks at the same time.
         """

@@ -1,6 +1,6 @@
-"""The least value of linear functions over boxes, and rows over images, in patches.
+"""Computes the least value of linear functions over boxes, and of rows over images, in patches.
 
-Patches have kernels only: ``None`` for a case without one.
+Patches have only kernels: ``None`` for a case without one.
 """
 
 from __future__ import annotations

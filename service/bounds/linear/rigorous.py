@@ -1,8 +1,6 @@
-"""Linear bounds, propagated backward, that hold in real arithmetic.
-
-The coefficients are whatever float64 makes of them. Each step's allowance, joining the coefficients of two consumers,
-the sum over the box and the sum of the biases are all charged to one error that is taken off at the end:
-see :class:`_RoundedSums`.
+"""Propagates linear bounds backward that hold in real arithmetic. The coefficients are rounded in float64. Each
+step's allowance, the sum of two consumers' coefficients, the sum over the box and the sum of the biases are all
+charged to one error that is subtracted at the end: see :class:`_RoundedSums`.
 
 Rows are sharded over tensor-parallel ranks as in the plain arithmetic. Where values are divided, every rank is
 charged for its own coefficients. Where they are replicated, either each rank alone computes a share of the

@@ -20,9 +20,10 @@ from service.bounds.relaxation import Relaxed
 
 
 class RowArithmetic(ABC):
-    """The arithmetic of one traversal, with the account of its bounds: plain, or with every rounding charged for.
+    """The arithmetic of one traversal, with the account of its bounds: plain, or with every rounding charged.
 
-    ``accumulates`` says that sums are free: they may keep the structure of their terms, and be taken within a step.
+    ``accumulates`` says that sums cost nothing: they may keep the structure of their terms, and be computed within a
+    step.
     """
 
     accumulates: ClassVar[bool] = False

@@ -1,9 +1,9 @@
-"""The sharding of rows and biases of a backward traversal over the ranks of a tensor-parallel group.
+"""Shards rows and biases of a backward traversal over the ranks of a tensor-parallel group.
 
-Where a value differs by rank, every rank has coefficients of its own for common rows. Where a value is replicated, each
-may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region begins
-and an all-gather where it ends move as much data as one all-reduce would. Coefficients, and the work on them, are
-divided by the ranks on both sides.
+Where a value differs by rank, every rank has its own coefficients for common rows. Where a value is replicated, each
+may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region
+begins and an all-gather where it ends move as much data as one all-reduce would. Coefficients, and the work on them,
+are divided by the ranks on both sides.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Coefficients that wait at a node. ``own``: the rows are this rank's alone, and so are their values so far.
+    """Coefficients that wait at a node.
 
-    ``fresh``: nothing else holds the tensor, so that more may be added to it in place.
+    With ``own``, the rows belong only to this rank, and so do their values so far. With ``fresh``, nothing else holds
+    the tensor, so that more may be added to it in place.
     """
 
     rows: Coefficients

@@ -45,9 +45,9 @@ def _optimised_lower_bounds(
     ascent: Ascent,
     brought: Brought | None = None,
 ) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of all parts, joined; upper bounds go with those that have them.
+    """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds where there are any.
 
-    Parts of one shape share what is recorded for a device. ``brought`` is told what iterations have brought.
+    Parts of one shape share a record on a device. ``brought`` gets the gain of the iterations.
     """
     optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []

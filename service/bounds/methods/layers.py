@@ -179,9 +179,9 @@ class PlainLayers(LayerArithmetic):
             self.leaps[node.name] = leap
 
     def _decide(self, node: Node, index: int) -> None:
-        """Tighten bounds by passes that end a few layers before, as long as that settles the signs of many entries.
+        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries.
 
-        A sign that is known leaves nothing to relax, whatever the bounds are.
+        A known sign leaves nothing to relax, whatever the bounds are.
         """
         name = node.inputs[index]
         for layers in FEW_LAYERS:

@@ -52,10 +52,10 @@ class Noted:
 
 @dataclass(eq=False)
 class _Planned:
-    """Choose as many rows as planned, whatever the boxes are, without a look at what the device has found.
+    """Choose the planned number of rows, whatever the boxes are, without reading results from the device.
 
-    ``missing`` counts the entries that matter and get none, where there may be any: their bounds stay as they were,
-    which is sound. Positive is too many.
+    ``missing`` counts entries that matter but get no row: their bounds stay as they were, which is sound. A positive
+    number means that the plan is too small.
     """
 
     plan: Plan

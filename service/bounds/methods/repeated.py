@@ -60,11 +60,10 @@ class _ShapeRecord:
 
 @dataclass(eq=False)
 class Repeating:
-    """A method for someone who analyses a network again and again, under ``torch.no_grad()``, alone on its ranks.
+    """A method for repeated analyses of a network, under ``torch.no_grad()``, alone on its ranks.
 
-    The first analysis of boxes of one shape is as written, the second is recorded, the rest replay the record. What
-    an analysis says stays true whatever comes after it. The records end with this object, or when memory is needed for
-    something else.
+    The first analysis of boxes of one shape is direct, the second is recorded, the rest replay the record. Results
+    stay valid after later analyses. The records end with this object, or when memory is needed elsewhere.
     """
 
     passes: Passes

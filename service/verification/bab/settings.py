@@ -133,8 +133,8 @@ class DomainBoundsSettings:
     """Batches of domains that are bounded together.
 
     A pass with gradients keeps roughly ``floats_per_value`` numbers of each domain for each value, and for each that
-    is relaxed ``floats_per_piecewise`` (by two lines) or ``floats_per_curved`` (by one of many curves or planes).
-    A batch on the host takes at most ``largest_host_bytes``, beyond which none is faster, and has at most
+    is relaxed ``floats_per_piecewise`` (by two lines) or ``floats_per_curved`` (by one of many curves or planes). A
+    batch on the host takes at most ``largest_host_bytes``, beyond which none is faster, and has at most
     ``most_domains`` anywhere: more are no faster, and other processes may want the memory, too. Free memory is asked
     for again after ``plan_seconds``: a driver answers slowly.
     """

@@ -1,7 +1,7 @@
-"""Rows over an image that are zero outside of a patch: what is left of a convolution's rows after a few layers.
+"""Represents rows over an image that are zero outside of a patch, such as a convolution's rows after a few layers.
 
-A row starts at one place of an image, and every convolution backward widens its patch; smaller than the image, the
-patch is all that is kept (patches, Xu et al., 2020).
+A row starts at one place of an image, and every convolution backward widens its patch; while it is smaller than the
+image, only the patch is kept (patches, Xu et al., 2020).
 """
 
 from __future__ import annotations
