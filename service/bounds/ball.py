@@ -1,4 +1,4 @@
-"""Defines Defines Euclidean balls of inputs."""
+"""Defines Euclidean balls of inputs."""
 
 from __future__ import annotations
 
