@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Arithmetic(ABC):
-    """The arithmetic of an engine, and its demands on a search.
+    """The arithmetic of an engine, and what it asks of a search.
 
     ``dtype`` is the type in which a job computes its bounds; ``note`` follows a method's name in results. ``refines``
     says that a search may tighten intermediate bounds by methods that have no rigorous form.
@@ -45,7 +45,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def module_to_bound(self, module: nn.Module) -> nn.Module:
-        """Return the module to bound: the same function, in this arithmetic's type."""
+        """Return the module to bound: one of the same function, in the type that this arithmetic takes."""
 
     @abstractmethod
     def for_activation_search(self, network: Network) -> Network:
@@ -53,7 +53,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def certifying(self, make: Callable[[], T]) -> T | None:
-        """Return ``make()`` if claims must be checked over the reals, else ``None``."""
+        """Return ``make()`` if a claim must be checked over the reals, and ``None`` otherwise."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class BoundingEngine(ABC):
 
     @property
     def stages(self) -> Staged | None:
-        """Return the pipeline stages of the model; ``None`` if this rank has a part of every layer."""
+        """Return the pipeline stages of the model; ``None`` where this rank has a part of every layer."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class BoundingEngine(ABC):
         return int(self.gathered(torch.tensor([self.network.tp_group.least(count, self.device)])).min())
 
     def survives(self, error: Exception) -> bool:
-        """Return whether smaller work can go on after this error: memory ran out, and no other rank waits."""
+        """Return whether work can go on with less after this error: memory ran out, and no other rank waits."""
         return is_out_of_memory(error) and (self.is_alone or isinstance(error, MemoryShortageError))
 
     @abstractmethod
@@ -203,8 +203,8 @@ class BoundingEngine(ABC):
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     def exact_outputs(self, x: Tensor) -> Values | None:
-        """Return the outputs at an input ``(features,)`` without any rounding, if counterexamples need that and
-        it is possible.
+        """Return the outputs at an input ``(features,)`` without any rounding, where counterexamples need that and it
+        can be had.
         """
         if not self.is_alone:
             return None

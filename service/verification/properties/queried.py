@@ -17,7 +17,7 @@ from service.verification.properties.base import InstanceBatch, PropertyError
 
 @dataclass(frozen=True, eq=False)
 class Queried:
-    """The requested bounds are those on the smallest box around all boxes of a query; the search gives the verdict.
+    """The bounds asked for are those on the smallest box around all of a query's; the verdict is the search's.
 
     ``names`` are the queries' paths in their archive, empty without one; ``limits`` are the seconds of search
     of each, if set.
