@@ -109,12 +109,13 @@ export class Plane {
     const kept = (/** @type {string} */ path) => this.all(path).filter((_, index) => both[index]);
     const area = { left: 58, right: width - 18, top: 12, bottom: HEIGHT - 44 };
     const room = Math.max(Math.floor(width / 110), 2);
+    const upwards = kept(y);
     const across = axis(kept(x), [area.left, area.right], room, room);
-    const up = axis(kept(y), [area.bottom, area.top], 6);
+    const up = axis(upwards, [area.bottom, area.top], 6);
     const shown = this.jobs.flatMap((_, index) => (both[index] ? [index] : []));
     const at = shown.map((index) => ({ x: across.at(this.values[index]?.get(x)), y: up.at(this.values[index]?.get(y)) }));
     const labels = places(at, shown.map((index) => cut(this.names[index] ?? "")), { ...area, right: width });
-    const marks = shown.map((index, order) => this.point(index, at[order] ?? { x: 0, y: 0 }, labels[order] ?? null, kept(y)));
+    const marks = shown.map((index, order) => this.point(index, at[order] ?? { x: 0, y: 0 }, labels[order] ?? null, upwards));
     const words = `${marks.length} jobs: ${this.wordsOf(y)} against ${this.wordsOf(x)}`;
     return this.picture(width, words, ...grid(across, up, area),
       s("text", { class: "name", x: (area.left + area.right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, this.wordsOf(x)), ...marks);
