@@ -186,6 +186,10 @@ def test_searches_are_followed_and_what_they_cost_is_shown(page: Page, fleet: Fl
     expect(page.locator("#cost")).to_contain_text("75 %")
     expect(page.locator("#cost .note")).to_have_text("means over ranks · 0.500 GiB at most")
     expect(page.locator("#layers .rail i")).to_have_count(2)
+    expect(search.locator("canvas").first).to_be_visible()
+    search.get_by_label("Instance").select_option("5")
+    expect(search.locator(".note")).to_contain_text("instance 5 · 7 domains")
+    expect(search.locator("canvas").first).to_be_hidden()
 
 
 @pytest.mark.slow

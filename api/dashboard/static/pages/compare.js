@@ -10,7 +10,7 @@ import { many, number } from "../lib/format.js";
 import { isTerminal } from "../lib/state.js";
 import { Problem, call } from "../ui/api.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
-import { blank, showConnection } from "../ui/status.js";
+import { blank, later, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
@@ -138,9 +138,13 @@ async function refresh() {
     showConnection(jobs.every((job) => isTerminal(job.state)) ? "ended" : "live");
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    showConnection("reconnecting");
-    reveal();
-    if (jobs.length === 0) fill(byId("blank"), blank("The jobs cannot be shown", error.message));
+    showConnection(error.passing ? "reconnecting" : "ended");
+    if (jobs.length) reveal();
+    else {
+      byId("comparison").hidden = true;
+      fill(byId("blank"), blank("The jobs cannot be shown", error.message));
+    }
+    if (error.passing) later(() => void refresh());
   }
 }
 
