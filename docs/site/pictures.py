@@ -192,8 +192,7 @@ def take(page: Page, path: str, target: Path) -> None:
         page.goto(path)
         page.wait_for_load_state("networkidle")
         expect(page.locator(".loading, .awaited")).to_have_count(0)
-        for closed in page.locator(".hosts details:not([open]) > summary").all():
-            closed.click()
+        page.locator(".hosts details").evaluate_all("all => all.forEach((each) => (each.open = true))")
         for scheme in ("light", "dark") if not suffix else ("light",):
             page.emulate_media(color_scheme=scheme)
             settled(page)
