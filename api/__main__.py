@@ -28,24 +28,24 @@ _SHUTDOWN_S = 5
 
 @dataclass(frozen=True)
 class _InheritedDescriptors:
-    """Holds the descriptors that the parent process opened for this one. Sockets that it keeps open too lose no
-    connection while this one is restarted: they wait there.
+    """The descriptors that the parent process opened for this one. Sockets that the parent keeps open lose no
+    connection while this process restarts: connections wait there.
     """
 
     listening: int | None
     private: int | None
     ready: int | None
-    """A byte is written there once this process answers."""
+    """This process writes a byte there once it answers."""
 
     def private_socket(self, settings: Settings, url: str) -> PrivateSocket | None:
-        """Return the data folder's socket, bound here where it is not inherited."""
+        """Return the data folder's socket, bound here if it is not inherited."""
         if self.private is None:
             return PrivateSocket.bind(settings.layout, url)
         return PrivateSocket(socket.socket(fileno=self.private), settings.layout)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until a signal. Returns 2 when it refuses to start, and says why."""
+    """Serve until a signal. Return 2 if it refuses to start, and say why."""
     options = vars(_parser().parse_args(arguments))
     inherited = _InheritedDescriptors(options.pop("fd"), options.pop("private_fd"), options.pop("ready_fd"))
     given = {name: value for name, value in options.items() if value is not None}
@@ -113,7 +113,7 @@ def _announce_admin_key(settings: Settings, store: Store) -> None:
 def _warn_of_forgetting(store: Store) -> None:
     if store.forgets_at_restart():
         logging.getLogger("api").warning(
-            "the broker keeps nothing on disk: when it restarts, every job and key is lost; "
+            "the broker keeps nothing on disk: a restart loses every job and key; "
             "set 'appendonly yes' and 'appendfsync always' there"
         )
 

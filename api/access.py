@@ -1,6 +1,6 @@
-"""Decides which jobs and projects a caller may see and change: the only place where routes get one of them from.
+"""Decides which jobs and projects a caller may see and change: routes get jobs and projects only from here.
 
-A job that the caller may not see is answered like one that does not exist.
+For a job that the caller may not see, the answer is as for one that does not exist.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def _sees(caller: ApiKey, job: ListedJob) -> bool:
 
 
 def as_seen(caller: ApiKey, job: SomeJob) -> SomeJob:
-    """Return a job that the caller may read as it is shown there: with whom else it is shared is its project's to
-    know.
-    """
+    """Return a job as the caller may see it: only its own project learns with whom else it is shared."""
     if caller.project in (None, job.project):
         return job
     return job.model_copy(update={"shared_with": tuple(name for name in job.shared_with if name == caller.project)})
@@ -58,7 +56,7 @@ async def _changeable(job_id: str, caller: Submitter, store: StoreDep) -> Job:
 
 
 ReadableJob = Annotated[Job, Depends(_readable)]
-"""The job of the path, for those who may read it; 404 for all others."""
+"""The job of the path, for those who may read it; 404 for everybody else."""
 ChangeableJob = Annotated[Job, Depends(_changeable)]
 """The job of the path, for those who may change it; 404 for those who may not read it, else 403."""
 

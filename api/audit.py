@@ -27,7 +27,7 @@ def audit(
 ) -> None:
     """Append an entry to the audit log: the caller of ``request`` did ``action``.
 
-    It blocks for a write to the broker, so an asynchronous route calls it in a thread. Raises
+    Blocks for a write to the broker, so an asynchronous route calls it in a thread. Raises
     :class:`~service.jobs.store.StoreUnavailable`.
     """
     context_of(request.app).store.audit.append([_record(request, action, job, subject, detail)])
@@ -40,13 +40,13 @@ async def audit_submissions(request: Request, jobs: Iterable[str], **detail: str
 
 
 def audit_refusal(request: Request, action: AuditAction, **detail: str) -> None:
-    """Append the entry of a request that was refused. Of many within a minute only the first are recorded."""
+    """Append the entry of a refused request. Only the first ones of a minute are recorded."""
     asked = {"method": request.method, "path": request.url.path, **detail}
     context_of(request.app).store.audit.refused(_record(request, action, None, None, asked))
 
 
 def remember_caller(request: Request, caller: ApiKey, credential: Credential) -> None:
-    """Keep for :func:`audit` who sent this request."""
+    """Keep the sender of this request for :func:`audit`."""
     request.state.audited = (caller, credential)
 
 

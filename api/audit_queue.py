@@ -8,11 +8,13 @@ from service.jobs.audit import AuditRecord
 from service.jobs.store import AuditLog, in_loop
 
 _MOST_IN_LOOP = 64
-"""Entries that are made without keeping other requests waiting; more are made in a thread."""
+"""Most entries that are made in the event loop without holding up other requests; more are made in a thread."""
 
 
 class AuditQueue:
-    """Appends the entries that arrive during a write together, in the next one. Few entries take no thread."""
+    """Appends entries in batches: those that arrive during a write go into the next one. A small batch takes no
+    thread.
+    """
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""Processes with limits that check what clients send: their fork server, and one of them at work."""
+"""Runs checks of clients' input in processes with limits: their fork server, and one process at work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.jobs.submission.server import LARGEST_MESSAGE, CheckCommand, CheckE
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ENVIRONMENT_PREFIX = "PYTHON"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Each thread of a library would take address space, which is limited."""
+"""Each thread of a library would take some of the limited address space."""
 
 
 class CheckUnavailable(Exception):  # noqa: N818
@@ -29,7 +29,7 @@ class CheckUnavailable(Exception):  # noqa: N818
 
 @dataclass
 class CheckServer:
-    """A running fork server: its process, our end of its control socket, and the checks that it has in hand."""
+    """A running fork server: its process, our end of its control socket, and its present checks."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -67,7 +67,7 @@ class CheckServer:
         return CheckProcess(self, number, reader, writer, ended, asyncio.get_running_loop().time())
 
     def send(self, command: CheckCommand, *connections: socket.socket) -> None:
-        """Send a command. Raises :class:`CheckUnavailable` where the server is gone."""
+        """Send a command. Raises :class:`CheckUnavailable` if the server has ended."""
         try:
             message = command.model_dump_json().encode()
             socket.send_fds(self.control, [message], [connection.fileno() for connection in connections])
@@ -86,7 +86,7 @@ class CheckServer:
                 waiting.set_exception(CheckUnavailable("the check server ended"))
 
     def stop(self, within_s: float) -> None:
-        """End the server, and with it its checks; kill it after ``within_s`` seconds. Blocks until it is gone."""
+        """End the server and its checks; kill it after ``within_s`` seconds. Blocks until it has ended."""
         self.control.close()
         try:
             self.process.wait(within_s)
@@ -97,7 +97,7 @@ class CheckServer:
 
 @dataclass
 class CheckProcess:
-    """A process that answers one request after another until its connection is closed, or it reaches a limit."""
+    """A process that answers one request after another until its connection is closed or it reaches a limit."""
 
     server: CheckServer
     number: int
@@ -105,18 +105,18 @@ class CheckProcess:
     writer: asyncio.StreamWriter
     ended: asyncio.Future[CheckEnding]
     began_at: float
-    """By the event loop's clock."""
+    """When it started, by the event loop's clock."""
     served: int = 0
-    """Requests that it has answered."""
+    """Number of requests that it has answered."""
     opened: str = ""
     """The id of the file that it read last."""
     ending: CheckEnding | None = None
-    """How it ended, where it did so by itself."""
+    """How it ended, if it ended by itself."""
 
     async def answer(self, request: bytes, within_s: float) -> bytes | None:
-        """Return the answer to a request; ``None`` where the process ended without one, or took more than so many
-        seconds. Then, and where the caller is cancelled, the process is gone when this returns. Raises
-        ``RuntimeError`` for a check that failed.
+        """Return the answer to a request; ``None`` if the process ended without one or took too many seconds.
+        In these cases, and if the caller is cancelled, the process has ended when this returns. Raises
+        ``RuntimeError`` for a failed check.
         """
         reply: dict[str, bytes] = {}
         try:
@@ -135,8 +135,8 @@ class CheckProcess:
         return reply.get("answer")
 
     async def _exchange(self, request: bytes, reply: dict[str, bytes]) -> None:
-        """Send a request and note in ``reply`` what the process says, the latest line of each word, up to its answer or
-        its end.
+        """Send a request, and note in ``reply`` the process's latest line of each word, up to its answer or its
+        end.
         """
         with contextlib.suppress(ConnectionError):
             self.writer.write(LENGTH.pack(len(request)) + request)
@@ -163,11 +163,11 @@ class CheckProcess:
 
 
 def _retrieved(ended: asyncio.Future[CheckEnding]) -> None:
-    """Read a process's end, whose error counts only while a check waits for it."""
+    """Read a process's end; its error counts only while a check waits for it."""
     if not ended.cancelled():
         ended.exception()
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return only what Python needs to start, and none of the service's secrets."""
+    """Return the variables that Python needs to start, and none of the service's secrets."""
     return {name: value for name, value in ours.items() if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIX)}

@@ -1,9 +1,9 @@
-"""Checks of submitted jobs and plans of pipelines, in processes with limits: what a client sends takes none of the
+"""Checks submitted jobs and plans pipelines in processes with limits, so that a client's input takes none of the
 API's own memory and threads.
 
-An owner has one such process at a time, and all owners together a bounded number at work; the others wait their turn. A
-process that has read a file ends with its request. One that has read none waits a moment for the next request of its
-owner, since starting one takes longer than most checks; what such a process cannot do, a new one tries again.
+An owner has one such process at a time, and all owners together have a bounded number at work; the others wait their
+turn. A process that has read a file ends with its request. One that has read none waits a moment for the next request
+of its owner, since a start takes longer than most checks. If such a process fails, a new one tries again.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class CheckerSettings:
     """Requests that wait for their turn; more are refused."""
     most_waiting_per_owner: int = 64
     clock_ratio: float = 10.0
-    """A check may take this many times its processor time by the clock, as other work takes turns with it."""
+    """A check may take this many times its processor time by the clock, since other work takes turns with it."""
     longest_line: int = 2**24
-    """Bytes of an answer."""
+    """Most bytes of an answer."""
     keep_s: float = 5.0
-    """Seconds that a process may be old that takes another request of its owner."""
+    """Age in seconds up to which a process takes another request of its owner."""
     stop_s: float = 5.0
-    """Seconds that the fork server gets to end."""
+    """Seconds for the fork server to end."""
 
 
 class Checker:
@@ -81,15 +81,15 @@ class Checker:
             await asyncio.to_thread(server.stop, self._settings.stop_s)
 
     async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
-        """Return every reason to refuse the jobs, up to a number of them. Raises as :meth:`answer` does."""
+        """Return the reasons to refuse the jobs, up to a limit. Raises like :meth:`answer`."""
         found = [Problem(**problem) for problem in json.loads(await self.answer(request, owner))]
         return [*found, *await self._addresses.problems(request.specs)]
 
     async def answer(self, request: AnyRequest, owner: str) -> bytes:
         """Return the answer as JSON, once it is the owner's turn.
 
-        Raises :class:`Rejected` where it would take more than the limits, :class:`CheckUnavailable`, and a 429 where
-        too many requests wait.
+        Raises :class:`Rejected` if it would exceed the limits, :class:`CheckUnavailable`, and a 429 if too many
+        requests wait.
         """
         async with self._turn(owner):
             return await self._answered(request, owner)
@@ -132,8 +132,8 @@ class Checker:
         return answer
 
     def _keep(self, owner: str, process: CheckProcess) -> None:
-        """Let a process wait for its owner's next request, until it is :attr:`CheckerSettings.keep_s` old. Of too many
-        the one goes that has waited longest.
+        """Let a process wait for its owner's next request until it is :attr:`CheckerSettings.keep_s` old. If
+        there are too many, the one that has waited longest ends.
         """
         loop, ends_at = asyncio.get_running_loop(), process.began_at + self._settings.keep_s
         if loop.time() >= ends_at:
@@ -174,7 +174,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _over_limit(request: AnyRequest, process: CheckProcess, limits: CheckLimits, clock_ratio: float) -> Problem:
-    """Return the refusal of a check that exceeds the limits; a process without an ``ending`` was ended by the clock."""
+    """Return the refusal of a check that exceeded the limits; a process without an ``ending`` ran out of time."""
     file_id, ending = process.opened, process.ending
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
     if ending is None:
@@ -192,4 +192,4 @@ def _over_limit(request: AnyRequest, process: CheckProcess, limits: CheckLimits,
         reason += f"; it used {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
     path = next((path for path, named_file in request.files() if named_file == file_id), "")
     message = f"{'reading it' if path else 'checking it'} {reason}"
-    return Problem(path, message, file_id or None, f"what is checked within {memory} and {processor}")
+    return Problem(path, message, file_id or None, f"a check within {memory} and {processor}")

@@ -1,4 +1,4 @@
-"""Gives handlers the store, the settings and the stream hub, which the application factory attaches once."""
+"""Gives handlers the store, the settings and the stream hub; the application factory attaches them once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Context:
     settings: Settings
     store: Store
     probe: Store
-    """A second client of the store, for readiness: it does not wait for a broker that is away."""
+    """A second client of the store, for readiness, which does not wait for an absent broker."""
     hub: Hub
     checker: Checker
     provider: OpenIdProvider | None
@@ -42,8 +42,8 @@ def context_of(app: FastAPI) -> Context:
     return cast(Context, app.state.context)
 
 
-# Each is a coroutine, since a plain function would be run in a thread, and asks for nothing but the request, since the
-# framework takes its time for each dependency of a dependency.
+# Each is a coroutine, since a plain function would run in a thread, and depends only on the request, since the
+# framework takes time for each nested dependency.
 
 
 async def _context(request: Request) -> Context:

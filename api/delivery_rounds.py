@@ -1,4 +1,4 @@
-"""Does what is due, round by round, in a task of an API process's event loop."""
+"""Sends due deliveries, round by round, in a task of an API process's event loop."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Says how long to wait between rounds, in seconds."""
+    """Pauses between rounds, in seconds."""
 
     look_s: float = 1.0
     """Pause between two searches for due deliveries."""
     outage_s: float = 5.0
-    """Pause after the broker was found away."""
+    """Pause after the broker did not answer."""
 
 
 class DeliveryRounds(ABC):
-    """Every process has such a task: the broker gives each thing that is due to one of them at a time."""
+    """Every process has such a task: the broker gives each due delivery to one of them at a time."""
 
     def __init__(self, subject: str, times: RoundTimes) -> None:
         self._subject, self._pauses = subject, times
@@ -53,4 +53,4 @@ class DeliveryRounds(ABC):
 
     @abstractmethod
     async def _round(self) -> bool:
-        """Do what is due; return whether there may be more."""
+        """Send what is due; return whether there may be more."""

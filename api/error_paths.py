@@ -18,7 +18,7 @@ _FIELD_KEYS = ("validation_alias", "alias")
 
 @dataclass(frozen=True)
 class ErrorPlace:
-    """Locates an error: the user's path, and the fields that exist beside its last element and those below it."""
+    """The place of an error: the user's path, the fields beside its last element, and those below it."""
 
     path: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class ErrorPlace:
 
 
 class Locator:
-    """Translates locations of one validator."""
+    """Translates the locations of one validator."""
 
     def __init__(self, schema: Schema) -> None:
         self._definitions: dict[str, Schema] = {}
@@ -49,7 +49,7 @@ class Locator:
         return replace(place, fields=tuple(dict.fromkeys(self._below(schemas))))
 
     def _below(self, schemas: Iterable[Schema]) -> Iterator[str]:
-        """Yield the fields of all that may be here, through unions."""
+        """Yield the fields of every type that may be here, through unions."""
         for schema in map(self._unwrap, schemas):
             if schema["type"] == "tagged-union":
                 yield from self._below(schema["choices"].values())
@@ -60,7 +60,7 @@ class Locator:
 
     def _step(self, place: ErrorPlace, schemas: list[Schema], element: str | int) -> tuple[ErrorPlace, list[Schema]]:
         """Go one element further. ``schemas`` are the candidates here: several below an untagged union, none if
-        lost.
+        the path is lost.
         """
         candidates = [self._unwrap(schema) for schema in schemas]
         if not candidates:

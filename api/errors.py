@@ -55,7 +55,7 @@ def install(app: FastAPI) -> None:
 
 
 def plain_detail(status: int, scope: Scope, text: str = "") -> str:
-    """Return the detail of an answer to the request of ``scope`` whose text is a library's own."""
+    """Return our detail for an answer to the request of ``scope`` that a library has worded."""
     known = _DETAILS.get(status)
     if known is not None and text in ("", HTTPStatus(status).phrase, "Content Too Large"):
         limit, setting = _body_limit(scope)
@@ -109,7 +109,7 @@ def _rejected(request: Request, error: Exception) -> Response:
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    return respond(404, str(error) or "there is no such thing")
+    return respond(404, str(error) or "there is no such resource")
 
 
 def _over_quota(request: Request, error: Exception) -> Response:
@@ -117,7 +117,7 @@ def _over_quota(request: Request, error: Exception) -> Response:
 
 
 def _conflict(request: Request, error: Exception) -> Response:
-    return respond(409, str(error) or "the request contradicts the present state")
+    return respond(409, str(error) or "the request conflicts with the present state")
 
 
 def _too_large(request: Request, error: Exception) -> Response:
@@ -155,6 +155,6 @@ def _system(request: Request, error: Exception) -> Response:
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
-    """Log the traceback, which no client is to see."""
+    """Log the traceback, which no client may see."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return respond(500, "the service failed to answer; its log says why")

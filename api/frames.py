@@ -1,9 +1,9 @@
-"""Server-sent events as bytes, encoded once however many subscribers there are, and ids from which a stream resumes.
+"""Encodes server-sent events, once for all subscribers, and the ids from which a stream resumes.
 
 A stream over one job carries the ids of its Redis stream. A stream over several carries a composite id
 ``milliseconds;job=sequence,…``: every event of an earlier millisecond was delivered, and, of that millisecond,
-those of the named jobs up to the named sequence number. It stays short, because few jobs share a millisecond. Where
-the jobs are all that there are, ``;milliseconds`` follows: jobs that began then or later may not have been known yet.
+those of the named jobs up to the named sequence number. It stays short, because few jobs share a millisecond. For
+a stream over all jobs, ``;milliseconds`` follows: jobs that began then or later may not have been known yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETRY = b"retry: 2000\n\n"
 BYE = b"event: bye\nretry: 500\ndata: {}\n\n"
 END = b"event: end\ndata: {}\n\n"
 _FORGOTTEN_MS = 5000
-"""More than it takes until a job that is new is known."""
+"""More than the time until a new job is known."""
 
 
 def gap(job_id: str, first: str) -> bytes:
@@ -32,7 +32,7 @@ def gap(job_id: str, first: str) -> bytes:
 
 @dataclass(frozen=True)
 class Frame:
-    """One event, encoded but for its ``id:`` line."""
+    """One event, encoded except for its ``id:`` line."""
 
     job_id: str
     id: str
@@ -68,17 +68,17 @@ class FrameBatch:
 
 @dataclass(frozen=True)
 class Form:
-    """How the frames of a subscription are written."""
+    """The form of a subscription's frames."""
 
     composite: bool
-    """Whether ids are composite (several jobs) or those of the one job's stream."""
+    """Whether ids are composite (several jobs) or those of one job's stream."""
     types: frozenset[str] | None = None
     """The types that are sent; all when ``None``."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """The frames that one read gave to all who watch the same jobs, by time."""
+    """The frames of one read for all who watch the same jobs, by time."""
 
     frames: tuple[Frame, ...]
     tokens: tuple[str, ...]
@@ -98,19 +98,19 @@ class Round:
 
     @property
     def states(self) -> dict[str, str]:
-        """Return the last state that the frames announce of each job."""
+        """Return the last state of each job that the frames announce."""
         return {frame.job_id: frame.state for frame in self.frames if frame.state is not None}
 
     def end(self, form: Form) -> str:
-        """Return the id of the last frame, from which the rest follows."""
+        """Return the id of the last frame, after which the rest follows."""
         return self.tokens[-1] if form.composite else self.frames[-1].id
 
 
 def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
     """Return the events of one read, cut behind the last one before a gap.
 
-    A job whose answer was cut at ``count`` has more events; those of other jobs that are younger than its last one
-    wait for the next read, so that a composite id may say "everything before".
+    A job whose answer was cut at ``count`` has more events; younger events of other jobs wait for the next
+    read, so that a composite id can mean "everything before".
     """
     full = [events[-1].position[0] for events in read.values() if len(events) >= count]
     horizon = min(full, default=None)
@@ -130,14 +130,14 @@ def in_order(frame_batches: Iterable[FrameBatch]) -> list[Frame]:
 
 @dataclass
 class Cursor:
-    """Remembers how far a subscriber got, per job."""
+    """A subscriber's position in each job."""
 
     base: str = BEGINNING
     """Position in jobs that are not known yet."""
     positions: dict[str, str] = field(default_factory=dict)
     known: int | None = None
     """Milliseconds of the broker's clock: the events of every job that began by then have been delivered;
-    ``None`` where there are no jobs but those that are named.
+    ``None`` for a stream over named jobs.
     """
     doubtful: bool = False
     """Whether jobs that began since :attr:`known` may lack events before where this cursor resumes."""
@@ -156,7 +156,7 @@ class Cursor:
             self._level[frame.job_id] = sequence
 
     def take(self, incoming: Iterable[FrameBatch]) -> Round | None:
-        """Advance over what is new of the batches and return it; ``None`` when nothing is."""
+        """Advance over the new frames of the batches and return them; ``None`` if there are none."""
         fresh = [left for batch in incoming if (left := batch.after(self)) is not None]
         frames, tokens = in_order(fresh), []
         for frame in frames:
@@ -168,16 +168,16 @@ class Cursor:
         return Cursor(self.base, dict(self.positions), self.known, self.doubtful, self._millisecond, dict(self._level))
 
     def over_everything(self) -> None:
-        """Be a cursor over all jobs that there are: all that had begun by where it is were known."""
+        """Become a cursor over all jobs: every job that had begun by its position was known."""
         if self.known is None:
             self.known = self._millisecond + 1 if self._millisecond else parse_id(self.base)[0]
 
     def can_settle(self, known: int) -> bool:
-        """Return whether all jobs that had begun where this cursor is began before ``known``, in ms."""
+        """Return whether every job that had begun by this cursor's position began before ``known``, in ms."""
         return known > self._millisecond
 
     def learn(self, known: int) -> None:
-        """Take note that all jobs that began before ``known`` were read up to here."""
+        """Note that all jobs that began before ``known`` were read up to here."""
         if self.known is not None:
             self.known = max(self.known, known)
 
@@ -191,8 +191,8 @@ class Cursor:
         self.doubtful = False
 
     def forget(self, jobs: Iterable[str], known: Collection[str]) -> None:
-        """Drop the positions of jobs that are shown no more, so that they do not add up. What they may have later
-        begins :data:`_FORGOTTEN_MS` before the last of them; the jobs of ``known`` keep where they are.
+        """Drop the positions of jobs that are no longer shown, so that they do not accumulate. Their later
+        events begin :data:`_FORGOTTEN_MS` before the last of them; the jobs of ``known`` keep their positions.
         """
         last = max((parse_id(self.positions.pop(job_id)) for job_id in jobs if job_id in self.positions), default=None)
         if last is not None and (last[0] - _FORGOTTEN_MS, 0) > parse_id(self.base):

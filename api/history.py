@@ -1,4 +1,4 @@
-"""Reads all of a job's events of some types: those on record of each attempt, and those that only its stream has."""
+"""Reads all of a job's events of some types: the recorded ones of each attempt, and those that only its stream has."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | N
 def _with_streamed(on_record: Iterator[dict[str, Any]], streamed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield events of the record, and among them those that only the stream has; both newest first.
 
-    Once the record is at a time before that of a streamed event, the record does not have it: it is yielded there.
+    Once the record is earlier than a streamed event, the record lacks that event, so it is yielded there.
     """
     known: set[bytes] = set()
     left = deque(streamed)
@@ -72,8 +72,8 @@ def _with_streamed(on_record: Iterator[dict[str, Any]], streamed: list[dict[str,
 
 
 def _streamed(store: Store, job_id: str, types: frozenset[str], newest: int) -> dict[bytes, int]:
-    """Return the events of these types that the stream has, with the attempt during which each arrived: the ``newest``
-    where the beginning of the stream, which would tell, was trimmed.
+    """Return the stream's events of these types, each with the attempt during which it arrived: the ``newest``
+    if the beginning of the stream was trimmed.
     """
     found: dict[bytes, int] = {}
     attempt = newest

@@ -78,7 +78,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app = FastAPI(
         title="Trivet",
         version="1",
-        description="Train, verify and compile-check models: jobs, their events and what came of them.",
+        description="Train, verify and compile-check models: jobs, their events and their results.",
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=_operation_id,
@@ -118,12 +118,12 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
 
 
 def _operation_id(route: APIRoute) -> str:
-    """Return the name of an operation: that of its function, which generated clients call theirs."""
+    """Return the name of an operation: that of its function, which generated clients then use."""
     return route.name
 
 
 def _v1(settings: Settings) -> APIRouter:
-    """Return the routes that need a key: the dependency sits on the router, so that no route can forget it."""
+    """Return the routes that need a key. The dependency is on the router, so that no route can forget it."""
     router = APIRouter(prefix=V1, dependencies=[Security(authenticated)])
     for resource in (
         jobs.router,
@@ -173,7 +173,7 @@ def _mount_dashboard(app: FastAPI, settings: Settings) -> None:
 
 
 def _has_session(request: Request) -> bool:
-    """Return whether pages may be shown; what is in them asks the API, which checks the session itself."""
+    """Return whether pages may be shown; their contents come from the API, which checks the session itself."""
     return session_cookie(request) is not None
 
 
@@ -201,7 +201,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _adopt(store: Store) -> None:
-    """Bring what an older version left in the store up to this one, as soon as the broker answers."""
+    """Upgrade the store's data from an older version as soon as the broker answers."""
     while True:
         try:
             return await asyncio.to_thread(store.jobs.adopt)
@@ -210,7 +210,7 @@ async def _adopt(store: Store) -> None:
 
 
 async def _expire_uploads(store: Store) -> None:
-    """Delete unused uploads, now and then."""
+    """Delete unused uploads now and then."""
     while True:
         with suppress(StoreUnavailable, OSError):
             while await asyncio.to_thread(store.files.expire):
@@ -220,8 +220,9 @@ async def _expire_uploads(store: Store) -> None:
 
 @contextmanager
 def _closing_streams_on_signals(close: Callable[[], None]) -> Iterator[None]:
-    """End open streams when the server is told to stop: it would wait for them for ever, as they never end. SIGHUP, of
-    which the server knows nothing, stops it as SIGTERM does: requests that have begun are answered.
+    """End open streams when the server is told to stop; they never end by themselves, so it would wait for
+    ever. SIGHUP, which the server does not handle, stops it like SIGTERM: requests that have begun are
+    answered.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,9 +1,9 @@
-"""Check the Host header of every request, and set the security headers of every response, whoever wrote it,
-and the one that tells of a key's near end.
+"""Checks the Host header of every request, and sets the security headers of every response, whoever wrote it, and the
+header about a key's near expiry.
 
 A page of another site can make its own name lead to this machine (DNS rebinding); the browser then takes the service
-for a part of that site. So a name must be known here. An address needs no check: no site can have another's address as
-its name.
+for a part of that site. So only known names are answered. An address needs no check: no site can have another's
+address as its name.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ SECURITY_HEADERS = {
 }
 _HSTS = "max-age=31536000"
 _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-"""As they are sent, made once for all answers."""
+"""The headers as they are sent, made once for all answers."""
 
 
 class Hardening:
-    """Adds the security headers to every answer, as the innermost middleware: one that an answer sets itself stays."""
+    """Adds the security headers to every answer, as the innermost middleware; a header that an answer sets itself
+    stays.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -126,7 +128,7 @@ class HostNames:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             named = Headers(scope=scope).getlist("host")
-            if len(named) > 1:  # a proxy before this service may have gone by the other one
+            if len(named) > 1:  # a proxy in front may have used the other one
                 await problems.respond(400, "the request names more than one Host")(scope, receive, send)
                 return
             host = named[0] if named else ""
@@ -142,8 +144,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestIds:
-    """Names each request: as its client or a proxy says in ``X-Request-ID``, or anew where that is no plain word of 64
-    characters at most. The answer has the name, and so do what is logged meanwhile and the problem, if it becomes one.
+    """Names each request: by ``X-Request-ID`` from its client or a proxy, or by a new id if that is not a plain
+    word of at most 64 characters. The answer, the log lines meanwhile and any problem have the name.
     """
 
     def __init__(self, app: ASGIApp) -> None:

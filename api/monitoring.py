@@ -32,18 +32,18 @@ V1 = "/v1"
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """Tunes how often a process looks at itself, in seconds."""
+    """Periods of a process's measurements, in seconds."""
 
     lag_s: float = 0.5
-    """Seconds between two looks at the event loop."""
+    """Seconds between two measurements of the event loop."""
     add_s: float = 5.0
-    """Seconds between two additions of its counts to those of all processes: so much is lost when it is killed."""
+    """Seconds between two additions of its counts to those of all processes; a killed process loses this much."""
 
 
 @dataclass
 class Monitor:
-    """Owns the counters of one API process. Its counts are added to those of all in the broker, now and then, before
-    each scrape and at the end.
+    """Owns the counters of one API process. Now and then, before each scrape and at the end, it adds its counts
+    to the broker's totals.
     """
 
     settings: Settings
@@ -65,7 +65,7 @@ class Monitor:
         }
 
     def alerts(self) -> list[AlertStatus]:
-        """Return how each alert stands now. Raises :class:`StoreUnavailable`."""
+        """Return the present state of each alert. Raises :class:`StoreUnavailable`."""
         now = Moment(self.store.gauges.now_s(), self.numbers())
         return evaluate([each for each in self.store.samples.history() if each.at < now.at] + [now])
 
@@ -92,7 +92,7 @@ class Monitor:
                 await asyncio.to_thread(self._report)
 
     def _report(self) -> None:
-        """Add this process's counts, and store the numbers when they are due; without a broker both wait."""
+        """Add this process's counts, and store the numbers if they are due; without a broker both wait."""
         with contextlib.suppress(StoreUnavailable):
             self.store.counts.add(self.meter)
             if self.store.samples.is_due():
@@ -100,7 +100,7 @@ class Monitor:
 
 
 class RequestTimes:
-    """Observes how long each request took until its response began, by route; a stream may go on for hours."""
+    """Measures the time of each request until its response begins, by route; a stream may last for hours."""
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
         self._app = app
@@ -125,8 +125,8 @@ class RequestTimes:
 
 
 def _route_of(scope: Mapping[str, Any]) -> str:
-    """Return the template of the route that took a request, such as ``/v1/jobs/{job_id}``; never what was asked for.
-    A route knows its path below the router that it is declared in, and the only one that has a prefix is that of V1.
+    """Return the template of a request's route, such as ``/v1/jobs/{job_id}``, never the requested path. A
+    route knows its path below its router, and only the router of V1 has a prefix.
     """
     template = getattr(scope.get("route"), "path", None)
     if template is None:
@@ -136,7 +136,9 @@ def _route_of(scope: Mapping[str, Any]) -> str:
 
 
 class Traces:
-    """Makes a span of each request below ``/v1`` but streams' contents, as a child of the client's ``traceparent``."""
+    """Makes a span of each request below ``/v1``, without the contents of streams, as a child of the client's
+    ``traceparent``.
+    """
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app

@@ -1,4 +1,6 @@
-"""Assembles the OpenAPI document: what FastAPI derives from the code, with our problems as the errors of every call."""
+"""Assembles the OpenAPI document: FastAPI derives it from the code; our problems are added as the errors of every
+call.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from service.jobs.kinds.registry import KINDS
 _ERRORS = {
     "401": "no valid API key",
     "403": "the key may not do this",
-    "404": "there is no such thing",
-    "409": "the request contradicts the present state",
+    "404": "there is no such resource",
+    "409": "the request conflicts with the present state",
     "413": "the body is too large",
     "422": "the input was refused; `errors` says where and why",
     "429": "too many open streams, or submissions that wait to be checked",
@@ -69,8 +71,8 @@ def _build(app: FastAPI) -> dict[str, Any]:
 
 
 def _simplify(described: dict[str, Any]) -> None:
-    """Say the same of a property in words that stock generators of clients know: they drop a whole operation over a
-    default that is an object, or over an enumeration of several types.
+    """Rewrite a property in terms that stock client generators know: they drop a whole operation because of a
+    default that is an object, or an enumeration of several types.
     """
     default = described.get("default")
     if isinstance(default, dict):
@@ -85,7 +87,7 @@ def _simplify(described: dict[str, Any]) -> None:
 
 
 def _simplify_parameter(schema: dict[str, Any]) -> None:
-    """Leave out that a parameter may be null: no URL and no header can say so."""
+    """Drop null from a parameter's types: no URL and no header can express it."""
     forms = [form for form in schema.get("anyOf", ()) if form.get("type") != "null"]
     if len(forms) == 1:
         del schema["anyOf"]

@@ -12,18 +12,18 @@ from service.jobs.records import Conflict
 from service.jobs.store.tail import BEGINNING, parse_id
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="most items in the answer")]
-PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
-After = Annotated[str | None, Query(max_length=4000, description="only what came after this event id")]
+PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the previous page")]
+After = Annotated[str | None, Query(max_length=4000, description="only events after this id")]
 Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(min_length=1, max_length=200, description="the same key and body again give the same jobs, for a day"),
+    Header(min_length=1, max_length=200, description="for a day, the same key and body give the same jobs"),
 ]
 
 TargetProject = Annotated[
     ProjectName | None,
-    Query(description="the project, which a key of none may choose; `default` when absent"),
+    Query(description="the project, which only an operator's key may choose; `default` when absent"),
 ]
 
 _EVENT_STREAM = "text/event-stream"
@@ -51,7 +51,7 @@ JobIds = Annotated[
     str,
     Query(
         pattern=f"^{_JOB_ID}(,{_JOB_ID}){{0,99}}$",
-        description="ids of jobs, separated by commas, 100 at most; those that do not exist are left out",
+        description="ids of jobs, separated by commas, 100 at most; unknown ones are left out",
     ),
 ]
 
@@ -73,7 +73,7 @@ def stream_id(path: str, text: str | None) -> str:
 
 
 def resume_point(request: Request, after: str | None) -> tuple[str, str] | None:
-    """Return (parameter name, position) that the client continues from: ``Last-Event-ID``, else ``after``, else
+    """Return the client's position and the name of its parameter: ``Last-Event-ID``, else ``after``, else
     nothing.
     """
     last = request.headers.get("last-event-id")

@@ -1,8 +1,8 @@
 """Answers the most frequent requests, one job and the newest jobs for an API key, ahead of the framework.
 
-To find a route among a hundred and to resolve its dependencies takes several times as long as such a read itself. Every
-other request, and every plain read that fails, goes to the framework's route, which alone decides what it answers or
-refuses.
+Finding a route among a hundred and resolving its dependencies takes several times as long as such a read. Every
+other request, and every plain read that fails, goes to the framework's route, which alone decides on the
+answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Read = Callable[[ApiKey], bytes]
 
 
 class PlainReads:
-    """Answers ``GET /v1/jobs/{job_id}`` without parameters, and ``GET /v1/jobs`` with a limit at most."""
+    """Answers ``GET /v1/jobs/{job_id}`` without parameters, and ``GET /v1/jobs`` with no parameter but a limit."""
 
     def __init__(self, app: ASGIApp, store: Store) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class PlainReads:
         await self._app(scope, receive, send)
 
     def _plain(self, scope: Scope) -> tuple[APIRoute, _Read] | None:
-        """Return the function that reads, for a request that is answered here."""
+        """Return the function that reads, if the request is answered here."""
         if scope["type"] != "http" or scope["method"] != "GET" or scope["root_path"]:
             return None
         path, query = scope["path"], scope["query_string"]
@@ -86,7 +86,7 @@ class PlainReads:
 
 
 def only_secret(scope: Scope) -> str | None:
-    """Return the request's key; ``None`` where it sends none, or more than one."""
+    """Return the request's key; ``None`` if it sends none, or more than one."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
         return None

@@ -1,9 +1,9 @@
 """Answers the most frequent change, one job of an API key, ahead of the framework.
 
-Finding a route among a hundred and resolving its dependencies costs this process more than the rest of a submission.
-What is no plain submission, whatever the reason, goes to the framework's route: a refused key or body, a sweep, a spec
-that names files or other jobs, a key for idempotency. A plain submission is checked and accepted by the functions of
-that route, and an error becomes a problem as there.
+Finding a route among a hundred and resolving its dependencies costs this process more than the rest of a
+submission. Any other submission goes to the framework's route: a refused key or body, a sweep, a spec that
+names files or other jobs, an idempotency key. That route's functions check and accept a plain submission too,
+and errors become the same problems.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _job_adapter: TypeAdapter[Job] = TypeAdapter(Job)
 
 
 class PlainSubmissions:
-    """Answers ``POST /v1/jobs`` with a JSON spec and a key alone; ``handlers`` says which problem an error becomes."""
+    """Answers ``POST /v1/jobs`` with only a JSON spec and a key; ``handlers`` maps errors to problems."""
 
     def __init__(self, app: ASGIApp, handlers: dict[Any, Callable[..., Any]]) -> None:
         self._app = app
@@ -81,7 +81,7 @@ class _Body:
                 return b"".join(parts)
 
     async def again(self) -> Message:
-        """Tell what was told, then what comes after it."""
+        """Receive the kept messages, then those that follow."""
         return self._told.pop(0) if self._told else await self._receive()
 
 
@@ -120,7 +120,7 @@ def _admit(scope: Scope, key: ApiKey) -> None:
 
 
 async def _accept(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the job that a submission has become."""
+    """Answer with the job of a submission."""
     request, submission = Request(scope, receive), scope["state"]["submission"]
     context = context_of(scope["app"])
     await request.body()

@@ -1,4 +1,4 @@
-"""RFC 9457 problem details: the one form in which the API says no."""
+"""Writes RFC 9457 problem details, the one form of the API's refusals."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from service.jobs.spec.strict import DISAGREEMENT
 MEDIA_TYPE = "application/problem+json"
 _LONGEST_ECHO = 200
 MOST_ERRORS = 50
-"""Fields that one answer names; a body of a megabyte can have hundreds of thousands that are wrong."""
+"""Most fields that one answer names; a body of a megabyte can have hundreds of thousands of wrong ones."""
 _MOST_TRANSLATED = 4 * MOST_ERRORS
-"""Errors of pydantic that are translated; several may be about one field."""
+"""Most errors of pydantic that are translated; several may be about one field."""
 _LONGEST_DETAIL = 4 * LONGEST_TEXT
 
 
@@ -74,9 +74,7 @@ def respond(
     errors: Sequence[FieldError] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a problem as a response: at most :data:`MOST_ERRORS` fields, and no text longer than a reader would
-    read.
-    """
+    """Return a problem as a response: at most :data:`MOST_ERRORS` fields, and no text too long to read."""
     title = HTTPStatus(status).phrase
     errors = None if errors is None else _bounded(errors)
     request_id = log_field("request_id")
@@ -95,7 +93,7 @@ def respond(
 
 
 class _ProblemResponse(JSONResponse):
-    """A refused value may hold what no UTF-8 text can, a lone surrogate: it goes back as JSON's escape for it."""
+    """A refused value may hold a lone surrogate, which UTF-8 cannot encode: it is sent back as JSON's escape."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -113,7 +111,7 @@ def _bounded(errors: Sequence[FieldError]) -> list[FieldError]:
         for error in errors[:MOST_ERRORS]
     ]
     if len(errors) > MOST_ERRORS:
-        message = f"more is wrong than the {MOST_ERRORS} fields named here"
+        message = f"more fields are wrong than the {MOST_ERRORS} named here"
         kept.append(FieldError(path="", message=message, expected="values as these fields expect them"))
     return kept
 
@@ -139,7 +137,7 @@ def from_refusals(refusals: Iterable[Refusal]) -> list[FieldError]:
 
 
 def echo(value: Any) -> Any:
-    """Return a value as it may be sent back: as JSON, and not longer than it is useful."""
+    """Return a value to send back: as JSON, cut to a useful length."""
     try:
         text = json.dumps(value, default=str, allow_nan=False)
         value = json.loads(text)
@@ -151,7 +149,7 @@ def echo(value: Any) -> Any:
 def _shown(value: Any) -> str:
     try:
         return str(value)
-    except (ValueError, RecursionError):  # an integer of too many digits, or lists too deep within each other
+    except (ValueError, RecursionError):  # an integer with too many digits, or lists nested too deeply
         return f"a {type(value).__name__} that is too large to be shown"
 
 
@@ -269,9 +267,7 @@ def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, An
 
 
 def _misspelt(given: Mapping[str, Any], place: ErrorPlace) -> str:
-    """Return a hint at the field that was probably meant, where no member of the union at ``place`` has the given
-    one.
-    """
+    """Return a hint at the probably intended field, if no member of the union at ``place`` has the given one."""
     hints = (_hint(str(name), place.fields) for name in given if name not in place.fields)
     return next(filter(None, hints), "")
 

@@ -1,10 +1,10 @@
-"""Finds out who asks, and what they may do.
+"""Authenticates callers and decides what they may do.
 
-Every route below ``/v1`` requires an API key as ``Authorization: Bearer``, or a session of the dashboard: its cookie,
-and what proves that a page of this very origin asks.
-Scopes contain each other: ``admin`` includes ``submit``, which includes ``read``. A key speaks in one project: with
-``submit`` it changes only its owner's jobs there, with ``admin`` all jobs there. An admin key of no project is an
-operator's: it changes everything, and only it runs the service.
+Every route below ``/v1`` requires an API key as ``Authorization: Bearer``, or a session of the dashboard: its
+cookie, and proof that a page of this origin asks. Scopes contain each other: ``admin`` includes ``submit``, which
+includes ``read``. A key belongs to one project: with ``submit`` it changes only its owner's jobs there, with
+``admin`` all jobs there. An admin key without a project is an operator's: it changes everything, and only it manages
+the service.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SESSION_COOKIE = "trivet_session"
 FLOW_COOKIE = "trivet_sign_in"
 """Ties a sign-in at a provider to the browser that began it."""
 PAGE_HEADER = "X-Trivet-Session"
-"""The session's other secret, which only pages of this origin, port included, can know."""
+"""The session's other secret, which only pages of this origin, including the port, can know."""
 EXPIRY_HEADER = "X-Trivet-Key-Expires"
-"""Tells when the key of a request expires, once that is near."""
+"""The header with the expiry of a request's key, once that is near."""
 _WARN_BEFORE = timedelta(days=14)
 _CSRF_HEADER = "X-Trivet"
-"""Sent by scripts, since other sites' pages cannot send it."""
+"""The header that scripts send, since pages of other sites cannot."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _IMPLIED: dict[Scope, frozenset[Scope]] = {
     "admin": frozenset({"admin", "submit", "read"}),
@@ -46,13 +46,13 @@ _cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="the d
 
 
 class Caller(ApiKey):
-    """Identifies who sent a request: its key, and what spoke for it."""
+    """The sender of a request: its key, and the session that used it."""
 
     credential: Credential
 
     @property
     def submits_to(self) -> str:
-        """Return the project of a job or an upload for which no other is named."""
+        """Return the project of a job or an upload that names none."""
         return self.project or DEFAULT_PROJECT
 
 
@@ -67,7 +67,7 @@ async def authenticated(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     _: Annotated[str | None, Depends(_cookie)],
 ) -> Caller:
-    """Return the key of this request; 401 without a valid one, 403 when it lacks a scope. Its key is looked up once."""
+    """Return the key of this request; 401 without a valid one, 403 if it lacks a scope. The key is looked up once."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         caller = request.state.caller = await _admitted(request, bearer)
@@ -93,7 +93,7 @@ async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | Non
 
 
 def near_end(key: ApiKey) -> datetime | None:
-    """Return when a key expires of whose life less than a fifth is left, and less than :data:`_WARN_BEFORE`."""
+    """Return when a key expires, if less than a fifth of its life and less than :data:`_WARN_BEFORE` is left."""
     if key.expires_at is None or key.holder == "person":
         return None
     warned_from = key.expires_at - min(_WARN_BEFORE, (key.expires_at - key.created_at) / 5)
@@ -110,7 +110,7 @@ async def _by_key(request: Request, store: Store, secret: str) -> Caller:
 
 def _by_session(request: Request, store: Store, session: str) -> Caller:
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise ProblemError(403, "a session speaks only for pages of this service's own address and port")
+        raise ProblemError(403, "a session serves only pages of this service's own address and port")
     refuse_cross_site(request)
     reads = request.method in _SAFE_METHODS
     key = store.sessions.resume(
@@ -120,7 +120,9 @@ def _by_session(request: Request, store: Store, session: str) -> Caller:
         path=request.scope["raw_path"].decode("latin-1"),
     )
     if key is None:
-        raise _unauthorized(f"the session is over, or this is none of its pages: they send '{PAGE_HEADER}'; sign in")
+        raise _unauthorized(
+            f"the session has ended, or this is not one of its pages: they send '{PAGE_HEADER}'; sign in"
+        )
     return Caller(**key.model_dump(), credential=store.sessions.credential(key, session))
 
 
@@ -139,14 +141,14 @@ def session_cookie(request: Request) -> str | None:
 
 
 def refuse_cross_site(request: Request) -> None:
-    """Refuse an unsafe request that a browser may have been talked into by another site, or by another port's page."""
+    """Refuse an unsafe request that another site, or a page of another port, may have made a browser send."""
     if request.method in _SAFE_METHODS or _same_origin(request):
         return
     raise ProblemError(403, f"ask from this service's own pages; a script sends the header '{_CSRF_HEADER}: 1'")
 
 
 def _same_origin(request: Request) -> bool:
-    """Return whether one of our own pages sent this, by headers that every browser sends; or else a script, by its
+    """Return whether one of our own pages sent this, by headers that every browser sends, or a script, by its
     header.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -175,7 +177,7 @@ Submitter = Annotated[Caller, Security(authenticated, scopes=["submit"])]
 async def _operator(caller: Annotated[Caller, Security(authenticated, scopes=["admin"])]) -> Caller:
     if not caller.is_operator:
         detail = f"yours belongs to project '{caller.project}'"
-        raise ProblemError(403, f"this needs a key with scope 'admin' that is of no project; {detail}")
+        raise ProblemError(403, f"this needs a key with scope 'admin' and without a project; {detail}")
     return caller
 
 

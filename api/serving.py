@@ -1,4 +1,4 @@
-"""Serves the API as a server: time limits on what clients send, and a private socket for its own user's commands."""
+"""Runs the API's server, with time limits for clients and a private socket for its own user's commands."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from service.jobs.private import PrivateSocket
 
 LONGEST_HEAD = 64 << 10
-"""Bytes of a request before its body."""
+"""Most bytes of a request before its body."""
 LEAST_BODY = 10_000
 """Bytes of a body that a client must send in each interval of the limit on bodies."""
 LEAST_READ = 10_000
-"""Bytes that a client must take of an answer that waits for it, in each interval of the limit on reading."""
+"""Bytes of a waiting answer that a client must take in each interval of the limit on reading."""
 
 _KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""The socket's path is its owner's to remove, who may be another process."""
+"""The socket's path is removed by its owner, which may be another process."""
 
 
 class _LimitedProtocol(HttpToolsProtocol):
     """HTTP for clients that may be slow on purpose: a request's head must be complete in time and of bounded size, and
-    its body must keep coming. While the application does not take what was sent, the client owes nothing. What is
-    sent to the client must be taken, too: the connection of one that does not is cut, whatever is left.
+    its body must keep coming. While the application does not read, the client owes nothing. The client must
+    also read its answer, or the connection is cut, whatever is left.
     """
 
     head_s: ClassVar[float]
@@ -41,7 +41,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _body_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         super().connection_made(transport)
         self._await(self.head_s)
 
@@ -120,7 +120,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._unread_timer = None
 
     def _unread(self, before: int) -> None:
-        """Cut the connection unless enough was taken; nothing is added while writing is paused."""
+        """Cut the connection unless the client has read enough; nothing is added while writing is paused."""
         self._unread_timer = None
         if before - self.transport.get_write_buffer_size() >= LEAST_READ:
             self._await_reader()
@@ -145,7 +145,7 @@ def limited(head_s: float, body_s: float, read_s: float) -> type[_LimitedProtoco
 
 
 class ApiServer(uvicorn.Server):
-    """A server that also answers on a private socket, without TLS. It writes a byte to ``ready`` once it answers."""
+    """A server that also answers on a private socket, without TLS, and writes a byte to ``ready`` once it answers."""
 
     def __init__(self, config: uvicorn.Config, private: PrivateSocket | None = None, ready: int | None = None) -> None:
         super().__init__(config)
@@ -167,7 +167,7 @@ class ApiServer(uvicorn.Server):
             self._private.close()
 
     def _protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as its base calls it
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as in the base class
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made

@@ -1,4 +1,4 @@
-"""Live event streams: a subscription turned into server-sent events."""
+"""Serves live event streams: turns a subscription into server-sent events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "Server-sent events. `event:` is the event's type, `data:` its JSON with `job` and `id`, and "
         "`id:` a position to resume from with `Last-Event-ID`. Besides: `gap` (events were removed before they were "
         "read; fetch a snapshot), `end` (nothing can follow), `bye` (the service goes down, the key was revoked or the "
-        "session is over; reconnect to know).",
+        "session has ended; reconnect to find out).",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
@@ -35,7 +35,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 @dataclass
 class _EventStream:
-    """Streams what one client subscribed to."""
+    """Streams the events of one client's subscription."""
 
     hub: Hub
     subscription: Subscription
@@ -46,7 +46,7 @@ class _EventStream:
         clock = asyncio.get_running_loop().time
         sent_at = clock()
         async for found in self._found():
-            # Events of types that the client did not ask for end no silence.
+            # Events of other types than the client's do not end a silence.
             chunk = found or (frames.PING if clock() - sent_at >= self.hub.settings.ping_s else b"")
             if chunk:
                 yield chunk
@@ -54,7 +54,7 @@ class _EventStream:
         yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
     async def _found(self) -> AsyncIterator[bytes]:
-        """Yield events and gaps as they arrive, and nothing when there was nothing for a while."""
+        """Yield events and gaps as they arrive, and an empty item after a silence."""
         subscription, checked = self.subscription, False
         while not self.hub.closing.is_set() and not subscription.revoked:
             if subscription.joined:
@@ -97,7 +97,7 @@ class _EventStream:
 
     @property
     def _ended(self) -> bool:
-        """Return whether nothing can follow: every job is over. A stream over all jobs never ends."""
+        """Return whether nothing can follow because every job has ended. A stream over all jobs never ends."""
         subscription = self.subscription
         known = subscription.states
         return not subscription.feed.everything and all(known.get(job_id) in TERMINAL for job_id in subscription.jobs)
@@ -134,8 +134,8 @@ def respond(
 
 
 async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, caller: Caller) -> Job:
-    """Return the job when it is over, or as it is after ``within_s`` seconds; no thread waits meanwhile. 401 when the
-    key was revoked while it waited.
+    """Return the job once it has ended, or as it is after ``within_s`` seconds; no thread waits meanwhile. 401
+    if the key was revoked meanwhile.
     """
     after = await hub.tail.last_id(job_id) or BEGINNING
     job = await in_loop(store.jobs.get, job_id)
@@ -147,7 +147,9 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
             async with asyncio.timeout(within_s):
                 await _exhaust(_EventStream(hub, subscription).chunks())
             if subscription.revoked:
-                raise ProblemError(401, "this API key was revoked, the session is over, or the job is no longer shared")
+                raise ProblemError(
+                    401, "this API key was revoked, the session has ended, or the job is no longer shared"
+                )
     except TimeoutError:
         pass
     except TooManyStreams as error:

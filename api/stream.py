@@ -1,13 +1,13 @@
 """Runs the hub: one blocking read per process over all watched streams, encoded once for all who watch the same jobs.
 
-Such subscriptions form a feed (:class:`Channel`), which has a position of its own. A subscription first catches up with
-reads of its own; when one leaves it no further behind than its feed, it joins. From then on the hub hands it new events
-as bytes that the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up from where
-it was at its own pace and joins again, so memory is bounded and nothing is lost in silence. One that takes nothing at
-all loses its connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
+Such subscriptions form a feed (:class:`Channel`) with its own position. A subscription first catches up with
+its own reads and joins the feed once it is no further behind. From then on the hub hands it new events as bytes
+that the whole feed shares. A subscription whose queue is full is detached, not cut: it catches up at its own
+pace and joins again, so memory is bounded and no event is lost. A client that reads nothing at all loses its
+connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
 
-The event loop also answers requests. So bytes are handed out to a few subscriptions at a time, reads that fall behind
-are short, and after each of these pieces of work the hub rests for some times as long as it took.
+The event loop also answers requests. So the hub serves a few subscriptions at a time, keeps catch-up reads
+short, and after each piece of work rests for a multiple of its duration.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class _Pace:
-    """Spreads one round of work over time, so that requests and clients find a free core at any moment of it."""
+    """Spreads one round of work over time, so that requests and clients always find a free core."""
 
     def __init__(self, settings: HubSettings, clock: Callable[[], float]) -> None:
         self._times, self._left_s, self._clock = settings.rest, settings.longest_rest_s, clock
         self._since = clock()
 
     async def rest(self) -> None:
-        """Let those work who were handed something, then rest for some times as long as all that took."""
+        """Let the served subscriptions run, then rest for a multiple of the time that all this took."""
         await asyncio.sleep(0)
         pause_s = min(self._left_s, self._times * (self._clock() - self._since))
         self._left_s -= pause_s
@@ -53,8 +53,8 @@ class Hub:
         ended: Callable[[Sequence[Credential]], set[Credential]],
         settings: HubSettings,
     ) -> None:
-        """Make a hub that reads nothing yet; ``ended`` tells, from the store, which credentials no longer admit
-        anybody.
+        """Make a hub that reads nothing yet; ``ended`` returns the credentials that no longer admit anybody,
+        from the store.
         """
         self.tail = tail
         self._ended = ended
@@ -138,7 +138,7 @@ class Hub:
             raise TooManyStreams(f"this key has {self.settings.max_streams_per_key} event streams open, its limit")
 
     async def catch_up(self, subscription: Subscription) -> bytes:
-        """Return the next page after the subscription's cursor. It has joined when it lacks nothing that its feed
+        """Return the next page after the subscription's cursor. It joins once it lacks nothing that its feed
         has.
         """
         feed, cursor = subscription.feed, subscription.cursor
@@ -163,7 +163,9 @@ class Hub:
         return found.encoded(subscription.form)
 
     def _join(self, subscription: Subscription) -> None:
-        """Hand the subscription what the hub reads from now on; the first of its feed says from where."""
+        """Hand the subscription everything that the hub reads from now on; the first subscription of a feed sets its
+        position.
+        """
         feed = subscription.feed
         if not feed.is_watched:
             feed.cursor = subscription.cursor.copy()
@@ -173,8 +175,8 @@ class Hub:
         feed.ahead.add(subscription)
 
     def _watch(self, feed: Channel, jobs: Iterable[str]) -> None:
-        """Read these jobs for a feed from its position on: others that were further get nothing twice, since each
-        feed knows its own.
+        """Read these jobs from the feed's position on. Feeds that were further ahead get nothing twice, since
+        each knows its own position.
         """
         for job_id in jobs:
             start = feed.cursor.of(job_id)
@@ -258,8 +260,8 @@ class Hub:
                 await pace.rest()
 
     def _addressed(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]) -> dict[Channel, list[FrameBatch]]:
-        """Return which batches are whose, and note how far the hub has read. A job that is read again from an earlier
-        position since is left for that.
+        """Return the batches of each feed, and note how far the hub has read. A job that is now read from an
+        earlier position is left to that read.
         """
         addressed: dict[Channel, list[FrameBatch]] = {}
         for batch in incoming:
@@ -270,7 +272,7 @@ class Hub:
         return addressed
 
     def _covers(self, feed: Channel, asked: Mapping[str, str], complete_from: float) -> bool:
-        """Return whether a read had all that there was for a feed, of all jobs that there were."""
+        """Return whether a read had every event of every job of a feed."""
         known = self._known_from(feed)
         return known <= complete_from and all(self._cursors[job_id] == asked.get(job_id) for job_id in feed.jobs)
 
@@ -278,7 +280,7 @@ class Hub:
         return feed.discovered_at if feed.everything else -math.inf
 
     async def _discover_forever(self) -> None:
-        """Tell the feeds of everything about jobs that appeared, and let go of those long ended."""
+        """Add new jobs to the feeds over all jobs, and drop jobs that ended long ago."""
         while not self.closing.is_set():
             await asyncio.sleep(self.settings.discover_s)
             feeds = [feed for feed in self._feeds.values() if feed.everything]
@@ -290,7 +292,7 @@ class Hub:
                     feed.discovered_at, feed.discovered_ms = began, now_ms
 
     def _watch_exactly(self, feed: Channel, jobs: set[str]) -> None:
-        """Let a feed show these jobs, in place: who left it would read all of them anew."""
+        """Let a feed show these jobs, in place: a subscription that left it would have to read all of them again."""
         added, dropped = jobs - feed.jobs, feed.jobs - jobs
         feed.jobs = jobs
         if feed.is_watched:
@@ -299,8 +301,8 @@ class Hub:
         feed.cursor.forget(dropped, jobs)
 
     async def _revoke_forever(self) -> None:
-        """End streams whose key was revoked, whose session or membership is over, or that show a job which its project
-        may no longer read.
+        """End streams whose key was revoked, whose session or membership has ended, or which show a job that
+        their project may no longer read.
         """
         while not self.closing.is_set():
             await asyncio.sleep(self.settings.revoke_s)
@@ -314,7 +316,7 @@ class Hub:
                         subscription.wake.set()
 
     async def _hidden(self) -> set[Channel]:
-        """Return the feeds of named jobs one of which their project may not read."""
+        """Return the feeds over named jobs that include a job their project may not read."""
         named: dict[str, set[Channel]] = {}
         for feed in self._feeds.values():
             if feed.project is not None and not feed.everything:
@@ -328,7 +330,7 @@ class Hub:
 
 
 def _as_batches(found: Round) -> list[FrameBatch]:
-    """Return the frames of a round by job, for one who has some of them."""
+    """Return the frames of a round by job, for a subscription that has some of them."""
     by_job: dict[str, list[Frame]] = {}
     for frame in found.frames:
         by_job.setdefault(frame.job_id, []).append(frame)

@@ -1,4 +1,4 @@
-"""Reads JSON bodies in which every key stands once: of two values for one key a reader and the service may take
+"""Reads JSON bodies and refuses repeated keys: of two values for one key, a proxy and the service might take
 different ones.
 """
 
@@ -15,14 +15,14 @@ from fastapi.routing import APIRoute
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        """Return the body's JSON. Raises :class:`json.JSONDecodeError`, also for an object with a key twice."""
+        """Return the body's JSON. Raises :class:`json.JSONDecodeError`, even for an object with a key twice."""
         if not hasattr(self, "_json"):
             self._json = loads(await self.body())
         return self._json
 
 
 class StrictRoute(APIRoute):
-    """Is the route of calls that take a JSON body."""
+    """The route of calls that take a JSON body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -34,7 +34,7 @@ class StrictRoute(APIRoute):
 
 
 def loads(body: bytes) -> Any:
-    """Return the value of a text of JSON. Raises :class:`json.JSONDecodeError`, also for an object with a key twice."""
+    """Return the value of a JSON text. Raises :class:`json.JSONDecodeError`, even for an object with a key twice."""
     text = body.decode(json.detect_encoding(body), "surrogatepass")
 
     def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Subscriptions of a hub: the position of each, the feeds that they share, and the limits of serving them."""
+"""Defines the subscriptions of a hub: their positions, the feeds that they share, and the limits of serving them."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ class HubSettings:
     page: int = 512
     """Events per job in one read."""
     read_events: int = 2048
-    """Events of all jobs in one read, about: of many jobs each has a smaller page."""
+    """Events of all jobs in one read, roughly: with many jobs, each has a smaller page."""
     least_page: int = 16
     queue_frames: int = 4096
-    """Events that wait for a slow client; with more it catches up by reads of its own."""
+    """Most events that wait for a slow client; beyond, it catches up by its own reads."""
     catching_up: int = 4
-    """Subscriptions that read for themselves at once."""
+    """Subscriptions that catch up at once."""
     handed_at_once: int = 16
-    """Subscriptions that are handed something before other work gets its turn."""
+    """Subscriptions that are served before other work gets its turn."""
     rest: float = 1.5
-    """How long the hub rests, in times that it worked."""
+    """The hub's rest, as a multiple of its work."""
     longest_rest_s: float = 1.0
     """Longest rest in one round."""
     block_ms: int = 100
-    """Longest time of a read without events; also that until a newly watched stream is part of one."""
+    """Longest time of a read without events, and until a newly watched stream is part of a read."""
     discover_s: float = 0.5
-    """How often streams over all jobs learn of new ones."""
+    """How often streams over all jobs learn of new jobs."""
     revoke_s: float = 0.5
-    """How often it is asked whether open streams are still admitted."""
+    """How often open streams are checked for admission."""
     retry_s: float = 0.5
     """Pause while the broker is away."""
     recent_jobs: int = 256
     """Jobs that a stream over all of them watches, besides the active ones."""
     ping_s: float = STREAM_PING_S
-    """Silence after which a client is told that the stream lives; clients rely on no more than this default."""
+    """Silence after which a client gets a ping; clients rely only on this default."""
 
     def page_of(self, jobs: int) -> int:
-        """Return how many events of each job one read over so many jobs may have."""
+        """Return the most events per job in one read over so many jobs."""
         return min(self.page, max(self.least_page, self.read_events // max(1, jobs)))
 
 
 @dataclass(eq=False)
 class Channel:
-    """Joins the subscriptions to the same jobs: named ones, or all of a project that are recent or not over."""
+    """The subscriptions to the same jobs: named ones, or all of a project that are recent or unfinished."""
 
     jobs: set[str]
     project: str | None
     everything: bool
     cursor: Cursor = field(default_factory=Cursor)
-    """How far the hub has read for this feed, while anybody has joined it."""
+    """The hub's position for this feed, while anybody has joined it."""
     discovered_at: float = -math.inf
     """When the last look for new jobs began."""
     discovered_ms: int = 0
     """Milliseconds of the broker's clock: all jobs that had begun by then are among ``jobs``."""
     rounds: int = 0
-    """Rounds that were handed out."""
+    """Number of rounds that were handed out."""
     subscriptions: int = 0
     in_step: set[Subscription] = field(default_factory=set)
     """Subscriptions at the feed's own position."""
     ahead: set[Subscription] = field(default_factory=set)
-    """Subscriptions that joined and may have events that the feed is still to get."""
+    """Subscriptions that joined and may be ahead of the feed."""
 
     @property
     def is_watched(self) -> bool:
@@ -85,7 +85,7 @@ class _Delivery:
     data: bytes
     frames: int
     end: str
-    """The id from which a client that has these resumes."""
+    """The id from which a client with these bytes resumes."""
 
 
 @dataclass(eq=False)
@@ -94,19 +94,19 @@ class Subscription:
 
     credential: Credential
     cursor: Cursor
-    """How far it had got when it joined, or has now while it has not."""
+    """Its position when it joined, or now if it has not joined."""
     feed: Channel
     form: Form
     most_frames: int
-    """Frames that may be queued."""
+    """Most frames that may be queued."""
     states: dict[str, str] = field(default_factory=dict)
-    """The last known state of each job, of all events ever queued."""
+    """The last known state of each job, from all events ever queued."""
     joined: bool = False
     joined_at: float = math.inf
     ahead_of_feed: Cursor = field(default_factory=Cursor)
     """Its position behind the queued events, while its feed may be further back."""
     revoked: bool = False
-    """The key or session that admitted it ended, or no longer admits it to a job that it shows."""
+    """Whether its key or session has ended, or no longer admits it to a job that it shows."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: deque[_Delivery] = field(default_factory=deque)
     _queued: int = 0
@@ -118,7 +118,7 @@ class Subscription:
         return self.feed.jobs
 
     def offer(self, found: Round) -> bool:
-        """Queue what the hub read; ``False`` when there is no room."""
+        """Queue the hub's frames; return ``False`` if there is no room."""
         size = len(found.frames)
         if self._queued + size > self.most_frames:
             return False
@@ -151,4 +151,4 @@ class Subscription:
 
 
 class TooManyStreams(Exception):  # noqa: N818
-    """The process or the key has as many open streams as it may."""
+    """The process or the key has as many open streams as allowed."""

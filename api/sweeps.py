@@ -1,4 +1,4 @@
-"""Expands submitted sweeps, and reports a job's problems in terms of the sweep that the user wrote."""
+"""Expands submitted sweeps, and reports a job's problems in terms of the user's sweep."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _expanded(spec: CommonSpec) -> Iterator[SweptSpec]:
 
 
 def refusals(spec: CommonSpec, children: list[Child], problems: Iterable[Problem]) -> list[FieldError]:
-    """Return why jobs of a sweep are refused, each reason once. The path of each problem begins with the index of its
-    job.
+    """Return why jobs of a sweep are refused, each reason once. Each problem's path begins with the index of
+    its job.
     """
     errors: dict[tuple[str, str], FieldError] = {}
     for problem in problems:
@@ -64,7 +64,7 @@ def refusals(spec: CommonSpec, children: list[Child], problems: Iterable[Problem
 
 
 def _blame(spec: CommonSpec, parameters: Parameters, path: str) -> str:
-    """Return where the user gave the field at ``path``: in the sweep where it is or lies within a swept one."""
+    """Return where the user gave the field at ``path``: in the sweep, if it is a swept field or within one."""
     assert spec.sweep is not None
     places = spec.sweep.places()
     for swept in parameters:

@@ -1,7 +1,7 @@
-"""Decides which addresses webhooks may be sent to: what a key holder names must not reach into the operator's network.
+"""Decides to which addresses webhooks may go: a key holder's URL must not reach into the operator's network.
 
-A name is resolved once, and the connection goes to an address that was looked at, so that no second answer of its name
-server can lead elsewhere.
+A name is resolved once, and the connection goes to a checked address, so that no second answer of its name server can
+lead elsewhere.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 class ForbiddenTarget(Exception):  # noqa: N818
-    """A webhook's URL leads where none may."""
+    """A webhook's URL leads to a forbidden address."""
 
 
 @dataclass(frozen=True)
 class WebhookAddress:
-    """An address that was looked at, and the name that it stands for."""
+    """A checked address, and the name that it stands for."""
 
     address: str
     host: str
@@ -51,7 +51,7 @@ class WebhookAddress:
 
 
 def is_public(address: _Address) -> bool:
-    """Return whether an address is one of the public internet, also where it stands for another one."""
+    """Return whether an address is on the public internet, even if it stands for another one."""
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _NAT64):
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -84,28 +84,28 @@ async def vetted(url: str, allowed: Sequence[_Network]) -> WebhookAddress:
         if may_reach(address, parts.scheme, allowed):
             return WebhookAddress(address, host, port, parts.scheme)
     public = any(is_public(ipaddress.ip_address(address.partition("%")[0])) for address in addresses)
-    reason = "is reached over https:// only" if public else "is no public address, nor in TRIVET_WEBHOOK_ALLOW"
+    reason = "is reached over https:// only" if public else "is neither a public address nor in TRIVET_WEBHOOK_ALLOW"
     raise ForbiddenTarget(f"{host} ({', '.join(addresses)}) {reason}")
 
 
 _LOOKED_UP = 16
-"""URLs of one request that are looked at; the others are when something is sent."""
+"""Most URLs of one request that are checked; the others are checked when something is sent."""
 _ANSWER_S = 2.0
 _EXPECTED = "https:// and a public address, or one that the operator allows (TRIVET_WEBHOOK_ALLOW)"
 
 
 class NamedAddresses:
-    """Looks at the URLs in specs, with the operator's settings."""
+    """Checks the URLs in specs by the operator's settings."""
 
     def __init__(self, settings: Settings) -> None:
         self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
         self._own = {"export.mlflow": settings.export_mlflow, "export.otlp": settings.export_otlp}
 
     async def problems(self, specs: Mapping[str, str]) -> list[Problem]:
-        """Return why specs, given as JSON by their paths, name what nothing may be sent to. A name that does not
-        resolve, or not in time, is no problem yet.
+        """Return the problems with URLs in specs, which are given as JSON by path: forbidden addresses. A name
+        that does not resolve in time is no problem yet.
         """
-        naming = {at: text for at, text in specs.items() if "://" in text}  # most name no address
+        naming = {at: text for at, text in specs.items() if "://" in text}  # most specs name no address
         found = [(path, url) for at, text in naming.items() for path, url in self._urls(at, json.loads(text))]
         urls = list(dict.fromkeys(url for _, url in found))[:_LOOKED_UP]
         reasons = dict(zip(urls, await asyncio.gather(*map(self._reason, urls)), strict=True))
@@ -125,6 +125,6 @@ class NamedAddresses:
                 await vetted(url, self._allowed)
         except ForbiddenTarget as error:
             return str(error)
-        except OSError:  # a name that is not known, or a name server that takes long
+        except OSError:  # an unknown name, or a slow name server
             return None
         return None

@@ -1,4 +1,6 @@
-"""Sends webhooks from an API process. Every process may: the broker gives each delivery to one of them at a time."""
+"""Sends webhooks from an API process. Every process may do it: the broker gives each delivery to one of them at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +28,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SenderTimes(RoundTimes):
-    """Says how long a sender waits, in seconds."""
+    """Times of a sender, in seconds."""
 
     answer_s: float = 10.0
-    """Limit on the whole of a receiver's answer."""
+    """Limit on a receiver's whole answer."""
 
 
 @dataclass(frozen=True)
 class _SendOutcome:
-    """The status that came back, if any, and why that is a failure, if it is."""
+    """The status that came back, if any, and why it is a failure, if it is one."""
 
     status: int | None
     error: str | None
     is_forbidden: bool = False
-    """Whether the URL leads where none may."""
+    """Whether the URL leads to a forbidden address."""
 
 
 class WebhookSender(DeliveryRounds):
-    """The rounds of webhooks."""
+    """Sends webhooks in rounds."""
 
     def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
         super().__init__("webhooks", times)
@@ -76,7 +78,9 @@ class WebhookSender(DeliveryRounds):
         outcome = await self._send(due, now)
         noted, again_s = self._after(delivery, outcome, now)
         if await asyncio.to_thread(self._store.webhooks.note, sender, noted, again_s, self._disable_s):
-            log.warning("disabled webhook %s: every delivery has failed for long; the last: %s", sender, noted.error)
+            log.warning(
+                "disabled webhook %s: every delivery has failed for a long time; the last: %s", sender, noted.error
+            )
 
     async def _send(self, due: DueDelivery, now: datetime) -> _SendOutcome:
         body = due.delivery.event.model_dump_json().encode()
@@ -104,7 +108,7 @@ class WebhookSender(DeliveryRounds):
             return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500], is_forbidden=True)
         except (OSError, httpx2.HTTPError) as error:
             return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500])
-        refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; a 2xx was wanted"
+        refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; expected a 2xx"
         return _SendOutcome(answer.status_code, refusal)
 
     def _after(
@@ -118,7 +122,7 @@ class WebhookSender(DeliveryRounds):
             done = {"state": "delivered", "error": None, "next_at": None}
             return delivery.model_copy(update=noted | done), None
         pause = self._schedule.pause(attempts, (now - first).total_seconds(), random.random())  # noqa: S311 - jitter
-        if pause is None or (outcome.is_forbidden and delivery.url is not None):  # a job's URL stays what it is
+        if pause is None or (outcome.is_forbidden and delivery.url is not None):  # a job's URL never changes
             return delivery.model_copy(
                 update=noted | {"state": "failed", "error": outcome.error, "next_at": None}
             ), None

@@ -1,4 +1,4 @@
-"""Trivet from Python: ``trivet.Client`` submits jobs and follows them. Importing it is light; torch is never loaded."""
+"""The Python client: ``trivet.Client`` submits jobs and follows them. Importing it is cheap; torch is never loaded."""
 
 from __future__ import annotations
 

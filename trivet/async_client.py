@@ -15,7 +15,7 @@ from trivet.client import Client
 P = ParamSpec("P")
 R = TypeVar("R")
 _AT_ONCE = 64
-"""The most calls at a time; further ones wait for their turn."""
+"""Most calls at a time; further ones wait for their turn."""
 _END = object()
 
 
@@ -34,7 +34,7 @@ def _twin(
 def _stream(
     method: Callable[Concatenate[Client, P], Iterator[R]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[R]]:
-    """Return an asynchronous iterator over what a method of the client yields, an item at a time."""
+    """Return an asynchronous iterator over the items that a method of the client yields."""
 
     @wraps(method)
     async def twin(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
@@ -52,7 +52,7 @@ def _stream(
 class AsyncClient:
     """Makes the calls of :class:`trivet.Client` for coroutines; arguments, answers and errors are the same.
 
-    ``client`` is the one that makes them, for what has no twin here.
+    ``client`` is the underlying client, for calls without a twin here.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None) -> None:

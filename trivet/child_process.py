@@ -23,22 +23,22 @@ class ServiceTimes:
     report_within_s: float = 10.0
     """Seconds for a supervisor to report its attempt's end, beyond the grace of its ranks."""
     settled_s: float = 10.0
-    """A process that ends sooner than this after its start would go on to do so."""
+    """A process that ends sooner than this after its start will probably end again."""
     first_pause_s: float = 1.0
     longest_pause_s: float = 30.0
-    """The longest pause before a process that keeps ending is started again; pauses double between these two."""
+    """Longest pause before a process that keeps ending is started again; pauses double up to this."""
 
 
 @dataclass
 class Restarts:
-    """Decides when something that ended by itself is started again: at once, or after a pause that doubles for one that
-    keeps ending soon after its start. Times are on the monotonic clock, in seconds.
+    """Decides when a process that ended by itself is started again: at once, or after a pause that doubles
+    while it keeps ending soon after its start. Times are on the monotonic clock, in seconds.
     """
 
     times: ServiceTimes = ServiceTimes()
     started_at: float = -inf
     due_at: float | None = None
-    """When it is started again; None while it runs."""
+    """When it will be started again; None while it runs."""
     pause_s: float = 0.0
 
     def ended(self, now: float) -> bool:
@@ -60,9 +60,9 @@ class Restarts:
 
 @dataclass
 class ChildProcess:
-    """A child in a session of its own: Ctrl-C reaches its parent only, which ends the parts in order.
+    """A child in its own session: Ctrl-C reaches only its parent, which ends the parts in order.
 
-    It holds a lock beside its log. One that outlived the process which started it is ended before another is started.
+    It holds a lock beside its log. A child that outlived its parent is ended before another is started.
     """
 
     name: str

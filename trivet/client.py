@@ -47,9 +47,10 @@ class Client(FileCalls, HostCalls):
     """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
     service of the data folder, by the socket there (``unix:///folder/api.sock``).
 
-    Methods raise :class:`trivet.Refused` with the service's problem, or :class:`trivet.Unreachable`. In an outage what
-    bears repetition is repeated, for ``outage_s`` seconds at most (by default the setting): reads, submissions,
-    uploads, cancellations, draining. A request that never reached the service is repeated in any case.
+    Methods raise :class:`trivet.Refused` with the service's problem, or :class:`trivet.Unreachable`. In an
+    outage, calls that are safe to repeat are repeated for at most ``outage_s`` seconds (by default the
+    setting): reads, submissions, uploads, cancellations, draining. A request that never reached the service is
+    always repeated.
     """
 
     def __init__(
@@ -94,15 +95,14 @@ class Client(FileCalls, HostCalls):
         idempotency_key: str | None = None,
         project: str | None = None,
     ) -> Job:
-        """Submit a job. A lost answer is asked for again under one idempotency key, so one call is one job. Only an
-        operator's key may name a project other than its own.
+        """Submit a job. If the answer is lost, the call repeats under one idempotency key, so one call is one job.
+        Only an operator's key may name a project other than its own.
         """
         return Job.model_validate(self._submit("/v1/jobs", _body(spec), idempotency_key, project))
 
     def check(self, spec: CommonSpec | Mapping[str, Any], *, project: str | None = None) -> dict[str, Any]:
-        """Check a spec as its submission would be, and submit nothing. Returns how many ``jobs`` it stands for, how
-        many ``ranks`` each takes, and the ``plan`` of a pipeline; raises :class:`trivet.Refused` where it would be
-        refused.
+        """Check a spec like a submission, and submit nothing. Return the number of its ``jobs``, the ``ranks``
+        of each, and the ``plan`` of a pipeline. Raises :class:`trivet.Refused` if it would be refused.
         """
         text = orjson.dumps(_body(spec)).decode()
         answer: dict[str, Any] = self._connection.json(
@@ -119,8 +119,8 @@ class Client(FileCalls, HostCalls):
         idempotency_key: str | None = None,
         project: str | None = None,
     ) -> list[str]:
-        """Submit up to 1,000 jobs, all or none; return their ids in the order of the specs. Lost answers and projects
-        are as with :meth:`submit`.
+        """Submit up to 1,000 jobs, all or none; return their ids in the order of the specs. Lost answers and
+        projects are handled as in :meth:`submit`.
         """
         body = {"jobs": [_body(spec) for spec in specs]}
         answer = self._submit("/v1/jobs:batch", body, idempotency_key, project)
@@ -136,13 +136,13 @@ class Client(FileCalls, HostCalls):
         return self._connection.json("POST", path, bears_repetition=True, **request)
 
     def job(self, job_id: str, *, wait_s: float | None = None) -> Job:
-        """Return one job; with ``wait_s`` (60 at most), once it is over or the time is."""
+        """Return one job; with ``wait_s`` (60 at most), once it has ended or the time has passed."""
         timeout = None if wait_s is None else wait_s + TIMEOUT_S
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         return Job.model_validate(self._connection.json("GET", _job(job_id), params={"wait_s": wait_s}, **options))
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
-        """Return the job when it is over. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
+        """Wait until the job has ended, and return it. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, deadline - time.monotonic())
@@ -153,8 +153,8 @@ class Client(FileCalls, HostCalls):
                 raise TimeoutError(f"job {job_id} is still {job.state} after {timeout_s} s")
 
     def wait_many(self, job_ids: Iterable[str], *, timeout_s: float | None = None) -> list[Job]:
-        """Wait until all of several jobs are over; return them in their order. Raises :class:`TimeoutError` as
-        :meth:`wait` does, where that takes more than ``timeout_s`` seconds together.
+        """Wait until all of several jobs have ended; return them in their order. Raises :class:`TimeoutError`
+        like :meth:`wait` if all together take more than ``timeout_s`` seconds.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return [
@@ -172,14 +172,14 @@ class Client(FileCalls, HostCalls):
         cursor: str | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobPage:
-        """Return a page of jobs, newest first; with ``order="active"`` those that run, then the queue in its order,
-        then those that are over. They come with their specs where ``include`` says so.
+        """Return a page of jobs, newest first; with ``order="active"`` running jobs, then the queue in its
+        order, then ended jobs. ``include`` adds their specs.
         """
         params = {**filters, "state": state, "order": order, "include": include, "limit": limit, "cursor": cursor}
         return JobPage.model_validate(self._connection.json("GET", "/v1/jobs", params=params))
 
     def job_counts(self, **filters: Unpack[JobFilters]) -> JobCounts:
-        """Count jobs by state; where counting was cut off, the counts are not ``exact``."""
+        """Count jobs by state; if counting was cut off, the counts are not ``exact``."""
         return JobCounts.model_validate(self._connection.json("GET", "/v1/jobs:counts", params=filters))
 
     def cancel(self, job_id: str) -> Job:
@@ -213,7 +213,7 @@ class Client(FileCalls, HostCalls):
         return QueuePage.model_validate(self._connection.json("GET", "/v1/queue", params=params))
 
     def shares(self) -> list[ProjectShare]:
-        """Return what projects have used and hold, the one whose jobs are next at equal priority first."""
+        """Return what projects have used and hold; first comes the project whose jobs are next at equal priority."""
         answer = self._connection.json("GET", "/v1/shares")
         return [ProjectShare.model_validate(share) for share in answer["items"]]
 
@@ -225,13 +225,15 @@ class Client(FileCalls, HostCalls):
     def follow(
         self, job_id: str, *, after: str | None = None, types: Sequence[str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield the job's events from ``after`` (or the beginning) until it is over, over broken connections."""
+        """Yield the job's events from ``after`` (or the beginning) until it ends, over broken connections."""
         return follow(self._connection, f"{_job(job_id)}/events", {"after": after, "types": _joined(types)})
 
     def follow_all(
         self, job_ids: Sequence[str] | None = None, *, types: Sequence[str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield events of several jobs from their beginning until all are over; of every job, from now on, for ever."""
+        """Yield events of several jobs from their beginning until all have ended, or of every job from now on, for
+        ever.
+        """
         return follow(self._connection, "/v1/events", {"jobs": _joined(job_ids), "types": _joined(types)})
 
     def events(
@@ -262,8 +264,9 @@ class Client(FileCalls, HostCalls):
         tail: int | None = None,
         jsonl: bool = False,
     ) -> Iterator[str]:
-        """Yield what the ranks printed, oldest first, with time and rank, as text or as JSON: all of it, or the lines
-        of one rank, stream or attempt, those that hold the text ``q`` in any case, or the last ``tail`` of them.
+        """Yield the output of ranks, oldest first, with time and rank, as text or as JSON: all of it, or the
+        lines of one rank, stream or attempt, those that contain ``q`` in any case, or the last ``tail`` of
+        them.
         """
         params = {
             "rank": rank,
@@ -291,7 +294,7 @@ class Client(FileCalls, HostCalls):
         return report
 
     def schedule(self, job_id: str) -> Plan:
-        """Return what a training job's pipeline is going to do in a step."""
+        """Return the planned schedule of one step of a training job's pipeline."""
         from service.jobs.plan import Plan  # noqa: PLC0415 - brings every spec, which most calls do not need
 
         return TypeAdapter(Plan).validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
@@ -314,7 +317,7 @@ class Client(FileCalls, HostCalls):
         return self._save(f"{_job(job_id)}/artifacts/{quote(name)}", target)
 
     def notices(self, job_id: str) -> list[WebhookDelivery]:
-        """Return what the ``notify`` of a job's spec has led to, newest first."""
+        """Return the deliveries of the ``notify`` in a job's spec, newest first."""
         answer = self._connection.json("GET", f"{_job(job_id)}/notices")
         return [WebhookDelivery.model_validate(item) for item in answer["items"]]
 
@@ -330,7 +333,7 @@ class Client(FileCalls, HostCalls):
         return schema
 
     def is_ready(self) -> bool:
-        """Return whether the service answers and reaches its broker, now."""
+        """Return whether the service now answers and reaches its broker."""
         try:
             return self._connection.send("GET", "/readyz").status_code == 200
         except Exception as error:

@@ -1,4 +1,4 @@
-"""HTTP to the service: answers turned into data or exceptions."""
+"""Calls the service over HTTP, and turns answers into data or exceptions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONNECT_S = 5.0
 class Connection:
     """One service and one key. Safe to share between threads.
 
-    Redirects are not followed, so the key goes nowhere else; certificates are always verified. Calls outlast an outage
-    of ``outage_s`` seconds (by default the setting) as far as they bear repetition: see :class:`Patience`.
+    Redirects are not followed, so the key goes nowhere else; certificates are always verified. Calls that are
+    safe to repeat outlast an outage of ``outage_s`` seconds (by default the setting): see :class:`Patience`.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Connection:
         self._held.close()
 
     def json(self, method: str, path: str, *, bears_repetition: bool = False, **options: Any) -> Any:
-        """Return the JSON of an answer; ``None`` of an empty one. In an outage, reads and other calls that may be
-        repeated are repeated. Raises :class:`Refused` and :class:`Unreachable`.
+        """Return the JSON of an answer; ``None`` for an empty one. In an outage, reads and other safe calls are
+        repeated. Raises :class:`Refused` and :class:`Unreachable`.
         """
         response = self.patience.outlast(
             lambda: self.send(method, path, **options), bears_repetition=bears_repetition or method == "GET"
@@ -81,7 +81,7 @@ class Connection:
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> Iterator[httpx2.Response]:
-        """Yield the answer to a GET, asked once, whose body is read piece by piece."""
+        """Yield the answer to a GET, sent once, whose body is read piece by piece."""
         with self._reaching(), self._http.stream("GET", path, params=_given(params), **options) as response:
             if response.status_code >= 300:
                 response.read()
@@ -92,7 +92,7 @@ class Connection:
     def opened(
         self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> Iterator[httpx2.Response]:
-        """Yield what :meth:`stream` does; an outage before the answer began is outlasted."""
+        """Yield the answer like :meth:`stream`, and outlast an outage before it begins."""
         with ExitStack() as held:
             yield self.patience.outlast(
                 lambda: held.enter_context(self.stream(path, params=params, **options)), bears_repetition=True
@@ -106,8 +106,8 @@ class Connection:
         if response.is_redirect:
             target = response.headers.get("location", "")
             raise TrivetError(
-                f"{self.url} answers that the service is at {target!r}; that is not followed, since the key is for "
-                "this address only: set TRIVET_URL to the service's own one"
+                f"{self.url} redirects to {target!r}; this is not followed, because the key is for one address only: "
+                "set TRIVET_URL to the service's own address"
             )
         try:
             _raise_for_problem(response)
@@ -174,10 +174,10 @@ def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
 
 Answer = TypeVar("Answer")
 _STATUSES = (502, 503, 504)
-"""What the service, or a proxy in front of it, answers in an outage."""
+"""Statuses that the service, or a proxy in front of it, answers in an outage."""
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ARRIVAL_S = 2.0
-"""How long to wait for a service that never answered: more likely there is none."""
+"""How long to wait for a service that never answered: probably there is none."""
 
 
 class Patience:
@@ -196,8 +196,8 @@ class Patience:
         self._has_answered = False
 
     def outlast(self, call: Callable[[], Answer], *, bears_repetition: bool) -> Answer:
-        """Return the call's answer, calling again in an outage; one that does not bear repetition only where it never
-        reached the service. Raises the last error, with how long it was tried, when the outage lasts.
+        """Return the call's answer, calling again in an outage. A call that is not safe to repeat is repeated
+        only if it never reached the service. If the outage lasts, raises the last error with the time spent.
         """
         began, tries = self._clock(), 0
         while True:
@@ -219,7 +219,7 @@ class Patience:
 
     @property
     def limit_s(self) -> float:
-        """Return how long an outage is waited for at present, in seconds."""
+        """Return how long to wait in an outage now, in seconds."""
         return self.outage_s if self._has_answered else min(self.outage_s, _ARRIVAL_S)
 
 

@@ -1,4 +1,4 @@
-"""``trivet demo``: three linked jobs on a throw-away service, from nothing to a verdict.
+"""Runs ``trivet demo``: three linked jobs on a throw-away service, from nothing to a verdict.
 
 The specs are those of ``examples/``; only their device and references are filled in.
 """
@@ -49,7 +49,7 @@ def run(console: Terminal) -> int:
 
 
 def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
-    """Submit all three at once; the service starts each when its inputs are there."""
+    """Submit all three at once; the service starts each when its inputs are ready."""
     host = client.hosts()[0]
     train = client.submit(_spec("train", host))
     links = {"model": {"job": train.id}}
@@ -60,7 +60,7 @@ def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
 
 
 def _spec(kind: str, host: Host, **changes: Any) -> dict[str, Any]:
-    """Return an example's spec, on GPUs where there are enough of them."""
+    """Return an example's spec, on GPUs if there are enough."""
     spec: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{kind}.yaml").read_text())
     ranks = 1
     for degree in spec.get("parallel", {}).values():

@@ -1,7 +1,7 @@
 """Examines this machine for what Trivet needs: packages, torch and its devices, the broker, disk, ports, the service.
 
-Each check is a function of the settings that yields what it found; a further one is a function and a line in
-:data:`CHECKS`. Nothing is changed: trials run in a temporary folder or a process of their own.
+Each check is a function of the settings that yields its findings; to add one, write a function and a line in
+:data:`CHECKS`. Nothing is changed: trials run in a temporary folder or a separate process.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Status = Literal["ok", "warning", "wrong"]
 _GIB = 1 << 30
 _LITTLE_DISK_GIB, _LITTLE_SHARED_GIB, _FEW_FILES = 10, 1, 4096
 _PATIENCE_S = 300
-"""For a process that imports torch, however busy the machine."""
+"""Seconds for a process that imports torch, on however busy a machine."""
 
 
 @dataclass(frozen=True)
 class HostCheck:
-    """Describes the state of one thing. ``wrong`` keeps jobs from running here, a ``warning`` may; ``advice`` says what
+    """The result of one check. ``wrong`` keeps jobs from running here, a ``warning`` may; ``advice`` says what
     to do.
     """
 
@@ -61,7 +61,7 @@ def packages(_: Settings) -> Iterator[HostCheck]:
     try:
         required = importlib.metadata.requires("trivet") or []
     except importlib.metadata.PackageNotFoundError:
-        told = "trivet runs from its sources and is not installed: what it requires is not known"
+        told = "trivet runs from its sources and is not installed: its requirements are not known"
         yield HostCheck("packages", "warning", told, f"{sys.executable} -m pip install --editable .")
         return
     wrong = [each for each in map(_unmet, required) if each]
@@ -73,7 +73,7 @@ def packages(_: Settings) -> Iterator[HostCheck]:
 
 
 def _unmet(line: str) -> str | None:
-    """Return what is wrong with one requirement; ``None`` if it is met, or does not apply here."""
+    """Return the fault of one requirement; ``None`` if it is met or does not apply here."""
     requirement = Requirement(line)
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return None
@@ -147,7 +147,7 @@ def compiler(_: Settings) -> Iterator[HostCheck]:
 
 
 def limits(_: Settings) -> Iterator[HostCheck]:
-    """Compare this machine's limits on files and shared memory with the needs of groups of ranks."""
+    """Compare this machine's limits on files and shared memory with the needs of ranks."""
     most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most not in (-1, resource.RLIM_INFINITY) and most < _FEW_FILES:
         yield HostCheck("open files", "warning", f"a process may have {most}", f"ulimit -n {_FEW_FILES * 4}")
@@ -177,7 +177,7 @@ def isolation(settings: Settings) -> Iterator[HostCheck]:
 
 
 def _data_folder(settings: Settings) -> Iterator[HostCheck]:
-    """Check who may write to the data folder, and the room on its disk."""
+    """Check who may write to the data folder, and the free space on its disk."""
     root = settings.layout.root
     if root.exists():
         try:
@@ -188,13 +188,15 @@ def _data_folder(settings: Settings) -> Iterator[HostCheck]:
     free = free_bytes(root) / _GIB
     told = f"{root}, {free:.1f} GiB free"
     if free < _LITTLE_DISK_GIB:
-        yield HostCheck("data folder", "warning", told, "checkpoints and logs are kept there: free some, or move it")
+        yield HostCheck(
+            "data folder", "warning", told, "checkpoints and logs are kept there: free some space, or move it"
+        )
     else:
         yield HostCheck("data folder", "ok", told)
 
 
 def broker(settings: Settings) -> Iterator[HostCheck]:
-    """Ask the configured broker; where the embedded one is used, start one in a temporary folder."""
+    """Ask the configured broker; without one, start the embedded broker in a temporary folder."""
     if settings.redis_url is not None:
         try:
             info = BrokerClient(settings.broker_url).call("PING")
@@ -213,7 +215,7 @@ def broker(settings: Settings) -> Iterator[HostCheck]:
 
 
 def service(settings: Settings) -> Iterator[HostCheck]:
-    """Ask the service that commands reach; if none answers, see whether one could bind its port."""
+    """Ask the service that commands reach; if none answers, check whether one could bind its port."""
     try:
         with Client() as client:
             if client.is_ready():
@@ -235,7 +237,7 @@ def _port(settings: Settings) -> Iterator[HostCheck]:
             tried.bind((settings.host, settings.port))
         except OSError as error:
             told = f"{settings.host}:{settings.port} cannot be bound: {error.strerror}"
-            yield HostCheck("port", "wrong", told, "end what holds it, or set TRIVET_PORT")
+            yield HostCheck("port", "wrong", told, "end the program that holds it, or set TRIVET_PORT")
             return
     yield HostCheck("port", "ok", f"{settings.host}:{settings.port} is free")
 

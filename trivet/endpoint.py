@@ -1,7 +1,7 @@
-"""Finds which service a client talks to, and with which key: a key goes only to the service that it was given for.
+"""Finds the service and the key of a client: a key goes only to the service that it was given for.
 
-Explicit are arguments, environment variables and the file that ``TRIVET_CONFIG`` names. A ``trivet.toml`` that lies in
-the working folder may name a service and its own key for it; it never says where another key goes.
+Arguments, environment variables and the file that ``TRIVET_CONFIG`` names are explicit. A ``trivet.toml`` in
+the working folder may name a service with its own key; it never decides where another key goes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _KEY = re.compile(r"[!-~]+")
 
 
 class MisdirectedKey(TrivetError):  # noqa: N818
-    """The key belongs to another address than the one that was found; it was not sent."""
+    """The key belongs to another address than the chosen one; it was not sent."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address, ``http://``, ``https://`` or ``unix://``, with the key to send there.
+    """An address, ``http://``, ``https://`` or ``unix://``, and the key to send there.
 
-    ``advice`` tells a user whose key was refused where it came from; there is none where the caller chose both.
+    ``advice`` tells a user with a refused key where the key came from; it is empty if the caller chose both.
     """
 
     url: str
@@ -44,14 +44,14 @@ class _ChosenSetting:
     value: str
     source: str
     found: bool
-    """Whether it stood in a file in the working folder."""
+    """Whether it came from a file in the working folder."""
 
 
 def resolve(url: str | None, key: str | None) -> Endpoint:
     """Return the endpoint for a client's arguments and this process's settings.
 
-    Without any address it is the service of the data folder, through the socket there, whose owner the kernel vouches
-    for. Raises :class:`MisdirectedKey`, and :class:`TrivetError` for an invalid address or key.
+    Without any address, it is the data folder's service, through the socket there, whose owner the kernel
+    confirms. Raises :class:`MisdirectedKey`, and :class:`TrivetError` for an invalid address or key.
     """
     settings, chosen = Settings(), sources()
     address = _choice("url", url, settings.url, chosen)
@@ -74,7 +74,7 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
 
 
 def same_service(one: str, other: str) -> bool:
-    """Return whether two URLs have the same scheme, host and port; the names of the loopback are one host."""
+    """Return whether two URLs have the same scheme, host and port; all names of the loopback count as one host."""
     return _origin(one) == _origin(other)
 
 
@@ -100,9 +100,7 @@ def _url_beside(secret: _ChosenSetting, settings: Settings, chosen: dict[str, st
 
 
 def _of_data_folder(settings: Settings, secret: _ChosenSetting | None) -> Endpoint:
-    """Return the service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket
-    only.
-    """
+    """Return the service whose data is here. Its own key, or another key of the user, goes only to its socket."""
     data = settings.layout
     url = f"unix://{data.api_socket}"
     admin_key = _admin_key(settings)
@@ -111,7 +109,7 @@ def _of_data_folder(settings: Settings, secret: _ChosenSetting | None) -> Endpoi
         return Endpoint(url, None, advice=f"no key in {settings.admin_key_path}; {here}")
     if secret is not None and secret.found:
         raise MisdirectedKey(
-            f"{secret.source} has a key and no url; the key was not sent anywhere: say there which service it is for"
+            f"{secret.source} has a key and no url; the key was not sent anywhere: add the url of its service there"
         )
     try:
         if data.root.is_dir():
@@ -147,7 +145,7 @@ def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[s
 
 
 def _lies_in_working_folder(source: str) -> bool:
-    """Return whether this source is a file that happens to lie in the working folder."""
+    """Return whether this source is a file that happens to be in the working folder."""
     return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
 
 

@@ -1,4 +1,4 @@
-"""Names the errors between a client and the service."""
+"""Defines the errors between a client and the service."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class TrivetError(Exception):
 
 
 class Unreachable(TrivetError):  # noqa: N818 - reads as the finding it is
-    """Nothing answers at the service's address. ``sent`` says whether the request may have reached the service, and
-    ``passes`` whether it may be otherwise the next time.
+    """Nothing answers at the service's address. ``sent`` says whether the request may have reached the service,
+    and ``passes`` whether the next attempt may succeed.
     """
 
     def __init__(self, url: str, reason: str, *, sent: bool = True, passes: bool = True) -> None:
@@ -23,7 +23,7 @@ class Unreachable(TrivetError):  # noqa: N818 - reads as the finding it is
         self.passes = passes
 
     def after(self, seconds: float) -> Unreachable:
-        """Return the same error with how long the call was tried."""
+        """Return the same error with the time spent on the call."""
         return Unreachable(self.url, f"{self.reason}; tried for {seconds:.0f} s", sent=self.sent)
 
 
@@ -38,5 +38,5 @@ class Refused(TrivetError):  # noqa: N818
         self.errors = list(errors)
 
     def after(self, seconds: float) -> Refused:
-        """Return the same refusal with how long the call was tried."""
+        """Return the same refusal with the time spent on the call."""
         return Refused(self.status, self.title, f"{self.detail}; tried for {seconds:.0f} s", self.errors)

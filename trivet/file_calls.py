@@ -1,4 +1,4 @@
-"""The client's calls about files: uploads, and what is downloaded."""
+"""Provides the client's calls about files: uploads and downloads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FileCalls:
                 return
 
     def delete_upload(self, file_id: str, *, project: str | None = None) -> None:
-        """Delete a project's upload, which no unfinished job of it may need."""
+        """Delete a project's upload, unless one of its unfinished jobs needs it."""
         self._connection.json("DELETE", f"/v1/files/{quote(file_id, safe='')}", params={"project": project})
 
     def download_file(self, file_id: str, target: str | PathLike[str]) -> int:
@@ -74,13 +74,13 @@ class FileCalls:
 
 
 _NOT_OURS = (Path("/dev"), Path("/proc"))
-"""Below these a file is another process's open one: it is written to, and keeps its place."""
+"""Files below these are another process's open files: they are written to, never replaced."""
 
 
 @contextmanager
 def _writing(target: Path) -> Iterator[IO[bytes]]:
-    """Open ``target`` to be written to. A file, also one that a link leads to, is replaced when all is written, and
-    only then; a device, a pipe or a socket is written to as it is.
+    """Open ``target`` for writing. A file, even behind a link, is replaced only once everything is written; a
+    device, a pipe or a socket is written to directly.
     """
     if target.is_dir():
         raise IsADirectoryError(EISDIR, "it is a folder, where a file is wanted", str(target))
@@ -101,7 +101,7 @@ def _writing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def _is_written_in_place(target: Path) -> bool:
-    """Return whether there is something that is not to be replaced: what it has taken stays written."""
+    """Return whether the target must not be replaced, because what was written to it stays written."""
     if not target.exists():
         return False
     return not target.is_file() or any(target.absolute().is_relative_to(folder) for folder in _NOT_OURS)

@@ -1,4 +1,4 @@
-"""Following live events over broken connections and restarted services, without losing or repeating one."""
+"""Follows live events over broken connections and restarted services, without losing or repeating one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def follow(
 ) -> Iterator[dict[str, Any]]:
     """Yield events until the stream's end. A gap appears as ``{"type": "gap", …}``.
 
-    A lost connection is taken up again where it broke. Raises :class:`Unreachable` when the service stays away for
-    ``give_up_after_s`` seconds (by default those of the connection), and :class:`Refused` when it refuses.
+    A lost connection resumes where it broke. Raises :class:`Unreachable` if the service does not answer for
+    ``give_up_after_s`` seconds (by default those of the connection), and :class:`Refused` if it refuses.
     """
     most_s = connection.patience.outage_s if give_up_after_s is None else give_up_after_s
     last_id, failures = "", 0

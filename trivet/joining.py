@@ -1,4 +1,4 @@
-"""Lets this host join a fleet by an invitation: its settings are tried, and kept for the worker."""
+"""Joins this host to a fleet by an invitation: tries its settings, and keeps them for the worker."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CannotJoin(TrivetError):  # noqa: N818
 
 
 def join(invitation: Invitation) -> dict[str, str]:
-    """Return the variables with which a worker of the inviting fleet runs here; password and certificate are in files
-    of this user's. Raises :class:`CannotJoin`.
+    """Return the variables for a worker of the inviting fleet; password and certificate are in this user's
+    files. Raises :class:`CannotJoin`.
     """
     variables = _kept(invitation, _folder(invitation))
     given: dict[str, Any] = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in variables.items()}
@@ -37,7 +37,7 @@ def join(invitation: Invitation) -> dict[str, str]:
         except StoreUnavailable as error:
             at = urlsplit(invitation.url).netloc
             raise CannotJoin(f"the broker at {at} does not answer: {error}; open its port to this host") from None
-    if settings.store is not None:  # hosts share no folder, and the worker tries the object store as it starts
+    if settings.store is not None:  # hosts share no folder; the worker tries the object store when it starts
         return variables
     missing = [host.name for host in hosts if host.alive and not settings.layout.host(host.name).is_dir()]
     if missing:

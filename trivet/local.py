@@ -1,4 +1,4 @@
-"""This machine's own service: broker, API and worker as children of one process, and their orderly end."""
+"""Runs this machine's own service: broker, API and worker as children of one process, and their orderly end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from trivet.client import Client
 from trivet.errors import TrivetError
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Nothing that lies where the service is started takes the place of a module of the same name."""
+"""No file in the service's starting folder may shadow a module of the same name."""
 _POLL_S = 0.1
 _PROBE_S = 5.0
-"""For an answer at a socket that is open before anybody answers there."""
+"""Seconds for an answer at a socket that is open before anybody answers there."""
 
 
 def _how(code: int) -> str:
@@ -55,7 +55,7 @@ class _ApiProcesses:
     times: ServiceTimes
     processes: list[ChildProcess] = field(default_factory=list)
     _ready: list[tuple[int, int]] = field(default_factory=list)
-    """A pipe for each process, which writes a byte to its second end once it answers."""
+    """A pipe for each process; the process writes a byte to its second end once it answers."""
 
     def __post_init__(self) -> None:
         self._listening = _listener(self.settings)
@@ -73,7 +73,7 @@ class _ApiProcesses:
         yield from {data.root / "logs" / "api.log", *(data.root / "logs").glob("api-*.log")}
 
     def start(self, environment: Mapping[str, str]) -> dict[str, ChildProcess]:
-        """Start as many processes as the setting says; return them by name."""
+        """Start the configured number of processes; return them by name."""
         self._private = PrivateSocket.bind(self.settings.layout, self.url)
         if self._private is not None:
             self._private.bound.listen()
@@ -105,7 +105,7 @@ class _ApiProcesses:
         return said
 
     def ask_to_end(self) -> None:
-        """Have the processes begin to end."""
+        """Ask the processes to end."""
         for process in self.processes:
             process.process.terminate()
 
@@ -146,7 +146,7 @@ def _listener(settings: Settings) -> socket.socket:
 class LocalService:
     """Use as a context manager: entering starts everything and waits until a job could run; leaving ends it all.
 
-    A data folder has one such service at a time. What an earlier one left behind when it was killed is ended first,
+    A data folder has one such service at a time. Processes that a killed service left behind are ended first,
     except supervisors: their jobs go on.
     """
 
@@ -160,9 +160,9 @@ class LocalService:
     leftovers: list[str] = field(default_factory=list)
     """Names of the parts of a killed service that were ended at the start."""
     said: list[str] = field(default_factory=list)
-    """What :meth:`revive` had to say during the start."""
+    """Messages of :meth:`revive` during the start."""
     was_open: bool = False
-    """Other users could read the data folder until this start."""
+    """Whether other users could read the data folder until this start."""
     url: str = ""
     key: str | None = None
     first_start: bool = False
@@ -198,10 +198,10 @@ class LocalService:
         return Client(f"unix://{self.settings.layout.api_socket}", self.key)
 
     def revive(self) -> list[str]:
-        """Start again what ended by itself, jobs go on meanwhile; return what to say of it.
+        """Start parts again that ended by themselves, while jobs go on; return messages about it.
 
-        What keeps ending is started after longer and longer pauses, but never given up: with the rest still running, a
-        cause that passes (a broker that hangs, a full disk) must not end the service.
+        A part that keeps ending is started after longer and longer pauses, but never given up: a passing cause
+        (a broker that hangs, a full disk) must not end the service.
         """
         said = []
         if self.broker is not None:
@@ -232,10 +232,10 @@ class LocalService:
         self.broker.restart()
 
     def roll(self) -> list[str]:
-        """Restart every part, one after the other, while jobs run on; return what to say of it.
+        """Restart every part, one after the other, while jobs run on; return messages about it.
 
-        No request is lost: API processes answer what they have begun before they end, requests wait for the next one at
-        the socket, and for the broker within ``broker_wait_s``.
+        No request is lost: API processes finish their requests before they end, and new requests wait for the
+        next process at the socket, and for the broker within ``broker_wait_s``.
         """
         assert self.api is not None
         said = self.api.roll()
@@ -251,11 +251,11 @@ class LocalService:
         return said
 
     def stop(self) -> None:
-        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start. If no job
-        runs here, the API ends at the same time as the worker.
+        """End worker, running jobs, API and broker, in this order. Running jobs wait for the next start. If no
+        job runs here, the API ends at the same time as the worker.
         """
         worker = self.parts.pop("worker", None)
-        if worker is not None:  # without a worker of its own, what runs on this host belongs to another service
+        if worker is not None:  # without its own worker, running jobs on this host belong to another service
             if self.api is not None and not self._registry().live():
                 self.api.ask_to_end()
             self._end_jobs(worker)
@@ -315,7 +315,7 @@ class LocalService:
         chosen = {
             f"{ENV_PREFIX}{name.upper()}": "" if value is None else str(value)
             for name, value in given.items()
-            if not isinstance(value, SecretStr)  # the children have the environment and the file that it came from
+            if not isinstance(value, SecretStr)  # the children inherit the environment and the file
         }
         own = {f"{ENV_PREFIX}DATA": str(self.settings.layout.root), f"{ENV_PREFIX}REDIS_URL": url}
         return {**os.environ, **chosen, **own, **SAFE_PATH, "PYTHONUNBUFFERED": "1"}
@@ -341,7 +341,7 @@ class LocalService:
             )
 
     def _alive(self) -> bool:
-        """Start again what was ended from outside; raise :class:`StartError` for a part that fails by itself."""
+        """Start parts again that were ended from outside; raise :class:`StartError` for a part that fails by itself."""
         for part in self.parts.values():
             if (part.process.poll() or 0) > 0 and not self.said:
                 raise StartError(

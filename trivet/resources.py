@@ -1,4 +1,4 @@
-"""Provides what the client has for operators: keys, service accounts and the audit log."""
+"""Provides the client's calls for operators: keys, service accounts and the audit log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KeysResource:
         *,
         expires_at: datetime | None = None,
     ) -> tuple[ApiKey, str]:
-        """Create a key of a project, or an operator's; return it and its secret, which is shown this once."""
+        """Create a key of a project, or an operator's; return it and its secret, which is shown only once."""
         body = {"name": name, "scopes": list(scopes), "project": project, "expires_at": _iso(expires_at)}
         answer = self._connection.json("POST", "/v1/keys", json=body)
         return ApiKey.model_validate(answer), answer["secret"]
@@ -42,7 +42,7 @@ class KeysResource:
     def rotate(
         self, key_id: str, *, grace_s: float | None = None, expires_at: datetime | None = None
     ) -> tuple[ApiKey, str]:
-        """Create a key that takes another's place, which works for ``grace_s`` seconds more; return it and its
+        """Create a successor of a key, which itself works for ``grace_s`` seconds more; return it and its
         secret.
         """
         body = {"grace_s": grace_s, "expires_at": _iso(expires_at)}
@@ -69,12 +69,12 @@ class AccountsResource:
         return [ServiceAccount.model_validate(item) for item in self._connection.json("GET", "/v1/accounts")["items"]]
 
     def create_key(self, name: str, *, expires_at: datetime | None = None) -> tuple[ApiKey, str]:
-        """Create a key of an account; return it and its secret, which is shown this once."""
+        """Create a key of an account; return it and its secret, which is shown only once."""
         answer = self._connection.json("POST", f"{_account(name)}/keys", json={"expires_at": _iso(expires_at)})
         return ApiKey.model_validate(answer), answer["secret"]
 
     def disable(self, name: str) -> ServiceAccount:
-        """Stop all keys of an account, at once."""
+        """Stop all keys of an account at once."""
         return ServiceAccount.model_validate(self._connection.json("POST", f"{_account(name)}/disable"))
 
     def enable(self, name: str) -> ServiceAccount:
@@ -102,7 +102,7 @@ class AuditResource:
         return AuditPage.model_validate(self._connection.json("GET", "/v1/audit", params=params))
 
     def lines(self, **wanted: Unpack[_AuditWanted]) -> Iterator[str]:
-        """Yield entries as JSON lines, oldest first, as :func:`service.jobs.audit.verify_chain` takes them."""
+        """Yield entries as JSON lines, oldest first, for :func:`service.jobs.audit.verify_chain`."""
         params = {**_audit_params(wanted), "format": "jsonl"}
         with self._connection.stream("/v1/audit", params=params) as response:
             yield from lines_of(response)
@@ -125,7 +125,7 @@ def _audit_params(wanted: _AuditWanted) -> dict[str, Any]:
 
 
 def lines_of(response: httpx2.Response) -> Iterator[str]:
-    """Yield the lines of a text, each ended by a line feed and by nothing else that some call a line's end."""
+    """Yield the lines of a text; only a line feed ends a line."""
     held = ""
     for chunk in response.iter_text():
         *complete, held = (held + chunk).split("\n")
@@ -136,7 +136,7 @@ def lines_of(response: httpx2.Response) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ProjectsResource:
-    """Projects. To make, change and delete one needs an operator's key; its members, also a maintainer's."""
+    """Projects. Only an operator's key makes, changes and deletes one; a maintainer's key may change its members."""
 
     connection: Connection
 
@@ -152,7 +152,7 @@ class ProjectsResource:
         return ProjectDetails.model_validate(self.connection.json("GET", _project(name)))
 
     def change(self, name: str, **changes: Any) -> ProjectDetails:
-        """Change a project's ``description``, or those of its ``quotas`` that are given: ``None`` takes one away."""
+        """Change a project's ``description``, or the given ones of its ``quotas``: ``None`` removes one."""
         return ProjectDetails.model_validate(self.connection.json("PATCH", _project(name), json=changes))
 
     def delete(self, name: str) -> None:
@@ -166,7 +166,7 @@ class ProjectsResource:
         )
 
     def remove_member(self, name: str, owner: str) -> None:
-        """End a membership, at once."""
+        """End a membership at once."""
         self.connection.json("DELETE", f"{_project(name)}/members/{quote(owner, safe='')}")
 
 
@@ -193,8 +193,6 @@ class HostCalls:
         return Host.model_validate(self._connection.json("POST", path, bears_repetition=True))
 
     def alerts(self, *, everything: bool = False) -> list[ShownAlert]:
-        """Return what is wrong with the service, those alerts that fire first; with ``everything`` all alerts. Needs an
-        admin key.
-        """
+        """Return the service's alerts, firing ones first; with ``everything``, all alerts. Needs an admin key."""
         answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
         return [ShownAlert.model_validate(item) for item in answer["items"]]

@@ -1,4 +1,4 @@
-"""Makes pyarrow tables of the client's results: ``to_pandas()`` makes a data frame of one."""
+"""Makes pyarrow tables of the client's results; ``to_pandas()`` makes a data frame of one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FACTS = ("id", "kind", "name", "state", "owner", "project", "created_at", "star
 
 
 def jobs(found: Iterable[ListedJob]) -> pa.Table:
-    """Return a row for each job: what it is, its labels, its swept fields (``parameters.seed``) and its result."""
+    """Return a row for each job: its facts, labels, swept fields (``parameters.seed``) and result."""
     return _table([_row(job) for job in found])
 
 
 def metrics(series: Mapping[str, Mapping[str, Sequence[Any]]]) -> pa.Table:
-    """Return a row for each point of the curves that :meth:`trivet.Client.metrics` returns: ``metric``, ``step``,
+    """Return a row for each point of the curves from :meth:`trivet.Client.metrics`: ``metric``, ``step``,
     ``time`` and ``value``.
     """
     return _table(
@@ -61,7 +61,7 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def _column(pa: Any, values: list[Any]) -> Any:
-    """Return values as an array: numbers of any sort together, and as JSON what has no type in common."""
+    """Return values as an array: numbers of any sort as one type, and values without a common type as JSON."""
     if any(isinstance(value, float) for value in values) and all(_is_number(value) for value in values):
         values = [None if value is None else float(value) for value in values]
     try:

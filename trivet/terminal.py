@@ -17,11 +17,11 @@ _UNCUT = 10_000
 
 
 class Terminal(Console):
-    """A console to which text is only ever text: it has no markup, and what would act on a terminal is made visible.
+    """A console that treats text only as text: it has no markup, and shows control characters visibly.
 
-    Strings are one line each: a line feed in one is shown as ``\\n``. Text that is meant to have several goes through
-    :meth:`block`. Tables are fitted to a terminal, or to ``COLUMNS``; in a file or a pipe they are as wide as what
-    they hold.
+    Strings are one line each: a line feed in one is shown as ``\\n``. Text of several lines goes through
+    :meth:`block`. Tables are fitted to a terminal, or to ``COLUMNS``; in a file or a pipe they are as wide as
+    their content.
     """
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
@@ -36,12 +36,12 @@ class Terminal(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render anything; control characters in anything other than a string are made visible as well."""
+        """Render anything, with all control characters made visible."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text, lines=True), segment.style)
 
     def block(self, text: str, *, style: str | Style | None = None, indent: int = 0) -> None:
-        """Print text of several lines; those after the first are set in by ``indent`` columns."""
+        """Print text of several lines; lines after the first are indented by ``indent`` columns."""
         first, *rest = text.split("\n")
         self.print(first, style=style)
         for line in rest:
@@ -54,7 +54,7 @@ class Terminal(Console):
             self.file.flush()
 
     def write_json_text(self, text: str) -> None:
-        """Print one line that is JSON already, such that it reads back as the same value."""
+        """Print one line that is already JSON, so that it reads back as the same value."""
         self.file.write(f"{visible_in_json(text)}\n")
 
     def write_json(self, value: Any) -> None:

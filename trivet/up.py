@@ -76,8 +76,8 @@ def _restart_requests() -> Iterator[threading.Event]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into ``KeyboardInterrupt``, once: what ends things in order is not
-    interrupted.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into ``KeyboardInterrupt``: later ones do not interrupt the
+    orderly end.
     """
     interrupted = False
 

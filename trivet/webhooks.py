@@ -1,4 +1,4 @@
-"""Checks what a webhook receives, and provides the client's calls about webhooks."""
+"""Verifies webhook deliveries, and provides the client's calls about webhooks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TOLERANCE_S = 300.0
 
 
 class InvalidDelivery(Exception):  # noqa: N818
-    """A request is no delivery of this webhook, or an old one again; do nothing that it says."""
+    """A request is not a delivery of this webhook, or repeats an old one; ignore its content."""
 
 
 def verify(secret: str, headers: Mapping[str, str], body: bytes, *, tolerance_s: float = TOLERANCE_S) -> WebhookEvent:
-    """Return the event of a request that a webhook received, whose ``body`` is taken as it came.
+    """Return the event of a request that a webhook received; ``body`` is the raw bytes.
 
-    Raises :class:`InvalidDelivery` unless it was signed with ``secret`` within ``tolerance_s`` seconds of now. The same
-    delivery may come more than once, with the same ``webhook-id``.
+    Raises :class:`InvalidDelivery` unless it was signed with ``secret`` within ``tolerance_s`` seconds of now.
+    The same delivery may come more than once, with the same ``webhook-id``.
     """
     given = {name.lower(): value for name, value in headers.items()}
     missing = [name for name in (ID_HEADER, TIME_HEADER, SIGNATURE_HEADER) if name not in given]
@@ -42,7 +42,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, *, tolerance_s:
         raise InvalidDelivery(f"{TIME_HEADER} {timestamp[:40]!r} is not within {tolerance_s:g} s of now")
     expected = sign(secret, given[ID_HEADER], int(timestamp), body)
     if not any(hmac.compare_digest(expected.encode(), each.encode()) for each in given[SIGNATURE_HEADER].split()):
-        raise InvalidDelivery("the signature is not that of this secret over this body")
+        raise InvalidDelivery("the signature does not match this secret and this body")
     return WebhookEvent.model_validate_json(body)
 
 
@@ -60,7 +60,7 @@ class WebhooksResource:
         kinds: Sequence[str] = (),
         project: str | None = None,
     ) -> tuple[Webhook, str]:
-        """Create a webhook; return it and its secret, which is shown this once."""
+        """Create a webhook; return it and its secret, which is shown only once."""
         body = {"url": url, "kinds": list(kinds), "project": project}
         answer = self.connection.json("POST", "/v1/webhooks", json=body | ({"states": list(states)} if states else {}))
         return Webhook.model_validate(answer), answer["secret"]
@@ -74,8 +74,8 @@ class WebhooksResource:
         return [Webhook.model_validate(item) for item in self.connection.json("GET", "/v1/webhooks")["items"]]
 
     def secret(self, *, project: str | None = None, renew: bool = False) -> str:
-        """Return the secret that signs what a project's jobs ask to be told by ``notify``; with ``renew`` a new one in
-        its place, which needs an admin key.
+        """Return the secret that signs the deliveries of ``notify`` in a project's jobs; with ``renew``,
+        replace it by a new one, which needs an admin key.
         """
         verb, path = ("POST", "/v1/webhooks/secret/renew") if renew else ("GET", "/v1/webhooks/secret")
         secret: str = self.connection.json(verb, path, params={"project": project})["secret"]

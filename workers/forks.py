@@ -75,8 +75,8 @@ def fork(
 ) -> Child:
     """Run ``program`` in a fork, which ends with the code that it returns, 1 after an exception.
 
-    It has no descriptors but the standard ones and those to ``keep``: ``stdin``, and ``output`` in place of this
-    process's own output. Signals act there as in a new program, and it leads a session of its own by default.
+    It has only the descriptors to ``keep`` and the standard ones: ``stdin``, and ``output`` in place of this
+    process's own output. Signals act there as in a new program, and by default it leads its own session.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,7 +117,7 @@ def _be(
 
 
 def end(code: int) -> NoReturn:
-    """End a fork, without its parent's exit handlers and without finalisation."""
+    """End a fork without its parent's exit handlers and without finalisation."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -13,7 +13,7 @@ import pynvml
 from service.jobs.plugins.catalogue import house_version
 
 _SMALL_MESH = 4
-"""Ranks that only take turns still show that a mesh works: two by two is the smallest with two dimensions."""
+"""Even ranks that share a core show that a mesh works: two by two is the smallest mesh with two dimensions."""
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Provides calls of Linux that Python lacks: the clock of leases, ``prctl``, and what a process shows of itself."""
+"""Provides calls of Linux that Python lacks: the clock of leases, ``prctl``, and the command line that a process
+shows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOM = {"TRIVET_ROOM": 16_384 * "."}
-"""Environment for a process whose forks will show other ones of their own: :func:`present_as`."""
+"""Environment for a process whose forks will show another environment: :func:`present_as`."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _MADV_COLLAPSE, _LARGE_PAGE = 25, 1 << 21
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
@@ -18,9 +20,9 @@ _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 
 
 def uptime() -> float:
-    """Return seconds since the host booted, those in suspension included; the same for all its processes.
+    """Return the seconds since the host booted, including suspension; the same for all its processes.
 
-    Nobody sets this clock, so it is the one of leases.
+    Nobody sets this clock, so leases use it.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -42,7 +44,7 @@ def use_large_pages() -> int:
     """Move this process's private memory into large pages, of which a fork copies five hundred times fewer entries, and
     return how many there are now. A page that a fork writes to is copied as a small one.
 
-    Needs Linux 6.1; where it is refused, as for want of memory, forks cost more and are no different.
+    Needs Linux 6.1. If the kernel refuses, for example for lack of memory, forks only cost more.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     done = 0
@@ -65,8 +67,8 @@ def _private_memory() -> Iterator[tuple[int, int]]:
 def present_as(arguments: Iterable[str], environment: Mapping[str, str]) -> None:
     """Let ``/proc``, and so ``ps``, show this command line and this environment, as far as there is room for them.
 
-    A fork shows those of its parent otherwise. Nothing may point into the old environment any more: Python's
-    ``os.environ``, once cleared and filled again, does not.
+    Otherwise a fork shows those of its parent. Nothing may point into the old environment any more; Python's
+    ``os.environ`` does not once it was cleared and filled again.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     _overwrite(fields[_ARGUMENTS], arguments)

@@ -1,7 +1,7 @@
 """Names the version of the dashboard's static files, and which modules a page needs.
 
-The version is in the address of each file, so browsers keep them for good; and a page names all modules that it will
-import, so that they are fetched at once and not one after the other.
+The version is in the address of each file, so browsers keep files for good. A page names all modules that it
+will import, so browsers fetch them at once rather than one after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IMPORT = re.compile(r'^(?:import|export)\b[^"\n]*"(\.{1,2}/[^"]+)";', re.MULTIL
 
 @dataclass(frozen=True)
 class Asset:
-    """One file as it was when the process began."""
+    """One file as it was when the process started."""
 
     content: bytes
     media_type: str
@@ -34,7 +34,7 @@ class Asset:
 
 @dataclass(frozen=True)
 class Assets:
-    """``version`` changes with any of the files, which are here by their paths below ``static``."""
+    """The files by their paths below ``static``; ``version`` changes with any of them."""
 
     version: str
     files: dict[str, Asset]
@@ -57,12 +57,12 @@ class Assets:
         return f"/static/{self.version}"
 
     def address(self, name: str) -> str:
-        """Return the address of a file, also of one that a package serves below ``/static``."""
+        """Return the address of a file, or of one that a package serves below ``/static``."""
         return f"{self.root if name in self.files else '/static'}/{name}"
 
     def modules(self, page: str) -> list[str]:
-        """Return all that a page's module imports, and that these import, nearest first; for the page of a job also
-        what the kinds of jobs bring.
+        """Return the modules that a page's module imports, directly or not, nearest first; for a job's page,
+        also the modules of all kinds of jobs.
         """
         found = [f"pages/{page}"]
         if page == "job.js":

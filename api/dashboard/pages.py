@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 _COMMON_SHEETS = ("theme.css", "base.css", "controls.css", "panels.css")
 _REVALIDATED = {"Cache-Control": "no-cache"}
-"""Browsers keep it, and ask whether it is still the newest."""
+"""Browsers keep the file, and ask whether it is still the newest."""
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable"}
 _VERSIONED = re.compile(r"v-[0-9a-f]{16}/")
 
@@ -77,11 +77,11 @@ PAGES = (
 
 
 class _OwnFiles:
-    """An application: the dashboard's files from memory, at ``kinds/`` the modules that kinds of jobs bring, and at
-    ``swagger/`` what draws the API reference.
+    """Serves the dashboard's files from memory, the modules of kinds of jobs at ``kinds/``, and the API reference's
+    files at ``swagger/``.
 
-    Below a folder with the version of :class:`Assets` a file is never asked about again. One of another version, of a
-    process that was started before or after this one, is served as it is here.
+    Browsers never ask again about a file below a folder with the version of :class:`Assets`. A request for another
+    version, from a page of an earlier or later process, gets this process's file.
     """
 
     def __init__(self, assets: Assets) -> None:
@@ -105,9 +105,9 @@ class _OwnFiles:
 def mount(app: FastAPI, signed_in: SignedIn | None = None, provider: str | None = None) -> None:
     """Add the pages and their static files to ``app``.
 
-    The API's own routes (``/v1/…``, ``POST /login``, ``POST /logout``) stay as they are. Without ``signed_in`` every
-    shell is served to anybody, and its module goes to the sign-in page when the API answers 401. ``provider`` is what
-    the sign-in page calls the OpenID Connect provider, where there is one.
+    The API's own routes (``/v1/…``, ``POST /login``, ``POST /logout``) stay as they are. Without ``signed_in``,
+    anybody gets every shell, and its module goes to the sign-in page when the API answers 401. ``provider`` is
+    the name of the OpenID Connect provider on the sign-in page, if there is one.
     """
     assets = Assets.found()
     environment = Environment(
@@ -146,7 +146,7 @@ def _mount_missing(app: FastAPI, environment: Environment, signed_in: SignedIn |
 
 
 def _wants_page(request: Request) -> bool:
-    """Return whether a person asks for a page, by the address and by the types that the browser accepts."""
+    """Return whether a person asks for a page, judged by the address and the types that the browser accepts."""
     is_data = request.url.path.startswith(("/v1/", "/static/"))
     return request.method == "GET" and not is_data and "text/html" in request.headers.get("accept", "")
 

@@ -1,4 +1,4 @@
-"""Tells services that people use beside this one of ended jobs: a file for each, and a line here."""
+"""Exports ended jobs to other services: one file per service, and one line here."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ EXPORTERS: Mapping[str, Exporter] = {
     "otlp": OtlpExporter(),
     "tensorboard": TensorBoardExporter(),
 }
-"""By the fields of :class:`~service.jobs.spec.notify.ExportTargets`."""
+"""Exporters by the fields of :class:`~service.jobs.spec.notify.ExportTargets`."""

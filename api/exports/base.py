@@ -1,4 +1,4 @@
-"""Defines the interface of exporters, and the form in which they get a job."""
+"""Defines the interface of exporters, and the form of a job for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_PARAMETERS = ("kind", "name", "labels", "export")
 
 @dataclass(frozen=True)
 class ExportedJob:
-    """An ended job, and what it left."""
+    """An ended job with its metrics and files."""
 
     job: Job
     store: Store
@@ -41,7 +41,7 @@ class ExportedJob:
         }
 
     def findings(self) -> dict[str, str]:
-        """Return the words of the result by dotted path, such as what a gate allows."""
+        """Return the texts of the result by dotted path, such as the modes that a gate allows."""
         return {path: value for path, value in _leaves(self.job.result or {}, "") if isinstance(value, str)}
 
     def facts(self) -> dict[str, str]:
@@ -59,8 +59,8 @@ class ExportedJob:
         return {name: points for name, points in sorted(collect(events, None).items()) if points}
 
     def files(self, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:
-        """Yield name, size and content of each published file, those of folders too, but none that is larger than
-        ``most_bytes``. Deleted jobs are left out.
+        """Yield name, size and content of each published file, those of folders too, except those larger than
+        ``most_bytes``. Yields nothing for a deleted job.
         """
         for artifact in self.store.artifacts.list(self.job.id):
             try:
@@ -75,13 +75,15 @@ class ExportedJob:
 
 
 class Exporter(Protocol):
-    """Tells one kind of service of a job. Doing it again replaces what was told before.
+    """Exports a job to one kind of service. Exporting again replaces the earlier export. Runs in a thread.
 
-    Runs in a thread. Raises :class:`ExportFailed`, ``OSError`` or an error of HTTP for what may go better later.
+    Raises :class:`ExportFailed`, ``OSError`` or an HTTP error if a later attempt may succeed.
     """
 
     def export(self, told: ExportedJob, server: ExportServer | None) -> str:
-        """Return where it can be seen; ``server`` is that of the target's URL, ``None`` where it has none."""
+        """Export the job and return where it can be seen; ``server`` is that of the target's URL, ``None`` without
+        one.
+        """
         ...
 
 

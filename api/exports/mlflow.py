@@ -1,6 +1,7 @@
-"""Makes a run of a job on an MLflow tracking server, by its REST interface (https://mlflow.org/docs/latest/api_reference/rest-api.html).
+"""Makes a run of a job on an MLflow tracking server, by its REST interface
+(https://mlflow.org/docs/latest/api_reference/rest-api.html).
 
-The interface, not its client library: that would look the server's name up again, and lead where nothing may be sent.
+It does not use the client library, which would resolve the server's name again and could reach a forbidden address.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from service.jobs.records import Job
 
 _API = "/api/2.0/mlflow"
 _MOST_METRICS, _MOST_OTHERS = 1000, 100
-"""Metrics, and parameters or tags, of one request, by MLflow's own limits."""
+"""Most metrics, and parameters or tags, of one request, by MLflow's own limits."""
 _LONGEST_VALUE, _LONGEST_KEY = 500, 250
 _LARGEST_FILE = 1 << 30
 _CHUNK = 1 << 20
@@ -49,14 +50,14 @@ class _Tracking:
         self.server = server
 
     def experiment(self, name: str) -> str:
-        """Return the id of an experiment, which is made where it is missing."""
+        """Return the id of an experiment, which is created if it is missing."""
         found = self.server.send("GET", f"{_API}/experiments/get-by-name", query={"experiment_name": name})
         if found.status == 404:
             return str(self._post("experiments/create", {"name": name}, "experiment_id"))
         return str(_read(found, "experiment")["experiment_id"])
 
     def delete_runs_of(self, job_id: str, experiment: str) -> None:
-        """Delete what was exported of the job before, whole or in part."""
+        """Delete earlier exports of the job, whole or partial."""
         asked = {"experiment_ids": [experiment], "filter": f"tags.`{_JOB_TAG}` = '{job_id}'", "max_results": 100}
         for run in self._post("runs/search", asked, "runs", default=[]):
             self._post("runs/delete", {"run_id": run["info"]["run_id"]})
@@ -82,7 +83,7 @@ class _Tracking:
             self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics})
 
     def upload(self, place: str, told: ExportedJob) -> None:
-        """Upload artifacts, where the server takes them itself; others are reached with credentials of their own."""
+        """Upload artifacts if the server stores them itself; other stores need their own credentials."""
         if not place.startswith(_PROXIED):
             return
         folder = place.removeprefix(_PROXIED).lstrip("/")
@@ -118,7 +119,7 @@ def _metrics(told: ExportedJob) -> Iterator[dict[str, Any]]:
 
 
 def _metric(name: str, value: float | None, at: int, step: int) -> dict[str, Any]:
-    """Return one point; what is no number is written as JSON of protobuf has it."""
+    """Return one point; a value that is not finite is written as protobuf's JSON has it."""
     finite = value is not None and math.isfinite(value)
     number = value if finite else "NaN" if value is None or math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     return {"key": _key(name), "value": number, "timestamp": at, "step": step}
@@ -129,7 +130,7 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _key(name: str) -> str:
-    """Return a name as MLflow takes it: letters, digits and some signs."""
+    """Return a name that MLflow accepts: letters, digits and some signs."""
     return "".join(each if each.isascii() and (each.isalnum() or each in "_-. /") else "_" for each in name)[
         :_LONGEST_KEY
     ]

@@ -51,7 +51,7 @@ def _series(told: ExportedJob) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]
 
 
 def _point(value: float | None, when: float, step: int | None) -> dict[str, Any]:
-    """Return a data point; what is no number is written as JSON of protobuf has it."""
+    """Return a data point; a value that is not finite is written as protobuf's JSON has it."""
     finite = value is not None and math.isfinite(value)
     number = value if finite else "NaN" if value is None or math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     point = {"timeUnixNano": str(round(when * 1e9)), "asDouble": number}

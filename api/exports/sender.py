@@ -1,4 +1,6 @@
-"""Exports ended jobs from an API process. Every process may: the broker gives each export to one of them at a time."""
+"""Exports ended jobs from an API process. Every process may do it: the broker gives each export to one of them at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportTimes(RoundTimes):
-    """Says how long an exporter waits, in seconds."""
+    """Times of an exporter, in seconds."""
 
     hold_s: float = 1800.0
-    """One that is not noted by then is made again, since its process may have ended."""
+    """An export that has not reported by then is made again, since its process may have ended."""
     longest_s: float = 1500.0
-    """One that takes longer has failed."""
+    """An export that takes longer has failed."""
 
 
 class JobExports(DeliveryRounds):
-    """The rounds of exports, which work in threads."""
+    """Makes exports in rounds, in threads."""
 
     def __init__(self, settings: Settings, store: Store, times: ExportTimes = ExportTimes()) -> None:
         super().__init__("exports", times)
@@ -66,7 +68,7 @@ class JobExports(DeliveryRounds):
         except NotFound:
             return self._store.exports.over(due, None)
         if job.state not in TERMINAL or due.target not in EXPORTERS:
-            return self._store.exports.over(due, None)  # it was retried, and is noted again when it ends
+            return self._store.exports.over(due, None)  # it was retried; its end will be recorded again
         limit = Limit(self._times.longest_s)
         self._under_way.add(limit)
         try:

@@ -1,4 +1,4 @@
-"""Reaches a server that a job is exported to, at an address that was looked at."""
+"""Connects to the server of an export, at an address that was checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWER_S = 30.0
 _MOST_ANSWER = 1 << 20
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 EVERYWHERE: Sequence[_Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
-"""What the operator's own URLs may lead to."""
+"""Addresses to which the operator's own URLs may lead."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Answer:
 
 
 class ExportFailed(Exception):  # noqa: N818
-    """An export cannot be made now; says why."""
+    """An export cannot be made now; the message says why."""
 
 
 class Limit:
-    """Ends exports that take too long, or whose process is to end. Threads may share it."""
+    """Ends exports that take too long or whose process stops. Threads may share it."""
 
     def __init__(self, seconds: float) -> None:
         self._deadline, self._seconds = time.monotonic() + seconds, seconds
         self.is_stopping = threading.Event()
 
     def check(self) -> None:
-        """Raise :class:`ExportFailed` when the export is to end."""
+        """Raise :class:`ExportFailed` if the export must end."""
         if self.is_stopping.is_set():
             raise ExportFailed("the service is being restarted")
         if time.monotonic() > self._deadline:
@@ -115,9 +115,10 @@ class ExportServer:
 
 
 def connect(url: str, allowed: Sequence[_Network], tokens: Mapping[str, str], limit: Limit) -> ExportServer:
-    """Return the server of a URL, whose name is looked up once. Not for a thread that runs an event loop.
+    """Return the server of a URL, whose name is resolved once.
 
-    Raises :class:`~api.webhook_address.ForbiddenTarget` where it leads where webhooks may not go either.
+    Not for a thread that runs an event loop. Raises :class:`~api.webhook_address.ForbiddenTarget` for an address that
+    is forbidden to webhooks too.
     """
     address = asyncio.run(vetted(url, allowed))
     token = tokens.get(f"{address.host}:{address.port}") or tokens.get(address.host)

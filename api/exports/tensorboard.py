@@ -1,4 +1,5 @@
-"""Writes event files for TensorBoard, without its packages: they bring a server and gRPC, and torch's writer torch.
+"""Writes event files for TensorBoard, without its packages: they need a server and gRPC, and torch's writer needs
+torch.
 
 The format: records of TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord), each a protobuf ``Event``
 (tensorflow/core/util/event.proto) with a ``Summary`` (tensorflow/core/framework/summary.proto).
@@ -64,7 +65,7 @@ def _texts(told: ExportedJob) -> Iterator[bytes]:
 
 
 def _indented(value: object) -> str:
-    """Return JSON as a block of code in Markdown, which TensorBoard shows text as."""
+    """Return JSON as a code block in Markdown, in which TensorBoard shows text."""
     return "\n".join(f"    {line}" for line in json.dumps(value, indent=2, ensure_ascii=False).splitlines())
 
 
@@ -88,7 +89,7 @@ def _text(name: str, text: str) -> bytes:
 
 
 def _narrow(value: float) -> float:
-    """Return a value that float32 holds: a number that is too large becomes infinite."""
+    """Return the value as float32: a number that is too large becomes infinite."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

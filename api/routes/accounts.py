@@ -17,14 +17,14 @@ router = APIRouter(tags=["accounts"], route_class=StrictRoute)
 
 
 class NewAccount(BaseModel):
-    """What a program is called, and what its keys may do."""
+    """The name of a program, and the role of its keys."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: KeyName
     scopes: list[Scope] = Field(default=["submit"], min_length=1, max_length=3)
     project: ProjectName | None = Field(
-        None, description="where it speaks; `default` when absent, or everywhere with the scope `admin`"
+        None, description="project of the key; `default` when absent, or all projects with the scope `admin`"
     )
 
 
@@ -75,7 +75,7 @@ def create_account_key(
 
 @router.post("/accounts/{name}/disable")
 def disable_account(name: str, request: Request, key: Admin, store: StoreDep) -> ServiceAccount:
-    """Stop all keys of a service account, at once. Its jobs go on."""
+    """Stop all keys of a service account at once. Its jobs go on."""
     account = store.accounts.disable(name)
     audit(request, "account.disable", subject=name)
     return account

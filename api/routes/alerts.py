@@ -1,4 +1,4 @@
-"""What an operator must know of now."""
+"""Lists the alerts that operators must know of now."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Alerts(BaseModel):
 def list_alerts(
     key: Admin,
     context: ContextDep,
-    everything: Annotated[bool, Query(alias="all", description="those too that are as they should be")] = False,
+    everything: Annotated[bool, Query(alias="all", description="also list those that do not fire")] = False,
 ) -> Alerts:
-    """List what is wrong with the service, those that fire first; of its numbers now and of the last three quarters of
+    """List the service's alerts, firing ones first, judged by its numbers now and in the last three quarters of
     an hour.
     """
     statuses = context.monitor.alerts()

@@ -25,7 +25,7 @@ _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
 
 
 def send_file(request: Request, file: RemoteFile, headers: dict[str, str], media_type: str) -> Response:
-    """Return the bytes of a file, or of the one range that is asked for. What does not have its hash breaks off before
+    """Return the bytes of a file, or of the one requested range. A file whose hash is wrong breaks off before
     its end.
     """
     chosen = (
@@ -46,7 +46,7 @@ def send_folder(folder: RemoteFolder, headers: dict[str, str]) -> Response:
 
 
 def _range(request: Request, size: int) -> tuple[int, int] | None:
-    """Return where the asked range begins and ends; ``None`` for the whole file, as for several ranges."""
+    """Return where the requested range begins and ends; ``None`` for the whole file or several ranges."""
     found = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
     if found is None or not any(found.groups()):
         return None
@@ -61,11 +61,13 @@ def _range(request: Request, size: int) -> tuple[int, int] | None:
 
 
 def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the chunks once there is a first one: an object store that does not answer is told of by the status."""
+    """Return the chunks once there is a first one, so that the status can report an object store that does not
+    answer.
+    """
     try:
         held = [next(chunks), next(chunks, b"")]
     except FileNotFoundError as error:
-        raise NotFound("its content is gone from the object store") from error
+        raise NotFound("its content is missing from the object store") from error
 
     def rest() -> Iterator[bytes]:
         yield from filter(None, held)
@@ -88,7 +90,7 @@ router = APIRouter(tags=["artifacts"])
 
 _SHOWN_AS_THEY_ARE = frozenset({"application/json", "text/plain", "text/csv", "image/png", "application/x-ndjson"})
 _SANDBOX = {"Content-Security-Policy": "sandbox"}
-"""What a job or a user wrote gets no rights of this site, even where a browser shows it."""
+"""Files from jobs and users get no rights of this site, even if a browser shows them."""
 BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "the bytes", "content": {"application/octet-stream": {"schema": {"type": "string"}}}},
     206: {"description": "the bytes of the requested range"},
@@ -103,7 +105,7 @@ class Artifacts(BaseModel):
 
 @router.get("/jobs/{job_id}/artifacts")
 def list_artifacts(job: ReadableJob, store: StoreDep) -> Artifacts:
-    """List all artifacts by name, with size and hash; of a job that has not succeeded also its checkpoints so far."""
+    """List all artifacts by name, with size and hash; for a job that has not succeeded, also its checkpoints so far."""
     left = () if job.state == "succeeded" else store.artifacts.left(job.id)
     found = {artifact.name: artifact for artifact in (*left, *store.artifacts.list(job.id))}
     return Artifacts(items=[found[name] for name in sorted(found)])
@@ -137,7 +139,7 @@ def _archive(folder: Folder) -> Response:
 
 
 class OpenFileResponse(FileResponse):
-    """Sends an open file, whatever has its name by now, and closes it."""
+    """Sends an open file, whatever its name refers to by now, and closes it."""
 
     def __init__(self, file: BinaryIO, *, headers: dict[str, str], media_type: str, filename: str) -> None:
         number = file.fileno()
@@ -157,7 +159,7 @@ class OpenFileResponse(FileResponse):
 
 
 def download(request: Request, file: BinaryIO | RemoteFile, filename: str, media_type: str, sha256: str) -> Response:
-    """Return bytes for saving, never for showing: a browser must not run what a job wrote. ``file`` is closed."""
+    """Return bytes for saving, never for showing: a browser must not run a job's files. ``file`` is closed."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", **_SANDBOX}
     known = request.headers.get("if-none-match", "")
@@ -178,8 +180,8 @@ _CHUNK = 1 << 20
 def _tar_stream(folder: Folder) -> Iterator[bytes]:
     """Yield the regular files below ``folder``, in order of their names, under the folder's own name.
 
-    Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then not
-    complete, and its reader sees the connection break.
+    Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then
+    incomplete, and its reader sees the connection break.
     """
     with folder:
         for each in folder.files():

@@ -1,4 +1,4 @@
-"""The audit log: who did what."""
+"""Serves the audit log: who did what."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_audit(
     cursor: PageCursor = None,
     format: Literal["json", "jsonl"] = "json",  # noqa: A002
 ) -> Any:
-    """List who did what, newest first. A page may have fewer entries than ``limit`` although more follow."""
+    """List audit entries, newest first. A page may have fewer entries than ``limit`` although more follow."""
     wanted = AuditFilter(since=_aware(since), until=_aware(until), actor=actor, action=action, job=job)
     if format == "jsonl":
         return StreamingResponse(store.audit.lines(wanted), media_type=_MEDIA_TYPE)
@@ -53,10 +53,10 @@ def _number(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit() and 0 < int(cursor) < 1 << 63):
-        raise refuse("cursor", "this is the cursor of no page", cursor, "`next_cursor` of the page before")
+        raise refuse("cursor", "this is not a cursor of this list", cursor, "`next_cursor` of the previous page")
     return int(cursor)
 
 
 def _aware(moment: datetime | None) -> datetime | None:
-    """Return a time that names no zone as one in UTC."""
+    """Return a time without a zone as one in UTC."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

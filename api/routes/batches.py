@@ -1,4 +1,4 @@
-"""Batches: many jobs submitted by one request, all of them or none."""
+"""Submits batches: many jobs by one request, all or none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _without_sweep(spec: CommonSpec) -> CommonSpec:
 
 
 class Batch(Strict):
-    """Specs of jobs to be submitted together."""
+    """Specs to submit together."""
 
     jobs: Annotated[list[Annotated[JobSpec, AfterValidator(_without_sweep)]], Field(min_length=1, max_length=MOST_JOBS)]
 
@@ -42,7 +42,7 @@ class Batch(Strict):
 
 
 class AcceptedBatch(FrozenModel):
-    """Names the jobs of a batch, in the order of their specs."""
+    """The jobs of a batch, in the order of their specs."""
 
     items: tuple[Accepted, ...]
 
@@ -64,8 +64,8 @@ async def submit_batch(
     idempotency_key: IdempotencyKey = None,
     project: TargetProject = None,
 ) -> AcceptedBatch:
-    """Submit up to 1,000 jobs, all or none: where one is refused, `errors` names every field, such as `jobs.3.steps`,
-    and nothing is submitted. The jobs are then independent of each other.
+    """Submit up to 1,000 jobs, all or none. If one is refused, nothing is submitted, and `errors` names every
+    field, such as `jobs.3.steps`. Afterwards the jobs are independent.
     """
     chosen = target_project(key, project)
     submissions = await run_in_threadpool(store.jobs.batch, body.jobs, key.name, idempotency_key, project=chosen)

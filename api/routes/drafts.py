@@ -1,4 +1,4 @@
-"""Drafts: specs as text, checked as their submission would be, without being submitted."""
+"""Checks drafts: specs as text, checked like a submission but not submitted."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Draft(Strict):
 class DraftError(FieldError):
     """Why a draft would be refused, and where in its text."""
 
-    line: int | None = Field(None, description="counted from 1; null where the text has no such place")
+    line: int | None = Field(None, description="counted from 1; null if the text has no such place")
     column: int | None = Field(None, description="counted from 1")
 
 
 class CheckedDraft(BaseModel):
-    """What a draft says, and whether it would be accepted now."""
+    """A draft's content, and whether it would be accepted now."""
 
-    spec: Any = Field(None, description="what the text holds; null where it cannot be read")
+    spec: Any = Field(None, description="the parsed text; null if it cannot be read")
     body: str | None = Field(None, description="the same as JSON, to be submitted when there are no errors")
-    errors: list[DraftError] = Field(description="why a submission would be refused; empty where it would be accepted")
-    jobs: int | None = Field(None, description="how many jobs it stands for: with `sweep` each combination is one")
+    errors: list[DraftError] = Field(description="why a submission would be refused; empty if it would be accepted")
+    jobs: int | None = Field(None, description="number of jobs: with `sweep`, one for each combination")
     ranks: int | None = Field(None, description="devices that each job takes")
     plan: Plan | None = Field(None, description="the schedule of a pipeline, in units of one forward of a stage")
 
@@ -68,7 +68,7 @@ async def check_draft(
     checker: CheckerDep,
     project: TargetProject = None,
 ) -> CheckedDraft:
-    """Check a spec as its submission would be, and submit nothing. Refusals come with the lines of the text."""
+    """Check a spec like a submission, and submit nothing. Refusals come with lines of the text."""
     chosen = target_project(key, project)
     answer = await while_connected(request, checker.answer(ReadRequest(text=body.text), key.name))
     read = ReadDocument.model_validate_json(answer)
@@ -95,7 +95,7 @@ async def check_draft(
 async def _checked(
     spec: CommonSpec, project: str, owner: str, *, store: Store, checker: Checker
 ) -> tuple[int, list[FieldError]]:
-    """Return how many jobs a spec stands for, and why they would be refused."""
+    """Return the number of a spec's jobs, and why they would be refused."""
     try:
         if spec.sweep is None:
             submission = await run_in_threadpool(store.jobs.submission, spec, owner, project=project)
@@ -115,7 +115,7 @@ async def _checked(
 
 
 def _placed(errors: list[FieldError], read: ReadDocument) -> list[DraftError]:
-    """Return the errors with where in the text each field stands, or the one around it."""
+    """Return the errors with the place in the text of each field, or of the field around it."""
     placed = []
     for error in errors:
         line, column = nearest(read.positions, error.path) or (None, None)

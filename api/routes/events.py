@@ -1,4 +1,4 @@
-"""Events: a job's history as pages, and live streams over one job or several."""
+"""Serves events: a job's history in pages, and live streams over one job or several."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EventItems(BaseModel):
     items: list[EventItem]
     next_after: str
     gap: bool
-    """Events that the client has not seen were removed by the stream's cap."""
+    """Whether the stream's cap removed events that the client has not seen."""
 
 
 @router.get("/jobs/{job_id}/events", response_model=EventItems, responses=sse.RESPONSES)
@@ -86,7 +86,7 @@ async def follow_events(
     after: After = None,
     types: Types = None,
 ) -> Response:
-    """Stream live events of several jobs: of those named from their beginning, or of all from now on."""
+    """Stream live events of several jobs: of named jobs from their beginning, or of all jobs from now on."""
     wanted = _event_types(types)
     states = {} if jobs is None else await run_in_threadpool(_states, key, store, jobs)
     point = resume_point(request, after)

@@ -1,4 +1,4 @@
-"""Uploads: content-addressed, streamed to disk, limited in size."""
+"""Serves uploads: content-addressed, streamed to disk, limited in size."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _BODY = {
 
 _LONGEST_NAME = 200
 _FORM_BYTES = 1 << 16
-"""What a multipart form may take beside the file in it; the file itself is measured as it is written."""
+"""Most bytes of a multipart form besides its file; the file itself is measured as it is written."""
 
 
 def build_router(max_file_bytes: int) -> APIRouter:
-    """Return the routes; uploads have a size limit of their own."""
+    """Return the routes; uploads have their own size limit."""
     router = APIRouter(tags=["files"])
     router.add_api_route(
         "/files",
@@ -125,7 +125,7 @@ def list_files(
     project: TargetProject = None,
     limit: Limit = 50,
     cursor: Annotated[
-        str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the page before")
+        str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the previous page")
     ] = None,
 ) -> Uploads:
     """List a project's uploads: who sent them, which jobs use them, and when they expire."""
@@ -144,7 +144,7 @@ def get_file(file_id: str, request: Request, key: Reader, store: StoreDep) -> An
 
 
 def delete_file(file_id: str, request: Request, key: Submitter, store: StoreDep, project: TargetProject = None) -> None:
-    """Delete a project's upload, which no unfinished job of it may need. What other projects uploaded stays."""
+    """Delete a project's upload, unless an unfinished job needs it. Other projects keep the content."""
     chosen = target_project(key, project)
     stored, _ = store.files.get(file_id, chosen)
     if not key.is_operator and key.role != "maintainer" and stored.owner != key.name:

@@ -1,4 +1,4 @@
-"""Liveness, readiness and numbers for Prometheus; outside ``/v1``, without a key."""
+"""Serves liveness, readiness and numbers for Prometheus, outside ``/v1`` and without a key."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Ready(BaseModel):
     broker_s: float
     """Seconds for a write to the broker and its read."""
     survives_power_loss: bool
-    """Whether the broker syncs each write to its disk before it answers: else a loss of power there takes up to about a
-    second of accepted jobs and of everything else."""
+    """Whether the broker syncs each write to its disk before it answers. Otherwise a loss of power takes up to
+    about a second of accepted jobs and everything else."""
     hosts: int
-    """Worker hosts that are heard of."""
+    """Worker hosts that report."""
     isolation: dict[str, int]
     """How many of them keep ranks apart by each of ``limits``, ``files``, ``network``, ``broker``, ``memory``."""
 
 
 @router.get("/healthz")
 async def check_health() -> Alive:
-    """Tell that the process answers."""
+    """Confirm that the process answers."""
     return Alive()
 
 
 @router.get("/readyz")
 def check_readiness(context: ContextDep) -> Ready:
-    """Tell that the process can do its work: it wrote to the broker and read back; 503 otherwise."""
+    """Confirm that the process can work: it wrote to the broker and read back. Otherwise 503."""
     store = context.probe
     broker_s = store.gauges.round_trip_s()
     alive = [host for host in store.hosts.list() if host.alive]
@@ -60,8 +60,8 @@ def check_readiness(context: ContextDep) -> Ready:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def get_metrics(context: ContextDep) -> Response:
-    """Return numbers for Prometheus. Gauges are read from the broker now, and counts are kept there for all processes
-    together, so that every API process says the same.
+    """Return numbers for Prometheus. Gauges are read from the broker now, and counts are kept there for all
+    processes together, so every API process answers the same.
     """
     return Response(exposition(context.monitor.numbers()), media_type=MEDIA_TYPE)
 
@@ -70,7 +70,7 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST
 
 
 def exposition(numbers: Numbers) -> bytes:
-    """Return all declared metrics in Prometheus' text format; without a value they are 0, where labels are known."""
+    """Return all declared metrics in Prometheus' text format. A metric without a value is 0 if its labels are known."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_DeclaredMetrics(numbers))
     return generate_latest(registry)

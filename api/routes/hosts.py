@@ -1,4 +1,4 @@
-"""Worker hosts, their devices and what runs on them."""
+"""Serves worker hosts, their devices and the jobs on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Hosts(BaseModel):
 
 @router.get("/hosts")
 def list_hosts(key: Reader, store: StoreDep) -> Hosts:
-    """List all hosts by name. Of jobs that the key may not read, only the devices are told that they hold."""
+    """List all hosts by name. For jobs that the key may not read, only their devices are shown as held."""
     return Hosts(
         items=sorted((_host_as_seen(key, store, host) for host in store.hosts.list()), key=lambda host: host.name)
     )
@@ -48,13 +48,13 @@ def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
 
 
 def _without_reason(failing: FailingHost) -> FailingHost:
-    """Return why a host is failing without the error that a job had there."""
+    """Return why a host is failing, without the error of a job there."""
     return failing.model_copy(update={"reason": "parts of jobs that were placed here did not start"})
 
 
 @router.post("/hosts/{name}/drain")
 def drain_host(name: str, request: Request, key: Admin, store: StoreDep) -> Host:
-    """Place nothing more on a host; what runs there goes on."""
+    """Place nothing more on a host; its running jobs go on."""
     host = store.hosts.drain(name)
     audit(request, "host.drain", subject=name)
     return host
@@ -62,7 +62,7 @@ def drain_host(name: str, request: Request, key: Admin, store: StoreDep) -> Host
 
 @router.post("/hosts/{name}/resume")
 def resume_host(name: str, request: Request, key: Admin, store: StoreDep) -> Host:
-    """Let a host take jobs again that was drained, or that is ``failing``: jobs placed on it did not start."""
+    """Let a drained or ``failing`` host take jobs again. On a failing host, placed jobs did not start."""
     host = store.hosts.resume(name)
     audit(request, "host.resume", subject=name)
     return host

@@ -1,4 +1,4 @@
-"""Jobs: submit, look up, cancel, retry, delete."""
+"""Serves jobs: submit, look up, cancel, retry, delete."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def submit_job(
     idempotency_key: IdempotencyKey = None,
     project: TargetProject = None,
 ) -> Job:
-    """Submit a job, or with `sweep` a job for each combination of values: then the answer is their parent. When it is
-    201 they survive any crash.
+    """Submit a job, or with `sweep` a job for each combination of values, whose parent is then the answer.
+    After a 201 they survive any crash.
     """
     chosen = target_project(key, project)
     submission = await in_loop(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
@@ -105,7 +105,7 @@ async def _filter(
     ] = None,
     q: Annotated[str | None, Query(max_length=200, description="part of a name or of an id")] = None,
 ) -> JobFilter:
-    """Return what the caller asks for, among the jobs that the caller may see."""
+    """Return the caller's filter, limited to jobs that the caller may see."""
     chosen = JobFilter(kind=kind, label=label, owner=owner, q=q, project=project, visible_to=key.project)
     return replace(chosen, sweep=sweep, needs=needs)
 
@@ -122,14 +122,14 @@ async def list_jobs(
     ids: JobIds | None = None,
     state: Annotated[list[JobState] | None, Query(description="jobs in any of these states")] = None,
     order: Annotated[
-        JobOrder, Query(description="`active`: what runs, then the queue in its order, then what is over")
+        JobOrder, Query(description="`active`: running jobs, then the queue in its order, then ended jobs")
     ] = "newest",
     include: Annotated[Literal["spec"] | None, Query(description="`spec`: with the spec of every job")] = None,
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> JobPage:
-    """List jobs, newest first, without their specs unless they are asked for; with ``ids`` those jobs, in that order. A
-    page of long records has fewer than ``limit`` jobs.
+    """List jobs, newest first, without specs unless requested; with ``ids``, those jobs in that order. A page
+    of long records has fewer than ``limit`` jobs.
     """
     chosen, specs = replace(wanted, states=tuple(state or ())), include == "spec"
     listing = store.listing
@@ -157,7 +157,7 @@ async def get_job(
     hub: HubDep,
     wait_s: Annotated[float, Query(ge=0, description="wait until the job is over, 60 s at most")] = 0.0,
 ) -> Job:
-    """Return one job; with ``wait_s``, once it is over or the time is."""
+    """Return one job; with ``wait_s``, wait until it has ended or the time has passed."""
     if wait_s == 0:
         return job
     return as_seen(key, await sse.wait_terminal(hub, store, job.id, min(wait_s, 60.0), key))
@@ -165,14 +165,14 @@ async def get_job(
 
 @router.post("/jobs/{job_id}/cancel", status_code=status.HTTP_202_ACCEPTED)
 def cancel_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
-    """Cancel: at once while it is queued; a running job is asked to end, then ended."""
+    """Cancel a job: a queued one at once; a running one is asked to end, then ended."""
     cancelled = store.jobs.cancel(job.id)
     audit(request, "job.cancel", job=job.id, owner=job.owner)
     return cancelled
 
 
 async def _takes_no_changes(job: ChangeableJob, request: Request) -> None:
-    """Refuse a body that would change the job: it is what its attempts, checkpoints and metrics are of."""
+    """Refuse a body that would change the job: its attempts, checkpoints and metrics belong to its spec."""
     if (body := (await request.body()).strip()) in (b"", b"{}", b"null"):
         return
     instead = "a new job with the changed spec"
@@ -184,8 +184,8 @@ async def _takes_no_changes(job: ChangeableJob, request: Request) -> None:
 
 @router.post("/jobs/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, dependencies=[Depends(_takes_no_changes)])
 def retry_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
-    """Queue a failed or cancelled job again, as a new attempt that resumes from the last checkpoint. It takes no body:
-    what is to change goes into a new job, which may `resume` this one.
+    """Queue a failed or cancelled job again, as a new attempt that resumes from the last checkpoint. It takes
+    no body: to change something, submit a new job, which may `resume` this one.
     """
     queued = store.jobs.retry(job.id)
     audit(request, "job.retry", job=job.id, owner=job.owner)
@@ -194,6 +194,6 @@ def retry_job(job: ChangeableJob, request: Request, store: StoreDep) -> Job:
 
 @router.delete("/jobs/{job_id}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_job(job: ChangeableJob, request: Request, store: StoreDep) -> None:
-    """Delete a job that is over, its events and its artifacts."""
+    """Delete an ended job, its events and its artifacts."""
     store.jobs.delete(job.id)
     audit(request, "job.delete", job=job.id, owner=job.owner, name=job.name)

@@ -1,4 +1,4 @@
-"""API keys, and who callers are to the service, so that a page or a script offers only what they may do."""
+"""Serves API keys and the caller's identity, so that a page or a script offers only what the caller may do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]
 
 
 class NewKey(BaseModel):
-    """Whom a key is for, and what it may do. Keys of one name own the same jobs."""
+    """The owner of a key, and what it may do. Keys of one name own the same jobs."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,7 @@ class NewKey(BaseModel):
 
 
 class Rotation(BaseModel):
-    """How a key gives way to its successor."""
+    """Terms by which a successor replaces a key."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -85,7 +85,7 @@ def list_keys(key: Admin, store: StoreDep) -> Keys:
 
 @router.post("/keys/{key_id}/rotate", status_code=status.HTTP_201_CREATED)
 def rotate_key(key_id: str, request: Request, key: Admin, store: StoreDep, body: Rotation | None = None) -> CreatedKey:
-    """Create a key that takes another's place, which works for a while longer. The secret is in this answer and nowhere
+    """Create a successor of a key, which works for a while longer. The secret is in this answer and nowhere
     else.
     """
     asked = body or Rotation()
@@ -96,7 +96,7 @@ def rotate_key(key_id: str, request: Request, key: Admin, store: StoreDep, body:
 
 @router.delete("/keys/{key_id}", status_code=status.HTTP_204_NO_CONTENT)
 def revoke_key(key_id: str, request: Request, key: Admin, store: StoreDep) -> None:
-    """Revoke a key, at once. A key cannot revoke itself, so the last admin stays."""
+    """Revoke a key at once. A key cannot revoke itself, so the last admin key stays."""
     if key_id == key.id:
         raise ProblemError(409, "a key cannot revoke itself; use another admin key")
     store.keys.revoke(key_id)
@@ -114,7 +114,7 @@ class Me(BaseModel):
 
 @router.get("/me")
 def get_me(key: Reader) -> Me:
-    """Return who the request's key belongs to, and what it may do."""
+    """Return the owner of the request's key, and what it may do."""
     scopes = sorted(granted(key))
     operator = "admin" in scopes and key.is_operator
     return Me(name=key.name, project=key.project, scopes=scopes, operator=operator)

@@ -1,4 +1,4 @@
-"""Serves the kinds of jobs, what they can name, and the schemas of their specs."""
+"""Serves the kinds of jobs, the models, data and so on that they can name, and the schemas of their specs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ router = APIRouter(tags=["kinds"])
 
 @router.get("/kinds")
 def list_kinds(key: Reader) -> Kinds:
-    """List what can be submitted: kinds of jobs, model families, data sources, objectives and programs, with their
-    packages.
+    """List everything that a spec can name: kinds of jobs, model families, data sources, objectives and
+    programs, with their packages.
     """
     return all_kinds()
 

@@ -1,4 +1,4 @@
-"""Serves what the ranks printed."""
+"""Serves the output of ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def get_job_logs(
     hub: HubDep,
     rank: Annotated[int | None, Query(ge=0, description="only this rank")] = None,
     stream: Annotated[
-        Literal["stdout", "stderr", "service"] | None, Query(description="only what was printed there")
+        Literal["stdout", "stderr", "service"] | None, Query(description="only lines of this stream")
     ] = None,
     attempt: Annotated[int | None, Query(ge=1, description="only this attempt")] = None,
     q: Annotated[str | None, Query(max_length=200, description="only lines with this text, in any case")] = None,
@@ -101,7 +101,7 @@ async def get_job_logs(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Tells lines that were asked for from others. ``text`` is case-folded."""
+    """Selects the requested lines. ``text`` is case-folded."""
 
     rank: int | None
     stream: str | None
@@ -116,7 +116,7 @@ class _Wanted:
 
 
 def _kept(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Leave out events that only tell followers of lines that they did not get."""
+    """Leave out events that only tell followers about lines that they did not get."""
     return (event for event in events if not event.get("live"))
 
 
@@ -125,7 +125,7 @@ def _as_line(event: dict[str, Any]) -> LogLine:
 
 
 def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:
-    """Return the last lines that were asked for, without reading what is before them."""
+    """Return the last requested lines without reading those before them."""
     found = filter(wanted, map(_as_line, _kept(newest_first)))
     return list(islice(found, count))[::-1]
 

@@ -1,4 +1,4 @@
-"""Metrics of a job as downsampled series."""
+"""Serves metrics of jobs as downsampled series."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ router = APIRouter(tags=["metrics"])
 
 
 NO_NAME = frozenset({"-"})
-"""What pages ask for that want only the place from which to follow a job's events: no metric is called so."""
+"""A name that no metric has: pages request it to get only the position from which to follow a job's events."""
 
 
 class SeriesByName(BaseModel):
     series: dict[str, MetricSeries]
     after: str | None
-    """Follow the job's events from here to see what comes next."""
+    """The position from which to follow the job's events."""
 
 
 @router.get(
@@ -62,16 +62,16 @@ def get_job_metrics(
 
 
 class JobCurves(BaseModel):
-    """What one of several jobs reported."""
+    """The metrics of one of several jobs."""
 
     job: str
     names: list[str]
-    """Every metric of the job, also those that were not asked for."""
+    """Every metric of the job, including those that were not requested."""
     series: dict[str, MetricSeries]
 
 
 class CurvesOfJobs(BaseModel):
-    """Metrics of several jobs, in the order in which these were named."""
+    """Metrics of several jobs, in the order in which the jobs were named."""
 
     items: list[JobCurves]
 
@@ -86,7 +86,7 @@ def compare_metrics(
     names: Annotated[str, Query(max_length=2000, description="separated by commas; none when empty")] = "",
     max_points: Annotated[int, Query(ge=10, le=10_000, description="per series, keeping extremes")] = 400,
 ) -> CurvesOfJobs:
-    """Return some metrics of several jobs, to be drawn on one axis, and the names of all that each has."""
+    """Return some metrics of several jobs, to draw on one axis, and the names of all metrics of each."""
     wanted = tuple(name.strip() for name in names.split(",") if name.strip())
     found = []
     for job in _named(store, split_ids(ids), JobFilter(visible_to=key.project)):
@@ -97,7 +97,7 @@ def compare_metrics(
 
 
 def _named(store: Store, ids: Sequence[str], filters: JobFilter) -> Iterator[ListedJob]:
-    """Yield the jobs that exist and match, in order, however many pages they are."""
+    """Yield the jobs that exist and match, in order, over any number of pages."""
     cursor: str | None = None
     while True:
         page = store.listing.named(ids, filters, len(ids), cursor, specs=False)
@@ -116,8 +116,9 @@ def _curves(
     *,
     all_names: bool = False,
 ) -> tuple[list[str], dict[str, MetricSeries]]:
-    """Return the names of a job's metrics and its curves, at least those wanted; of a job that runs only the wanted
-    names unless ``all_names``. Of one that is over all that had to be read is kept for the next request.
+    """Return the names of a job's metrics and its curves, at least the wanted ones. A running job gives only
+    the wanted names unless ``all_names``. For an ended job, everything that was read is kept for the next
+    request.
     """
     key = (str(layout.root), job.id, job.attempt, job.ended_at, max_points)
     is_over = job.state in TERMINAL
@@ -136,7 +137,7 @@ def _curves(
 def _short(
     store: Store, layout: DataLayout, job: ListedJob | Job, wanted: frozenset[str] | None, max_points: int
 ) -> tuple[list[str], dict[str, MetricSeries]] | None:
-    """Return what the supervisors of a job that is over left of its curves, where that is all."""
+    """Return the curves that an ended job's supervisors left, if they are complete."""
     store.artifacts.fetch_records(job.id)
     folders = attempt_folders(layout.job(job.id).attempts)
     if list(folders) != list(range(1, job.attempt + 1)):
@@ -145,7 +146,7 @@ def _short(
 
 
 class _KeptCurves:
-    """Keeps the curves that were asked for last, up to a number of points. Threads may share it."""
+    """Keeps the most recently requested curves, up to a number of points. Threads may share it."""
 
     def __init__(self, most_points: int) -> None:
         self._most, self._points = most_points, 0
@@ -153,7 +154,7 @@ class _KeptCurves:
         self._lock = Lock()
 
     def get(self, key: Hashable) -> dict[str, MetricSeries] | None:
-        """Return what is kept under a key, which then goes last."""
+        """Return the curves of a key, which is then the last to be dropped."""
         with self._lock:
             if key not in self._kept:
                 return None
@@ -161,7 +162,7 @@ class _KeptCurves:
             return self._kept[key][0]
 
     def put(self, key: Hashable, curves: dict[str, MetricSeries], points: int) -> None:
-        """Keep curves; what was asked for longest ago goes where there are too many points."""
+        """Keep curves; if there are too many points, drop those requested longest ago."""
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = (curves, points)
@@ -173,8 +174,8 @@ class _KeptCurves:
 _KEPT = _KeptCurves(most_points=5_000_000)
 Points = dict[int, tuple[float, float | None]]
 MOST_POINTS = 5_000_000
-"""Points that are held at once for one job: with more, all series are thinned, and then nothing is added that does not
-fit. A job writes its record itself, as long as it likes.
+"""Most points that are held at once for one job. Beyond, all series are thinned, and then points that do not
+fit are dropped: a job's own record may have any length.
 """
 
 
@@ -207,7 +208,7 @@ def _thin_in_place(points: Points, max_points: int) -> None:
 
 
 def _kept(points: Points, max_points: int) -> list[int]:
-    """Return the steps that are shown."""
+    """Return the steps to show."""
     steps = sorted(points)
     return [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
 
@@ -218,7 +219,7 @@ def _thin(points: Points, max_points: int) -> MetricSeries:
 
 
 def _csv(series: Mapping[str, MetricSeries]) -> str:
-    """Return a row per point: spreadsheets and data frames pivot as they like."""
+    """Return a row per point, for spreadsheets and data frames to pivot."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("name", "step", "time", "value"))

@@ -1,4 +1,4 @@
-"""Projects, their members, and the jobs that they share."""
+"""Serves projects, their members, and the jobs that they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Owner = Annotated[KeyName, Path(description="the name of the member's keys")]
 
 
 class NewProject(BaseModel):
-    """A name that keys, jobs and uploads can belong to."""
+    """A new project, which can own keys, jobs and uploads."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,16 +31,16 @@ class NewProject(BaseModel):
 
 
 class ProjectChange(BaseModel):
-    """What is to be different about a project; what is absent stays."""
+    """Changes to a project; absent fields stay."""
 
     model_config = ConfigDict(extra="forbid")
 
     description: str | None = Field(None, max_length=LONGEST_DESCRIPTION)
-    quotas: Quotas = Field(Quotas(), description="those that are given change; null takes one away")
+    quotas: Quotas = Field(Quotas(), description="only the given ones change; null removes one")
 
 
 class MemberRole(BaseModel):
-    """What a member may do: read; also submit; also change all jobs and the members."""
+    """A member's role: read; also submit; also change all jobs and the members."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -101,7 +101,7 @@ def delete_project(name: str, request: Request, key: Admin, store: StoreDep) -> 
 def set_member(
     project: MaintainedProject, owner: _Owner, body: MemberRole, request: Request, store: StoreDep
 ) -> ProjectDetails:
-    """Give the owner of keys a role in a project: at once, whatever its keys are for they do no more than that."""
+    """Give the owner of keys a role in a project. At once, its keys may do no more than the role."""
     store.projects.set_member(project.name, owner, body.role)
     audit(request, "member.set", subject=owner, project=project.name, role=body.role)
     return _details(store, project)
@@ -109,7 +109,7 @@ def set_member(
 
 @router.delete("/projects/{name}/members/{owner}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_member(project: MaintainedProject, owner: _Owner, request: Request, store: StoreDep) -> None:
-    """End a membership: keys of that name admit nobody to the project from now on, and open streams end."""
+    """End a membership: from now on, keys of that name do not open the project, and their streams end."""
     store.projects.remove_member(project.name, owner)
     audit(request, "member.remove", subject=owner, project=project.name)
 
@@ -124,7 +124,7 @@ def share_job(job: ChangeableJob, body: ShareWith, request: Request, store: Stor
 
 @router.delete("/jobs/{job_id}/share/{project}")
 def stop_sharing_job(job: ChangeableJob, project: ProjectName, request: Request, store: StoreDep) -> Job:
-    """Share a job with a project no longer; jobs there that were accepted meanwhile keep what they need."""
+    """Stop sharing a job with a project; jobs there that were accepted meanwhile keep what they need."""
     own = store.jobs.stop_sharing(job.id, project)
     audit(request, "job.unshare", job=job.id, project=project)
     return own

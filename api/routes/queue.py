@@ -1,4 +1,4 @@
-"""The queue: the place of each waiting job, why it waits, when it may start; the shares that order projects."""
+"""Serves the queue: each waiting job's place, reason and expected start; and the shares that order projects."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read_queue(
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> QueuePage:
-    """List waiting jobs in the order in which they are placed, then those that wait for other jobs. Places count every
-    job, whichever are listed; those of which the key may see nothing are not.
+    """List waiting jobs in the order of placement, then those that wait for other jobs. Places count every job;
+    jobs that the key may not see are not listed.
     """
     if key.project is None:
         return store.queue.page(limit, cursor, job_id=job, owner=owner, project=project)
@@ -50,8 +50,8 @@ def read_queue(
 
 @router.get("/shares")
 def list_shares(key: Reader, store: StoreDep) -> ShareList:
-    """List what projects have used and hold, the one whose jobs are next at equal priority first. A project that is not
-    listed has used nothing.
+    """List what projects have used and hold; first comes the project whose jobs are next at equal priority. A
+    project that is not listed has used nothing.
     """
     return ShareList(items=store.shares.list())
 
@@ -60,8 +60,8 @@ def list_shares(key: Reader, store: StoreDep) -> ShareList:
 def weigh_project(
     project: ProjectName, body: ProjectWeight, request: Request, key: Admin, store: StoreDep
 ) -> ProjectShare:
-    """Give a project a weight: one of weight 2 may use twice as much as one of weight 1, which is every project's at
-    first.
+    """Give a project a weight: one of weight 2 may use twice as much as one of weight 1, the initial weight of
+    every project.
     """
     share = store.shares.weigh(project, body.weight)
     audit(request, "project.weigh", subject=project, weight=f"{share.weight:g}")

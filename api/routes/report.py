@@ -1,4 +1,4 @@
-"""Serves what came out of a job."""
+"""Serves the reports of jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.jobs.store import Store
 router = APIRouter(tags=["report"])
 
 _MOST_BYTES = 64 << 20
-"""Size up to which a report is read here; any other is an artifact as others are."""
+"""Largest report that is served here; a larger one is only an artifact."""
 
 
 @router.get("/jobs/{job_id}/report")

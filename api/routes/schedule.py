@@ -1,4 +1,4 @@
-"""Serves what a training job's pipeline was planned to do."""
+"""Serves the planned schedule of a training's pipeline."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ router = APIRouter(tags=["schedule"], route_class=StrictRoute)
 
 
 def _plan_request(job: ReadableJob) -> PlanRequest:
-    """Return the request about a job that has a pipeline; refuse any other job."""
+    """Return the planning request for a job with a pipeline; refuse any other job."""
     try:
         spec = spec_adapter.validate_python(job.spec)
-    except ValidationError as error:  # a package that it needs may be gone since it was submitted
+    except ValidationError as error:  # a package that it needs may have been removed since
         raise ProblemError(409, f"the spec of job {job.id} cannot be read: {error.errors()[0]['msg']}") from error
     if not isinstance(spec, TrainSpec) or spec.parallel.pp == 1:
         raise ProblemError(404, _why_none(job))

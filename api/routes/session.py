@@ -1,4 +1,4 @@
-"""Signing in and out: a browser trades an API key for a session, and keeps no key."""
+"""Signs in and out: a browser trades an API key for a session, and keeps no key."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ router = APIRouter(tags=["session"], include_in_schema=False)
 
 class SignedIn(BaseModel):
     session: str
-    """What the pages of this origin send in the header ``X-Trivet-Session``; the cookie alone admits nobody."""
+    """The secret that pages of this origin send in the header ``X-Trivet-Session``; the cookie alone admits nobody."""
 
 
 class Ticket(BaseModel):
     ticket: str
-    """What admits the session to one path as the query's ``ticket``, for links and event streams."""
+    """The query parameter ``ticket`` that admits the session to one path, for links and event streams."""
 
 
 @router.post("/login")
 def login(
     request: Request, response: Response, store: StoreDep, key: Annotated[str, Form(min_length=1, max_length=200)]
 ) -> SignedIn:
-    """Begin a session of ``key``. A wrong key: 401; after many of them from one address, 429, but never for a right
-    one: an address may be that of many people, and one of them must not shut the others out.
+    """Begin a session of ``key``. A wrong key gets 401, and 429 after many from one address. A right key never
+    does: many people may share an address, and one of them must not shut the others out.
     """
     refuse_cross_site(request)
     found = store.keys.verify(key.strip())
@@ -47,11 +47,11 @@ def login(
 
 
 def sign_in_refused(request: Request, store: Store, told: str, *, reason: str) -> ProblemError:
-    """Return the answer to a sign-in that proves nobody, counted and recorded; an address that was refused too often
-    is told no more than that.
+    """Return the answer to a failed sign-in, counted and recorded; an address that failed too often learns only
+    that.
     """
     if wait_s := store.sign_ins.wait_s(_address(request)):
-        detail = f"too many refused sign-ins from this address, and this one is wrong, too; try again in {wait_s} s"
+        detail = f"too many refused sign-ins from this address, and this one is wrong too; try again in {wait_s} s"
         return ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
     store.sign_ins.refused(_address(request))
     context_of(request.app).monitor.meter.count("trivet_sign_ins_refused_total")
@@ -82,7 +82,7 @@ def begin_session(request: Request, response: Response, store: Store, found: Api
 
 @router.post("/logout")
 def logout(request: Request, store: StoreDep) -> Response:
-    """End the session: its cookie admits nobody from now on, and its open streams end."""
+    """End the session: its cookie admits nobody any more, and its open streams end."""
     refuse_cross_site(request)
     _end_session(request, store)
     response = (
@@ -104,7 +104,7 @@ def _end_session(request: Request, store: Store) -> None:
 
 @router.post("/tickets")
 def ticket(request: Request, key: Reader, store: StoreDep, path: Annotated[str, Form(max_length=4000)]) -> Ticket:
-    """Admit the session to ``path``, as it stands in a request line, without the header."""
+    """Admit the session to ``path``, as written in a request line, without the header."""
     session = session_cookie(request)
     if session is None or not key.credential.session:
         raise ProblemError(403, "only a session needs tickets; send the API key as 'Authorization: Bearer tvt_…'")

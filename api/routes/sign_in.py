@@ -1,5 +1,5 @@
-"""Signing in through an OpenID Connect provider. Both calls are made by the sign-in page, to which the provider sends
-the browser back; the page passes on what it came with.
+"""Signs people in through an OpenID Connect provider. The sign-in page makes both calls: the provider sends the
+browser back to it, and it passes the provider's parameters on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.jobs.store.sessions import FLOW_S
 router = APIRouter(tags=["session"], include_in_schema=False)
 
 RETURN_PATH = "/login/callback"
-"""The page that the provider sends browsers back to; this address is registered there."""
+"""The page to which the provider sends browsers back; its address is registered at the provider."""
 
 
 class SentAway(BaseModel):
@@ -63,7 +63,7 @@ def finish_sign_in(
     iss: Annotated[str | None, Form(max_length=2000)] = None,
     error: Annotated[str | None, Form(max_length=200)] = None,
 ) -> SignedIn:
-    """Begin a session of whoever signed in at the provider. Anything that does not fit: 401."""
+    """Begin a session of the person who signed in at the provider. Anything that does not fit gets 401."""
     store = context.store
     refuse_cross_site(request)
     provider = _provider(context.provider)
@@ -92,9 +92,9 @@ def _signed_in(
     iss: str | None,
     error: str | None,
 ) -> Person:
-    """Return who signed in, by what came back from the provider."""
+    """Return who signed in, by the provider's answer."""
     if flow is None:
-        raise InvalidToken("it was not begun in this browser, is over already, or took too long; begin again")
+        raise InvalidToken("it was not begun in this browser, has already ended, or took too long; begin again")
     if not provider.is_issuer(iss):
         raise InvalidToken("the answer came from another provider")
     if code is None:

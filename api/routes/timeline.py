@@ -1,4 +1,4 @@
-"""Serves when a job's ranks did what: a training job's step by step, and what belongs to no step."""
+"""Serves timelines: what each rank did and when, step by step, and the spans that belong to no step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ FIRST = "data"
 """The span with which every rank begins a step."""
 
 MOST_SPANS = 200_000
-"""Spans that are looked at: a job's ranks report those of the first steps and of a sample, and write as many as they
-like.
+"""Most spans that are read. Ranks report those of the first steps and of a sample, but may write any number.
 """
 
 Steps = dict[int, dict[int | None, list[Mapping[str, Any]]]]
 
 
 class Span(BaseModel):
-    """A timed piece of work; ``start`` and ``end`` in Unix seconds. Instructions of a pipeline say in ``detail``
-    which ``op`` they are, and of which ``stage`` and ``micro_batch``."""
+    """A timed piece of work; ``start`` and ``end`` in Unix seconds. For instructions of a pipeline, ``detail``
+    has ``op``, ``stage`` and ``micro_batch``."""
 
     rank: int | None
     name: str
@@ -39,8 +38,8 @@ class Span(BaseModel):
 
 
 class StepTimeline(BaseModel):
-    """Lists the spans of one step by rank and start, and the steps that have any: the first ones and a sample.
-    ``apart`` are the spans that belong to no step, in the order in which they came.
+    """The spans of one step by rank and start, and the steps that have any: the first ones and a sample.
+    ``apart`` are the spans that belong to no step, in order of arrival.
     """
 
     steps: list[int]
@@ -57,7 +56,7 @@ def get_job_timeline(
     settings: SettingsDep,
     step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
-    """Return what each rank did in one step, as it measured it."""
+    """Return what each rank did in one step, by its own measurement."""
     read = history.events(store, settings.layout, job.id, frozenset({"span"}))
     events = list(islice(read, MOST_SPANS))
     found = _by_step(events)
@@ -76,7 +75,7 @@ def _rows(spans: Iterable[Mapping[str, Any]]) -> list[Span]:
 
 
 def _detail(span: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a rank says beside; nothing where it is no object, as the code of a package may have it."""
+    """Return a span's details; empty if they are not an object, which a package's code may cause."""
     detail = span.get("detail")
     return detail if isinstance(detail, dict) else {}
 
@@ -87,7 +86,7 @@ def _step(span: Mapping[str, Any]) -> int | None:
 
 
 def newest(steps: Steps) -> int | None:
-    """Return the last step of which more is known than what followed it: a checkpoint, an evaluation."""
+    """Return the last step with its own spans, not only those of a checkpoint or an evaluation after it."""
     whole = [
         step for step, ranks in steps.items() if any(span["name"] == FIRST for rank in ranks.values() for span in rank)
     ]
@@ -95,8 +94,8 @@ def newest(steps: Steps) -> int | None:
 
 
 def _by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
-    """Return ``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of
-    it.
+    """Return ``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces its
+    earlier spans.
     """
     steps: Steps = {}
     for event in events:

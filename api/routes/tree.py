@@ -1,4 +1,4 @@
-"""What a verification job tells of its instances: a row for each, and the trees that searches split."""
+"""Serves a verification's rows, one per instance, and the trees of its searches."""
 
 from __future__ import annotations
 
@@ -18,34 +18,38 @@ router = APIRouter(tags=["bounds"])
 
 
 class SplitTree(BaseModel):
-    """One search. Each list but ``names`` has an entry for each domain shown; a domain comes before its halves."""
+    """The tree of one search. Each list but ``names`` has an entry for each shown domain; a domain comes before its
+    halves.
+    """
 
     technique: str = Field(description="`input splitting` or `activation splitting`")
-    specification: int = Field(description="which of the property's boxes was searched, from 0")
-    names: list[str] = Field(description="the inputs, or the neurons by their layers, that domains were split on")
-    parent: list[int | None] = Field(description="the domain that this one is a half of; null for a root")
-    on: list[int | None] = Field(description="what the parent was split on, an index of `names`; null for a root")
-    side: list[int] = Field(description="1 where that is at least `at`, -1 where it is at most `at`, 0 for a root")
+    specification: int = Field(description="number of the searched box of the property, from 0")
+    names: list[str] = Field(description="the inputs, or the neurons by layer, on which domains were split")
+    parent: list[int | None] = Field(description="the domain of which this is a half; null for a root")
+    on: list[int | None] = Field(description="index in `names` of what the parent was split on; null for a root")
+    side: list[int] = Field(description="1 if it is at least `at` here, -1 if at most `at`, 0 for a root")
     at: list[float | None] = Field(description="where the parent was split")
-    margin: list[float | None] = Field(description="the least margin that is proved of the domain; above 0 proves it")
+    margin: list[float | None] = Field(
+        description="the proved lower bound of the domain's margin; above 0 it is proved"
+    )
     state: list[Literal["open", "split", "verified", "stuck"]] = Field(
         description="`stuck`: it is not proved, and cannot be split further"
     )
-    below: list[int] = Field(description="domains below this one that are counted and not shown")
-    open_below: list[int] = Field(description="those of them that still wait")
-    counterexample: int | None = Field(description="the domain shown in which the counterexample is")
+    below: list[int] = Field(description="domains below this one that are counted but not shown")
+    open_below: list[int] = Field(description="number of them that still wait")
+    counterexample: int | None = Field(description="the shown domain that contains the counterexample")
 
 
 class InstanceTrees(BaseModel):
-    """What the searches for one instance's verdict have split."""
+    """The trees of the searches for one instance's verdict."""
 
-    instance: int | None = Field(description="null where no search split anything")
+    instance: int | None = Field(description="null if no search split anything")
     instances: list[int] = Field(description="all instances of the job whose searches split something")
     domains: int = Field(description="domains that were bounded, shown or not")
-    seconds: float = Field(description="how long the searches had lasted")
-    ranks: int = Field(description="ranks that searched together; the domains of the first of them are in the trees")
+    seconds: float = Field(description="seconds that the searches had lasted")
+    ranks: int = Field(description="ranks that searched together; the trees have the domains of the first one")
     searches: list[SplitTree] = Field(
-        description="one for each search that split anything, in the order in which they began"
+        description="one for each search that split anything, in order of their beginning"
     )
 
 
@@ -59,10 +63,10 @@ def get_job_tree(
     store: StoreDep,
     settings: SettingsDep,
     instance: Annotated[
-        int | None, Query(ge=0, description="an instance; without it, the one that was split most")
+        int | None, Query(ge=0, description="the instance; without it, the one that was split most")
     ] = None,
 ) -> InstanceTrees:
-    """Return the trees that the searches for an instance's verdict have split, as far as they are on record."""
+    """Return the trees of the searches for an instance's verdict, as far as they are recorded."""
     if job.kind != "verify":
         raise refuse("job_id", f"a {job.kind} job has no searches", job.id, "the id of a verify job")
     found = {event["instance"]: event for event in history.events(store, settings.layout, job.id, frozenset({"tree"}))}
@@ -82,7 +86,7 @@ def get_job_tree(
 
 
 def _searches(event: dict[str, Any]) -> list[SplitTree]:
-    """Return a rank's report; none if no rank of Trivet's own would write it."""
+    """Return a rank's report; ``None`` if it does not have the form of Trivet's own."""
     with suppress(ValidationError):
         return _TREES.validate_python(event["searches"])
     return []
@@ -103,9 +107,9 @@ def get_job_bounds(
     store: StoreDep,
     settings: SettingsDep,
     limit: Limit = 100,
-    cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the previous page")] = None,
 ) -> BoundsPage:
-    """Return a row per instance, by instance; of an instance that was bounded again, the latest."""
+    """Return a row per instance, by instance; the latest one of an instance that was bounded again."""
     if job.kind != "verify":
         raise refuse("job_id", f"a {job.kind} job has no bounds", job.id, "the id of a verify job")
     first = _instance(cursor)

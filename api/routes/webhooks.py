@@ -1,4 +1,4 @@
-"""Webhooks: telling others of jobs."""
+"""Serves webhooks, which report jobs to other systems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Maintainer = Annotated[Caller, Security(authenticated, scopes=["admin"])]
 
 
 class NewWebhook(BaseModel):
-    """Where to send what."""
+    """A new webhook: its URL, and what it reports."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,11 +35,11 @@ class NewWebhook(BaseModel):
         sorted(TERMINAL),
         min_length=1,
         max_length=7,
-        description="states of jobs to tell of; those that end one, when absent",
+        description="states of jobs to report; the states that end a job when absent",
     )
-    kinds: list[str] = Field([], max_length=100, description="kinds of jobs to tell of; all, when absent")
+    kinds: list[str] = Field([], max_length=100, description="kinds of jobs to report; all when absent")
     project: ProjectName | None = Field(
-        None, description="whose jobs to tell of; the key's project when absent, and for an operator's key all"
+        None, description="project whose jobs to report; the key's when absent, or all for an operator's key"
     )
 
 
@@ -58,10 +58,10 @@ class Deliveries(BaseModel):
 
 
 class WebhookSecret(BaseModel):
-    """What signs the deliveries that jobs ask for by `notify`."""
+    """The secret that signs the deliveries of jobs' `notify`."""
 
     project: str = Field(description="the project whose jobs' deliveries it signs")
-    secret: str = Field(description="for `trivet.webhooks.verify`, or any library of Standard Webhooks")
+    secret: str = Field(description="the secret for `trivet.webhooks.verify`, or any library of Standard Webhooks")
 
 
 @router.post("/webhooks", status_code=status.HTTP_201_CREATED)
@@ -88,14 +88,14 @@ def list_webhooks(key: Maintainer, store: StoreDep) -> WebhookList:
 def list_deliveries(
     webhook_id: str, key: Maintainer, store: StoreDep, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Deliveries:
-    """List the newest deliveries of a webhook, newest first, and what came of them."""
+    """List the newest deliveries of a webhook, newest first, with their outcome."""
     _own(store, webhook_id, key)
     return Deliveries(items=store.webhooks.deliveries(webhook_id, limit))
 
 
 @router.get("/webhooks/secret")
 def get_webhook_secret(key: Submitter, store: StoreDep, project: TargetProject = None) -> WebhookSecret:
-    """Return the secret that signs what the project's jobs ask to be told by `notify`."""
+    """Return the secret that signs the deliveries of `notify` in the project's jobs."""
     chosen = target_project(key, project)
     store.projects.get(chosen)
     return WebhookSecret(project=chosen, secret=store.webhooks.secret(chosen))
@@ -105,7 +105,7 @@ def get_webhook_secret(key: Submitter, store: StoreDep, project: TargetProject =
 def renew_webhook_secret(
     request: Request, key: Maintainer, store: StoreDep, project: TargetProject = None
 ) -> WebhookSecret:
-    """Replace that secret, at once: receivers need the new one."""
+    """Replace that secret at once: receivers need the new one."""
     chosen = target_project(key, project)
     store.projects.get(chosen)
     secret = store.webhooks.renew_secret(chosen)
@@ -115,7 +115,7 @@ def renew_webhook_secret(
 
 @router.get("/jobs/{job_id}/notices")
 def list_notices(job: ReadableJob, store: StoreDep, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Deliveries:
-    """List what the `notify` of a job's spec has led to, newest first: what was told, and what came of it."""
+    """List the deliveries of the `notify` in a job's spec, newest first, with their outcome."""
     return Deliveries(items=store.webhooks.notices(job.id, limit))
 
 
@@ -132,9 +132,9 @@ callbacks = APIRouter()
 
 @callbacks.post("job")
 def job_webhook(body: WebhookEvent) -> None:
-    """Tell a receiver that a job has a new state, or that a number of it has reached a threshold. `webhook-id` is the
-    same when it comes again; `webhook-signature` is that of Standard Webhooks over id, `webhook-timestamp` and body.
-    Any 2xx is success.
+    """Report to a receiver that a job has a new state, or that one of its numbers has reached a threshold. A
+    repeated delivery has the same `webhook-id`; `webhook-signature` is that of Standard Webhooks over id,
+    `webhook-timestamp` and body. Any 2xx is success.
     """
 
 
@@ -143,7 +143,7 @@ def _problems(body: NewWebhook, key: Caller) -> list[Problem]:
     try:
         check_url(body.url)
     except ValueError as error:
-        problems.append(Problem("url", "not a URL that webhooks are sent to", body.url, str(error)))
+        problems.append(Problem("url", "not a URL that webhooks may go to", body.url, str(error)))
     known = list(KINDS.provided)
     for index, kind in enumerate(body.kinds):
         if kind not in known:
@@ -158,6 +158,6 @@ def _is_of(webhook: Webhook, key: Caller) -> bool:
 
 
 def _own(store: Store, webhook_id: str, key: Caller) -> None:
-    """Raise :class:`NotFound` also for a webhook of others, of which this key knows nothing."""
+    """Raise :class:`NotFound` even for a webhook of others, which this key may not know of."""
     if not _is_of(store.webhooks.get(webhook_id), key):
         raise NotFound(f"there is no webhook {webhook_id}")

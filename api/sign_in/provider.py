@@ -1,4 +1,4 @@
-"""Speaks to the OpenID Connect provider: what it says of itself, its keys, and codes traded for tokens."""
+"""Calls the OpenID Connect provider: reads its metadata and keys, and trades codes for tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from service.jobs.settings import LOOPBACK
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures by a key that only the provider has: no ``none``, and none by a secret that this service has too."""
+"""Algorithms that need the provider's private key: neither ``none`` nor one with a shared secret."""
 CLOCKS_DIFFER_S = 60
 """Seconds that the provider's clock may be ahead of, or behind, this one's."""
 _REQUIRED = ("iss", "sub", "aud", "exp", "iat", "nonce")
@@ -42,7 +42,7 @@ class UnknownSigningKey(InvalidToken):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a token must have been issued by, for whom, and for which sign-in."""
+    """The issuer, client and sign-in that a token must name."""
 
     issuer: str
     client_id: str
@@ -80,8 +80,8 @@ def verified_claims(token: str, keys: KeySet, expected: Expected) -> dict[str, A
 
 
 def _signing_key(token: str, keys: KeySet) -> jwt.PyJWK:
-    """Return the key that the token names, for the token's algorithm; a token that names none needs a provider that has
-    only one.
+    """Return the key that the token names, for the token's algorithm; a token without a key id needs a provider
+    with only one key.
     """
     header = jwt.get_unverified_header(token)
     algorithm, key_id = header.get("alg"), header.get("kid")
@@ -107,13 +107,13 @@ def _check_party(claims: Mapping[str, Any], client_id: str) -> None:
 _TIMEOUT_S = 10.0
 _MOST_BYTES = 1 << 20
 _METADATA_S = 3600.0
-"""How long the provider's metadata and keys are used before they are asked for again."""
+"""How long the provider's metadata and keys are used before they are fetched again."""
 _REFRESH_S = 10.0
-"""Keys are asked for again because of an unknown one no more often than this."""
+"""Shortest time between two fetches of keys because of an unknown one."""
 
 
 class ProviderUnavailable(Exception):  # noqa: N818
-    """The provider does not answer, or not by OpenID Connect."""
+    """The provider does not answer, or not as OpenID Connect requires."""
 
 
 class CodeRefused(Exception):  # noqa: N818
@@ -121,7 +121,7 @@ class CodeRefused(Exception):  # noqa: N818
 
 
 class ProviderMetadata(BaseModel):
-    """What a provider says of itself (OpenID Connect Discovery 1.0)."""
+    """A provider's metadata (OpenID Connect Discovery 1.0)."""
 
     issuer: str
     authorization_endpoint: str
@@ -143,7 +143,7 @@ class RelyingParty:
 
 @dataclass(frozen=True)
 class AuthorizationRequest:
-    """What this service remembers of a sign-in while the browser is at the provider."""
+    """A sign-in that is under way while the browser is at the provider."""
 
     state: str
     nonce: str
@@ -166,7 +166,7 @@ class OpenIdProvider:
         self._lock = threading.Lock()
         self._known: _ProviderKeys | None = None
         self._refreshed = -math.inf
-        """When keys were last asked for because of an unknown one."""
+        """When keys were last fetched because of an unknown one."""
         on_this_host = urlsplit(party.issuer).hostname in LOOPBACK
         self._schemes = ("https", "http") if on_this_host else ("https",)
         self._http = httpx2.Client(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=not on_this_host)
@@ -224,8 +224,8 @@ class OpenIdProvider:
         return str(answer["id_token"])
 
     def _current(self, but_not: _ProviderKeys | None = None) -> _ProviderKeys:
-        """Return the provider's metadata and keys, asked for again when they are old, or when they are those of
-        ``but_not``: whoever comes right after the provider has changed its keys is no wrong one.
+        """Return the provider's metadata and keys, fetched again if they are old or are those of ``but_not``: a
+        person who signs in just after the provider changed its keys must not be refused.
         """
         with self._lock:
             known, now = self._known, time.monotonic()
@@ -241,7 +241,7 @@ class OpenIdProvider:
             metadata = ProviderMetadata.model_validate(self._ask("GET", url))
         except ValidationError as error:
             fields = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
-            raise ProviderUnavailable(f"what the provider says of itself is not complete: {fields}") from None
+            raise ProviderUnavailable(f"the provider's metadata is not complete: {fields}") from None
         if metadata.issuer != self._party.issuer:
             raise ProviderUnavailable(f"{url} is about the issuer {metadata.issuer[:200]!r}, another one")
         for endpoint in (metadata.authorization_endpoint, metadata.token_endpoint, metadata.jwks_uri):
@@ -250,7 +250,7 @@ class OpenIdProvider:
         return _ProviderKeys(metadata, key_set(self._ask("GET", metadata.jwks_uri)), now)
 
     def _ask(self, method: Literal["GET", "POST"], url: str, **options: Any) -> dict[str, Any]:
-        """Return the JSON object of an answer, of which no more is read than one may have."""
+        """Return the JSON object of an answer; no more than the limit is read."""
         try:
             with self._http.stream(method, url, **options) as response:
                 body = b""

@@ -56,7 +56,8 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
     _keep_caches(context, spec, found.results)
     if context.rank == 0:  # these results stay, should the compiler take the process down below
         _write(context, found.report(spec))
-    diagnoses = _diagnoses(spec, context, found) if _are_together(context.world_size) else []
+    are_together = context.world_size == 1 or dist.is_initialized()  # unless the group has been left
+    diagnoses = _diagnoses(spec, context, found) if are_together else []
     if context.rank:
         return None
     context.report.phase(ENDING)
@@ -69,11 +70,6 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
         **{name: report[name] for name in ("gate", "summary", "verdicts")},
         "completed": _completed(context, found.results),
     }
-
-
-def _are_together(world: int) -> bool:
-    """Return whether the group of ``world`` ranks has not been left."""
-    return world == 1 or dist.is_initialized()
 
 
 def _announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:

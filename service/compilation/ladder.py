@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from service.jobs.spec.compile import Phase
 
 GRADIENT = "gradient"
 RESULTS = frozenset({"loss", "output", GRADIENT})
+_ERROR: Callable[[Observation], str] = attrgetter("error")
 _TRIALS = 16
 """Parameters that are not told apart after so many runs count as those that losses depend on."""
 _MOVED = 0.25
@@ -194,7 +195,7 @@ class _Halving:
         return self.on_any(moved)
 
     def _differs(self, key: Key, iteration: int, value: Tensor) -> bool:
-        oracle = self.reference.oracles(iteration).get(key)
+        oracle = self.reference.oracles[iteration].get(key)
         if not key[0].startswith(("loss", "gradient")):
             return False
         return oracle is None or noise_of(oracle.eager, value).rms > _BEYOND * oracle.noise.rms
@@ -230,15 +231,15 @@ def _unused(program: Program, reference: Reference) -> frozenset[str]:
 
 def _looked_at(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
     if case.rung.rehearses:
-        return collective_attempt(lambda: rehearse_rung(program, case, reference, plan), _error)
+        return collective_attempt(lambda: rehearse_rung(program, case, reference, plan), _ERROR)
     problem = _local_trial(program, case)
     if problem:
         return Observation(case, error=problem)
-    seen = collective_attempt(lambda: run_rung(program, case, reference, plan), _error)
+    seen = collective_attempt(lambda: run_rung(program, case, reference, plan), _ERROR)
     refused = next((each for each in gather(seen.error) if each), "")
     if not (refused and case.rung.generates_code and any_rank(draws_like_eager(case.rung, reference))):
         return seen
-    return collective_attempt(lambda: run_rung(program, case, reference, plan, refused), _error)
+    return collective_attempt(lambda: run_rung(program, case, reference, plan, refused), _ERROR)
 
 
 def _local_trial(program: Program, case: RungCase) -> str:
@@ -262,10 +263,6 @@ def _problem(program: Program, separable: Separable, case: RungCase) -> str:
             raise_host_fault(error)
             return f"{type(error).__name__}: {first_line(str(error))}"
     return ""
-
-
-def _error(seen: Observation) -> str:
-    return seen.error
 
 
 def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:

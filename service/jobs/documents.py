@@ -125,7 +125,7 @@ def _compose(text: str) -> yaml.Node | None:
     """Return the nodes of a text, with their places. Raises as :func:`parse_yaml` does."""
     node: yaml.Node | None = yaml.compose(text, Loader=_CoreLoader)
     if node is not None and _values(node, {}) > _MOST_VALUES:
-        raise ExpansionError(f"has aliases that make more than {_MOST_VALUES:,} values of it")
+        raise ExpansionError(f"has aliases that expand to more than {_MOST_VALUES:,} values")
     return node
 
 
@@ -140,7 +140,7 @@ def short_reason(error: yaml.MarkedYAMLError) -> str:
 
 
 def _hint(error: yaml.YAMLError) -> str:
-    return "; a tab indents nothing in YAML, spaces do" if _TAB in str(error) else ""
+    return "; indent YAML with spaces, not with a tab" if _TAB in str(error) else ""
 
 
 def check_json(value: Any, path: str) -> None:
@@ -148,7 +148,7 @@ def check_json(value: Any, path: str) -> None:
     if isinstance(value, dict):
         for name, each in value.items():
             if not isinstance(name, str):
-                raise NotJsonError(f"{path or 'the spec'} has the field {name!r}; the name of a field is text")
+                raise NotJsonError(f"{path or 'the spec'} has the field {name!r}; a field's name must be text")
             check_json(each, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
         for index, each in enumerate(value):
@@ -165,7 +165,7 @@ def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
     """
     if id(node) in known:
         if (count := known[id(node)]) is None:
-            raise ExpansionError("has an alias that leads back to a value around it")
+            raise ExpansionError("has an alias that refers to a value around it")
         return count
     known[id(node)] = None
     inside: list[yaml.Node] = []

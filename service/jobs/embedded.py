@@ -190,7 +190,7 @@ def _socket_path(folder: Path) -> Path:
     found = short.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise BrokerError(
-            f"{short}, for the broker's socket, belongs to somebody else; use a TRIVET_DATA with a shorter path"
+            f"{short}, for the broker's socket, belongs to another user; use a TRIVET_DATA with a shorter path"
         )
     return short / "broker.sock"
 

@@ -195,7 +195,7 @@ def _printed(chain: list[Path]) -> Iterator[dict[str, Any]]:
         lacking = before - count
         for event in _events(path, ("log",)):
             if lacking > 0:
-                told = f"[{lacking} lines are gone: the log reached its largest size]"
+                told = f"[{lacking} lines are missing: the log reached its largest size]"
                 yield {**event, "stream": "service", "line": told}
                 lacking = 0
             count = max(count, before) + 1

@@ -219,7 +219,7 @@ def _refusals(event: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
             words = (event.get(name) or "" for name in ("unit", "phase"))
             yield any(len(each) > LONGEST_WORDS for each in words), f"'unit' or 'phase' of a progress event {too_long}"
             truths = any(isinstance(each, bool) for each in event.values())
-            yield truths, "numbers of a progress event are no truth values"
+            yield truths, "numbers of a progress event are not true or false"
 
 
 def parse_object(text: bytes) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class RemoteFile:
                 raise ObjectStoreError(f"{self.path} is shorter than its {self.bytes} bytes")
             digest.update(held)
         if (start, end) == (0, self.bytes) and digest.hexdigest() != self.sha256:
-            raise ObjectStoreError(f"{self.path} does not have the SHA-256 of what was put there")
+            raise ObjectStoreError(f"{self.path} does not have the SHA-256 of the stored file")
         yield held
 
     @contextlib.contextmanager
@@ -131,7 +131,7 @@ class ObjectStore:
         except OSError as error:
             raise ObjectStoreError(f"TRIVET_STORE={self.url} cannot be used: {error}") from error
         if read != content:
-            raise ObjectStoreError(f"TRIVET_STORE={self.url} gives other bytes than were put there")
+            raise ObjectStoreError(f"TRIVET_STORE={self.url} returns other bytes than were stored there")
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes of an object from ``start`` to before ``end``."""
@@ -191,7 +191,7 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise ObjectStoreError(f"{owner}/{tree}/{_MANIFEST} is none of this version: {error}") from error
+            raise ObjectStoreError(f"{owner}/{tree}/{_MANIFEST} is not of this version: {error}") from error
 
     def tree(self, owner: str, manifest: TreeManifest, prefix: str = "") -> RemoteFolder:
         """Return the files of a tree whose names begin with a prefix, without that."""

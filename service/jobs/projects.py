@@ -36,11 +36,13 @@ class Quotas(BaseModel):
         None, ge=0, description="device-hours of its jobs in the last TRIVET_QUOTA_WINDOW_H hours"
     )
     highest_priority: int | None = Field(None, ge=-100, le=100, description="of a job")
-    longest_time_s: float | None = Field(None, gt=0, description="`timeout_s` that a job must have, at most")
+    longest_time_s: float | None = Field(
+        None, gt=0, description="longest `timeout_s` of a job, which then must have one"
+    )
     default_time_s: float | None = Field(None, gt=0, description="`timeout_s` of a job that names none")
     upload_bytes: int | None = Field(None, ge=0, description="bytes of all uploads together")
     artifact_bytes: int | None = Field(
-        None, ge=0, description="bytes of all artifacts together; where they are reached, no more jobs are accepted"
+        None, ge=0, description="bytes of all artifacts together; at this number no more jobs are accepted"
     )
 
 

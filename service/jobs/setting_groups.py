@@ -37,8 +37,8 @@ class ApiSettings(BaseModel):
 
     admin_key_file: Path | None = Field(
         None,
-        description="file that the first admin key is written to, such as one that workers cannot read; `admin.key` in "
-        "the data folder when absent",
+        description="file for the first admin key, such as one that workers cannot read; `admin.key` in the data "
+        "folder when absent",
     )
 
     host: str = Field("127.0.0.1", description="address that the API binds")
@@ -50,16 +50,16 @@ class ApiSettings(BaseModel):
         description="proxies whose forwarded client address is trusted: addresses or networks, by comma (behind_proxy)",
     )
     allowed_hosts: str = Field(
-        "", description="further names of this service, separated by commas; *.example.org stands for all below it"
+        "", description="further names of this service, separated by commas; *.example.org means all names below it"
     )
-    request_head_s: float = Field(15.0, gt=0, description="a request's head must be complete in so long, in seconds")
+    request_head_s: float = Field(15.0, gt=0, description="seconds within which a request's head must be complete")
     request_body_s: float = Field(
         30.0, gt=0, description="seconds within which each 10 kB of a request's body must arrive"
     )
     response_read_s: float = Field(
         30.0,
         gt=0,
-        description="seconds within which a client must take each 10 kB that wait for it; slower ones are cut off",
+        description="seconds within which a client must take each 10 kB of an answer; slower clients are cut off",
     )
     tls_cert: Path | None = Field(None, description="certificate chain, PEM")
     tls_key: Path | None = Field(None, description="private key, PEM")
@@ -79,8 +79,8 @@ class ApiSettings(BaseModel):
         None,
         gt=0,
         le=36_500,
-        description="API keys are made for so many days at most, and for so many when they name no end; the first "
-        "admin key, and keys made before, are not limited",
+        description="longest life of an API key, in days, and the life of one that names no end; the first admin key "
+        "and older keys are not limited",
     )
 
     @model_validator(mode="after")
@@ -112,8 +112,8 @@ class BrokerSettings(BaseModel):
     store: str | None = Field(
         None,
         pattern=r"^[a-z][a-z0-9+.-]*://.",
-        description="object store through which hosts that share no folder hand on artifacts, checkpoints and uploads, "
-        "by a URL of fsspec such as s3://bucket/prefix; the same for API and workers",
+        description="object store for artifacts, checkpoints and uploads of hosts that share no folder, as an fsspec "
+        "URL such as s3://bucket/prefix; the same for API and workers",
     )
     redis_url: SecretStr | None = Field(
         None, description="Redis or Valkey to use, redis:// or, with TLS, rediss://; the embedded one when absent"
@@ -127,8 +127,7 @@ class BrokerSettings(BaseModel):
     )
     broker_ca_cert: Path | None = Field(
         None,
-        description="certificate, PEM, that a rediss:// broker must have or be signed by, besides the system's "
-        "authorities",
+        description="PEM certificate of a rediss:// broker or of its authority, besides the system's authorities",
     )
     broker_tls_cert: Path | None = Field(None, description="certificate chain, PEM, to show to a rediss:// broker")
     broker_tls_key: Path | None = Field(None, description="private key, PEM, of `broker_tls_cert`")
@@ -142,7 +141,7 @@ class BrokerSettings(BaseModel):
         10.0,
         ge=0,
         le=300,
-        description="requests wait for a broker that restarts until so long after it went, in seconds",
+        description="seconds for which requests wait for a broker that restarts",
     )
 
     @model_validator(mode="after")
@@ -186,32 +185,26 @@ class DeliverySettings(BaseModel):
 
     webhook_allow: str = Field(
         "",
-        description="addresses or networks, by comma, that webhooks may be sent to though they are not public, and "
-        "without TLS",
+        description="further addresses or networks, by comma, to which webhooks may go, even without TLS",
     )
     webhook_retry_hours: float = Field(
-        72.0, gt=0, le=24 * 30, description="for so long a delivery of a webhook is tried again, in hours"
+        72.0, gt=0, le=24 * 30, description="hours for which a webhook's delivery is tried again"
     )
     webhook_disable_days: float = Field(
-        5.0, gt=0, description="a webhook all of whose deliveries fail for so many days is disabled"
+        5.0, gt=0, description="days of failed deliveries after which a webhook is disabled"
     )
 
-    export_mlflow: str | None = Field(
-        None, description="MLflow tracking server that is told of jobs whose specs name none"
-    )
+    export_mlflow: str | None = Field(None, description="MLflow tracking server for jobs whose specs name none")
     export_tensorboard: bool | None = Field(
-        None, description="event files for TensorBoard are written of jobs whose specs do not say whether"
+        None, description="whether to write TensorBoard event files for jobs whose specs do not say"
     )
-    export_otlp: str | None = Field(
-        None, description="OpenTelemetry collector that is told of jobs whose specs name none"
-    )
+    export_otlp: str | None = Field(None, description="OpenTelemetry collector for jobs whose specs name none")
     export_tokens: SecretStr | None = Field(
         None,
-        description="`host=token` or `host:port=token`, by comma: what servers that jobs are exported to get as bearer "
-        "token",
+        description="`host=token` or `host:port=token`, by comma: bearer tokens for the servers of exports",
     )
     export_retry_hours: float = Field(
-        24.0, gt=0, le=24 * 30, description="for so long an export of an ended job is tried again, in hours"
+        24.0, gt=0, le=24 * 30, description="hours for which the export of an ended job is tried again"
     )
 
     @field_validator("webhook_allow")
@@ -254,37 +247,39 @@ class SignInSettings(BaseModel):
     session_idle_s: float = Field(
         StoreLimits.session_idle_s,
         gt=0,
-        description="a session of the dashboard ends when it was not used for so long, in seconds",
+        description="seconds without use after which a session of the dashboard ends",
     )
     session_s: float = Field(
-        StoreLimits.session_s, gt=0, description="a session of the dashboard ends after so long in any case, in seconds"
+        StoreLimits.session_s, gt=0, description="seconds after which a session of the dashboard ends in any case"
     )
 
     oidc_issuer: str | None = Field(
         None,
-        description="OpenID Connect provider that people may sign in to the dashboard with, such as https://host/x",
+        description="OpenID Connect provider for signing in to the dashboard, such as https://host/x",
     )
-    oidc_client_id: str | None = Field(None, description="what the provider knows this service by")
+    oidc_client_id: str | None = Field(None, description="this service's client id at the provider")
     oidc_client_secret: SecretStr | None = Field(
-        None, description="secret that the provider has given this service; a public client has none"
+        None, description="this service's client secret at the provider; a public client has none"
     )
     oidc_roles: str = Field(
         "",
-        description="what groups may do, the first match counts: GROUP=PROJECT:ROLE; GROUP=operator; *=PROJECT:ROLE, "
-        "where * is everybody who signs in",
+        description="roles of groups, of which the first match counts: GROUP=PROJECT:ROLE; GROUP=operator; "
+        "*=PROJECT:ROLE, where * is everybody who signs in",
     )
     oidc_owner_claim: str = Field(
-        "email", min_length=1, description="claim that names the owner of a person's jobs; nobody may change their own"
+        "email",
+        min_length=1,
+        description="claim that names the owner of a person's jobs; people must not be able to change it",
     )
     oidc_groups_claim: str = Field("groups", min_length=1, description="claim that lists a person's groups")
     oidc_scopes: str = Field(
-        "openid email profile", pattern=r"(^| )openid( |$)", description="scopes that the provider is asked for"
+        "openid email profile", pattern=r"(^| )openid( |$)", description="scopes to request from the provider"
     )
     oidc_name: str = Field(
         "OpenID Connect",
         min_length=1,
         max_length=60,
-        description="what the button on the sign-in page calls the provider",
+        description="the provider's name on the button of the sign-in page",
     )
 
     @field_validator("oidc_issuer")

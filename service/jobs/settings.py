@@ -51,19 +51,18 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
     )
     worker_address: str | None = Field(
         None,
-        description="address at which other hosts of a gang reach this one; the one from which it reaches the broker "
-        "when absent",
+        description="address at which other hosts of a gang reach this one; when absent, the one from which it "
+        "reaches the broker",
     )
     launcher: str = Field(
         LOCAL,
         pattern=LAUNCHER_NAME.pattern,
-        description="what gives devices to jobs that name no launcher: `local`, the hosts of the service, or a "
-        "scheduler's",
+        description="launcher of jobs that name none: `local`, the hosts of the service, or a scheduler's",
     )
     launchers: str = Field(
         "",
         pattern=r"^([a-z]{2,20}(,[a-z]{2,20})*)?$",
-        description="launchers that this worker asks for devices besides offering its own, by comma, such as `slurm`",
+        description="launchers that this worker serves besides its own devices, by comma, such as `slurm`",
     )
     slurm_options: str = Field(
         "", description="further options of sbatch for the launcher `slurm`, such as --partition=gpu --account=lab"
@@ -80,15 +79,15 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
     )
     stop_jobs: bool = Field(
         False,
-        description="a worker that is stopped stops its jobs first, which write a checkpoint and go back to the queue, "
-        "as in a container, whose end ends all that is in it; else they go on without their worker",
+        description="whether a worker that is stopped first stops its jobs, which write a checkpoint and go back to "
+        "the queue, as containers need; otherwise they go on without their worker",
     )
     warm_supervisors: int = Field(
         1,
         ge=0,
         le=64,
-        description="whether the worker keeps a process that has imported everything that ranks need, from which the "
-        "processes of jobs are forked, so that they start sooner: 0 is no, any other number yes",
+        description="whether the worker keeps a process with all imports of ranks, from which jobs are forked so that "
+        "they start sooner: 0 is no, any other number yes",
     )
     stop_grace_s: float = Field(
         10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"
@@ -99,15 +98,15 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
 
     job_isolation: Literal["auto", "required", "none"] = Field(
         "auto",
-        description="how ranks are kept from the host and from other jobs: as far as it allows, fully or not at all, "
-        "or by limits only; `trivet hosts` tells what each host allows",
+        description="how ranks are kept from the host and from other jobs: as far as the host allows, fully or not at "
+        "all, or by limits only; `trivet hosts` shows what each host allows",
     )
     job_memory_gib: float | None = Field(
         None, gt=0, description="private memory of a rank's process, in GiB; all of the host's when absent"
     )
     job_file_gib: float = Field(1024.0, gt=0, description="largest file that a rank may write, in GiB")
     job_processes: int = Field(
-        16_384, ge=64, description="processes and threads of a job on a host, where it has a namespace to count them in"
+        16_384, ge=64, description="processes and threads of a job on a host, if it has a namespace that counts them"
     )
     job_paths: str = Field(
         "",
@@ -124,44 +123,44 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
         StoreLimits.lease_s,
         ge=1,
         le=_DAY_S,
-        description="a running part that is silent for so long is lost, in seconds",
+        description="seconds of silence after which a running part is lost",
     )
     starting_lease_s: float = Field(
         StoreLimits.starting_lease_s,
         ge=1,
         le=_DAY_S,
-        description="a placed part that nobody claims for so long is taken back, in seconds",
+        description="seconds after which a placed part that nobody claims is taken back",
     )
     heartbeat_s: float = Field(
         StoreLimits.heartbeat_s,
         ge=1,
         le=_DAY_S,
-        description="a host that is silent for so long gets no work, in seconds",
+        description="seconds of silence after which a host gets no work",
     )
     max_queue_bypass_s: float = Field(
         StoreLimits.max_queue_bypass_s,
         ge=0,
         le=365 * _DAY_S,
-        description="a job that has waited for longer is never overtaken, in seconds",
+        description="seconds of waiting after which a job is never overtaken",
     )
 
     quota_window_h: int = Field(
         StoreLimits.quota_window_h,
         ge=1,
         le=744,
-        description="Quotas of device-hours count those of so many hours, the current one included.",
+        description="hours that quotas of device-hours count, the current one included",
     )
     fair_share_half_life_s: float = Field(
         StoreLimits.fair_share_half_life_s,
         ge=1,
         le=365 * _DAY_S,
-        description="what a project has used counts half as much after so long, against other projects, in seconds",
+        description="seconds after which a project's use counts half as much against other projects",
     )
     fair_share_bound_s: float | None = Field(
         None,
         ge=0,
         le=365 * _DAY_S,
-        description="a job that has waited for longer is no longer overtaken by projects that used less, in seconds; "
+        description="seconds of waiting after which projects that used less no longer overtake a job; "
         "max_queue_bypass_s when absent",
     )
 
@@ -169,70 +168,70 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
         StoreLimits.preemption_min_run_s,
         ge=0,
         le=365 * _DAY_S,
-        description="a preemptible job has run for so long before it may be asked to make room, in seconds",
+        description="seconds that a preemptible job runs before it may be asked to make room",
     )
 
     max_lost_attempts: int = Field(
         StoreLimits.max_lost_attempts,
         ge=0,
         le=1000,
-        description="attempts of a job that hosts or the broker may lose before it fails; retries are extra",
+        description="attempts that hosts or the broker may lose before the job fails; retries are extra",
     )
 
     keep_jobs_days: float | None = Field(
-        None, gt=0, description="ended jobs are deleted with their files after so many days; kept when absent"
+        None, gt=0, description="days after which ended jobs are deleted with their files; kept when absent"
     )
 
     max_audit_bytes: int = Field(
         StoreLimits.max_audit_bytes,
         ge=16 << 20,
-        description="the files of the audit log may have so many bytes; the oldest entries are deleted beyond",
+        description="most bytes of the audit log's files; beyond, the oldest entries are deleted",
     )
 
     keep_uploads_days: float | None = Field(
         StoreLimits.keep_uploads_days,
         ge=0,
-        description="an upload is deleted when no job was submitted with it for so many days; 0 keeps all",
+        description="days without a submission after which an upload is deleted; 0 keeps all",
     )
 
     max_job_artifacts: int = Field(
-        StoreLimits.max_job_artifacts, ge=1, le=1_000_000, description="artifacts of one job; more are not taken"
+        StoreLimits.max_job_artifacts, ge=1, le=1_000_000, description="most artifacts of one job"
     )
     max_job_artifact_bytes: int = Field(
         StoreLimits.max_job_artifact_bytes,
         ge=1 << 20,
-        description="bytes of all artifacts of one job, folders included; more are not taken",
+        description="most bytes of all artifacts of one job, folders included",
     )
     max_log_bytes: int = Field(
         MAX_LOG_BYTES,
         ge=1 << 16,
-        description="bytes kept of what a rank prints in an attempt: the first quarter, and the newest of the rest",
+        description="bytes kept of a rank's output in an attempt: the first quarter, and the newest of the rest",
     )
     max_cache_bytes: int = Field(
         20 << 30,
         ge=0,
-        description="what jobs make of uploaded files, and on each host what they compile and trace, is deleted "
-        "beyond so many bytes each, the longest unused first",
+        description="most bytes of what jobs make of uploaded files, and of what they compile and trace on each host; "
+        "beyond, the longest unused is deleted first",
     )
 
-    url: str | None = Field(None, description="API that the command line talks to; that of the data folder when absent")
+    url: str | None = Field(None, description="API that the command line uses; that of the data folder when absent")
     key: SecretStr | None = Field(None, description="API key that the command line uses at `url`")
     ca_cert: Path | None = Field(
-        None, description="certificate, PEM, that `url` must have or be signed by, in place of the system's authorities"
+        None, description="PEM certificate of `url` or of its authority, in place of the system's authorities"
     )
 
     outage_s: float = Field(
         60.0,
         ge=0,
         le=_DAY_S,
-        description="commands outlast an outage of the service of so many seconds",
+        description="seconds of an outage of the service that commands outlast",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe messages that are logged"
+        "info", description="least severe level that is logged"
     )
     log_format: LogFormat = Field(
-        "text", description="how API and workers log: text for people, or json with one object a line"
+        "text", description="format of the logs of API and workers: text for people, or json with one object per line"
     )
 
     @property

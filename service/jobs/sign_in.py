@@ -54,7 +54,7 @@ def parse_rules(text: str) -> tuple[SignInRule, ...]:
 def _parse_rule(text: str) -> SignInRule:
     group, equals, grant = (part.strip() for part in text.rpartition("="))
     if not (equals and group):
-        raise ValueError(f"{text!r} is no rule; one looks like GROUP=PROJECT:ROLE or GROUP={OPERATOR}")
+        raise ValueError(f"{text!r} is not a rule; one looks like GROUP=PROJECT:ROLE or GROUP={OPERATOR}")
     if grant == OPERATOR:
         return SignInRule(group, None, "admin")
     project, _, role = grant.partition(":")
@@ -81,7 +81,7 @@ def person_of(claims: Mapping[str, Any], names: ClaimNames, rules: Sequence[Sign
 def _owner(claims: Mapping[str, Any], claim: str) -> str:
     name = claims.get(claim)
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise NotAdmitted(f"the claim '{claim}' is missing, or is no name that can own jobs (TRIVET_OIDC_OWNER_CLAIM)")
+        raise NotAdmitted(f"the claim '{claim}' is missing, or no name that can own jobs (TRIVET_OIDC_OWNER_CLAIM)")
     if claim == "email" and claims.get("email_verified") is not True:
         raise NotAdmitted("the provider has not verified your email address")
     return name

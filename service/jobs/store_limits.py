@@ -38,7 +38,7 @@ class StoreLimits:
     """A job that has waited for longer goes before those of equal priority that were queued later, whatever their
     projects' shares; ``max_queue_bypass_s`` when absent."""
     quota_window_h: int = 168
-    """Quotas of device-hours count those of so many hours, the current one included."""
+    """Hours that quotas of device-hours count, the current one included."""
     preemption_min_run_s: float = 300.0
     """A preemptible job has run for this long before it may be asked to make room."""
     made_room_s: float = 120.0

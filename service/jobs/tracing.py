@@ -96,7 +96,7 @@ def tracing_for(service: str, environment: Mapping[str, str]) -> Tracing:
     try:
         from service.jobs.otlp import OtlpTracing  # noqa: PLC0415 - only where it is wanted
     except ModuleNotFoundError as missing:
-        logger.warning("nothing is traced, since there is no %s: install trivet[otel]", missing.name)
+        logger.warning("nothing is traced, because there is no %s: install trivet[otel]", missing.name)
         return NoTracing()
     return OtlpTracing(service)
 

@@ -29,14 +29,14 @@ class Webhook(FrozenModel):
 
     id: str
     url: str
-    project: str | None = Field(description="whose jobs it is told of; null, of an operator's, for all")
-    states: tuple[JobState, ...] = Field(description="the states that it is told of")
-    kinds: tuple[str, ...] = Field((), description="the kinds of jobs that it is told of; empty for all")
+    project: str | None = Field(description="project of the reported jobs; null, for an operator's webhook, means all")
+    states: tuple[JobState, ...] = Field(description="the states that are reported")
+    kinds: tuple[str, ...] = Field((), description="the kinds of jobs that are reported; empty for all")
     created_at: datetime
     created_by: str
-    failing_since: datetime | None = Field(None, description="since when every delivery has failed")
+    failing_since: datetime | None = Field(None, description="time since which every delivery has failed")
     disabled_at: datetime | None = Field(
-        None, description="when it was given up, after its deliveries had failed for long; delete it and make another"
+        None, description="when it was disabled because its deliveries failed for long; delete it and make another"
     )
 
     def wants(self, change: JobChange) -> bool:
@@ -55,8 +55,8 @@ class ReachedThreshold(FrozenModel):
 
     name: str = Field(description="the metric, or the path of a number of the result")
     value: float
-    threshold: str = Field(description="as the spec has it", examples=[">= 0.9"])
-    step: int | None = Field(None, description="of the metric; null of a number of the result")
+    threshold: str = Field(description="the threshold, as the spec has it", examples=[">= 0.9"])
+    step: int | None = Field(None, description="step of the metric; null for a number of the result")
 
 
 class JobChange(FrozenModel):
@@ -70,7 +70,7 @@ class JobChange(FrozenModel):
     state: JobState
     attempt: int
     reason: str | None = None
-    metric: ReachedThreshold | None = Field(None, description="the number that reached a threshold; else null")
+    metric: ReachedThreshold | None = Field(None, description="the number that reached a threshold, else null")
 
 
 class WebhookEvent(FrozenModel):
@@ -87,9 +87,9 @@ class WebhookEvent(FrozenModel):
 class WebhookDelivery(FrozenModel):
     """Keeps one event for one webhook, and what came of sending it."""
 
-    id: str = Field(description="the same however often it is sent: `webhook-id`")
+    id: str = Field(description="id of the delivery, the same however often it is sent: `webhook-id`")
     event: WebhookEvent
-    url: str | None = Field(None, description="where it goes, of what a job's own spec asks for; else null")
+    url: str | None = Field(None, description="the URL from the job's own spec, else null")
     state: DeliveryState = "pending"
     attempts: int = 0
     first_at: datetime | None = Field(None, description="when it was first sent")

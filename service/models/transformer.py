@@ -252,7 +252,7 @@ class Transformer(nn.Module):
         if tp > 1 and sequence % tp == 0:
             return self.sharded
         if tp > 1 and self.head is None:
-            raise ValueError(f"a pipeline passes on parts of a sequence: {sequence} does not divide by tp={tp}")
+            raise ValueError(f"a pipeline sends parts of a sequence: {sequence} does not divide by tp={tp}")
         return self.replicated
 
     def distribution(self, name: str) -> Distribution:

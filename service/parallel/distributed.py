@@ -185,7 +185,7 @@ class _CheckingUnpickler:
         """Return the object that was pickled."""
         signature, content = self._file.read(_SIGNATURE), self._file.read()
         if not hmac.compare_digest(signature, hmac.digest(self._secret, content, _DIGEST)):
-            raise RendezvousError("an object came from a process that is not in this group, and was not unpickled")
+            raise RendezvousError("an object came from a process outside this group, and was not unpickled")
         return pickle.Unpickler(BytesIO(content)).load()  # noqa: S301 - it is this group's own
 
 

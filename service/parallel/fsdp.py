@@ -50,7 +50,7 @@ def apply_fsdp(
     """
     if mesh.shard_mesh is None:
         if precision != Precision():
-            raise ValueError(f"{precision} needs a launched group: FSDP is what casts parameters")
+            raise ValueError(f"{precision} needs a launched group: FSDP casts the parameters")
         return model
     policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
     if units is None:

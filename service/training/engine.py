@@ -28,7 +28,8 @@ class Engine(Protocol):
     """Computes a rank's part of a step. ``timeline`` tells what its device did, where that is measured."""
 
     @property
-    def timeline(self) -> Timeline[Any] | None: ...
+    def timeline(self) -> Timeline[Any] | None:
+        """Return what the device did; ``None`` where that is not measured."""
 
     def forward_backward(self, batch: Split) -> Tensor:
         """Leave the gradients of the *global* batch's mean loss in the parameters.

@@ -1,4 +1,4 @@
-"""Decides what this training job may compile, by a compile job's report, its gate."""
+"""Decides what this training job may compile, by a compile job's report, its gate, and loads the code that it kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RefusedError
+from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
@@ -71,6 +71,23 @@ def allowed_modes(
 def lowest(modes: Mapping[Phase, str]) -> str:
     """Return the lower mode for all phases: a rung that passed implies that those below it did."""
     return min(modes.values(), key=MODES.index)
+
+
+def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
+    """Load the code that the gate's job compiled, which saves compiling it; every rank logs whether it could."""
+    if not modes:
+        return
+    code = f"rank {context.rank}: compiled code of {choice.gate}"
+    caches = portable_caches(choice, modes, context.data, context.rank, context.gate_artifacts)
+    if not caches:
+        mode = lowest(modes)
+        context.report.log(
+            f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
+        )
+        return
+    loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
+    is_whole = all(artifacts is not None for artifacts in loaded)  # a cache with a wrong checksum gives none
+    context.report.log(f"{code} {'loaded' if is_whole else 'not usable: it is damaged, and compiled again'}")
 
 
 def portable_caches(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,21 @@ class NonFiniteError(RuntimeError):
     """The loss, the gradient, the weights or an evaluation is not finite: training on is pointless."""
 
 
+@contextmanager
+def explained_overflow(step: int, rate: float) -> Iterator[None]:
+    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
+    its own.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "without overflow" not in str(error):
+            raise
+        raise NonFiniteError(
+            f"the update of step {step} is beyond float32 with a learning rate of {rate:g}; {ADVICE}"
+        ) from error
+
+
 @torch.no_grad()
 def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device) -> None:
     """Raise :class:`NonFiniteError` on every rank if the weights of one are not finite after ``step``; all call it."""
@@ -86,11 +102,6 @@ class TiedStages:
     originals: tuple[nn.Parameter, ...] = ()
     copies: tuple[nn.Parameter, ...] = ()
     group: str = ""
-
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters without the copies, so that the whole model counts each of them once."""
-        copies = set(map(id, self.copies))
-        return [parameter for parameter in parameters if id(parameter) not in copies]
 
     def sum_gradients(self) -> None:
         """Give original and copy the sum of their gradients; the ranks of both stages call it together."""

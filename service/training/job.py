@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,9 @@ from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec
 from service.models import FamilyConfig, huggingface
 from service.parallel import checkpoint, distributed
+from service.training.checkpoints import MODEL_PREFIX
 from service.training.loop import Loop
 from service.training.setup import Training, prepare
-from service.training.state import MODEL_PREFIX
 
 
 def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
@@ -38,7 +39,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         loop.resume()
         loop.journal.begin(loop.step)
         context.report.phase("first step")
-        with loop.saver:
+        with loop.checkpoints.saver:
             finished = loop.train()
             context.report.phase(ENDING)
             loop.save()
@@ -49,9 +50,22 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
             _publish(training, loop)
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
+        result = _result(loop, evaluation, stopped=not finished)
         loop.journal.ended(loop.step, loop.loss)
-        completed = Completion(done=loop.step, total=spec.steps, unit="steps")
-        return {**loop.summary(evaluation, stopped=not finished), "completed": completed}
+        return result
+
+
+def _result(loop: Loop, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
+    return {
+        "loss": loop.loss,
+        **evaluation,
+        "steps": loop.step,
+        "parameters": loop.training.parameters,
+        "seconds": time.time() - loop.started,
+        "data_sha256": loop.training.dataset.sha256,
+        "stopped": stopped,
+        "completed": Completion(done=loop.step, total=loop.spec.steps, unit="steps"),
+    }
 
 
 def _publish(training: Training, loop: Loop) -> None:

@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,16 +13,22 @@ from torch.compiler import set_stance
 
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.train import ScheduleSpec
-from service.models import WeightsError
 from service.models.data import open_feed
 from service.parallel import checkpoint
-from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.distributed import peak_memory_gib
-from service.training.gradients import ADVICE, NonFiniteError, check_weights, clip_, present, squared_norm
+from service.training.checkpoints import Checkpoints
+from service.training.gradients import (
+    ADVICE,
+    NonFiniteError,
+    check_weights,
+    clip_,
+    explained_overflow,
+    present,
+    squared_norm,
+)
 from service.training.history import History
 from service.training.journal import Journal, Timing, step_metrics
 from service.training.setup import Training
-from service.training.state import prime, training_rows, training_tensors
 from service.training.step_totals import DeviceMeter, RankShare, StepReduction, StepTotals, metrics_of
 from service.training.timeline import NO_LOAD
 
@@ -34,21 +38,6 @@ _TIMELINES_FIRST = 4
 """The first steps, of which every computation of a pipeline is reported."""
 
 
-@contextmanager
-def _explained_overflow(step: int, rate: float) -> Iterator[None]:
-    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
-    its own.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "without overflow" not in str(error):
-            raise
-        raise NonFiniteError(
-            f"the update of step {step} is beyond float32 with a learning rate of {rate:g}; {ADVICE}"
-        ) from error
-
-
 class Loop:
     """Runs a prepared training from its newest checkpoint on. ``step`` counts finished optimizer steps."""
 
@@ -56,50 +45,34 @@ class Loop:
         self.training = training
         self.spec, self.context = training.spec, training.context
         self.parameters = [parameter for stage in training.stages.values() for parameter in stage.parameters()]
-        self.counted = training.tied.counted(self.parameters)
+        copies = set(map(id, training.tied.copies))  # a tied parameter counts once in the norm of the whole model
+        self.counted = [parameter for parameter in self.parameters if id(parameter) not in copies]
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.step = 0
         self.reported_undivided = False
-        self.saved_step: int | None = None
         self.journal = Journal(training)
         self.meter = DeviceMeter(training.device)
-        self.saver = self._build_saver()
+        self.checkpoints = Checkpoints(training, self.journal.saved)
         dp, train = training.mesh.dp, training.dataset.train
         self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
         self.loss = float("nan")
         self.started = time.time()
-        self.history = self._open_history()
+        self.history = History(self.context.paths.artifacts / "metrics.parquet", 0)
 
     def resume(self) -> None:
-        """Take up the newest complete checkpoint of the job, else that of the job that it resumes, whatever layout
-        wrote it.
-        """
-        own = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
-        newest = own or self._resumed_checkpoint()
-        prime(self.training.optimizer, newest.step if newest else 0)
-        self.saver.expect(self._state())
-        if newest is None:
+        """Take up the newest complete checkpoint of the job, else that of the job that it resumes."""
+        saved = self.checkpoints.take_up()
+        if saved is None:
             return
-        _check_same_data(newest, self.training.dataset.sha256)
-        saved = checkpoint.load(newest.path, self._state(), rows=self._rows())
-        self.training.tied.take_up(self.training.optimizer)
-        self.step, self.saved_step = saved.step, own.step if own else None
-        self.loss = saved.meta.get("loss", self.loss)
-        self.history = self._open_history()
-        if self.context.rank == 0:
+        self.step, self.loss = saved.step, saved.meta.get("loss", self.loss)
+        own, paths, is_first = self.checkpoints.saved_step is not None, self.context.paths, self.context.rank == 0
+        kept = self.step if is_first else 0  # only the first rank keeps the metrics
+        self.history = History(self.history.path, kept, paths.attempt(0).parent, evaluated=self._evaluation_due())
+        if self.history.unreadable:
+            self.context.report.log(self.history.unreadable)
+        if is_first:
             whose = "" if own or self.spec.resume is None else f" of job {self.spec.resume.job}"
             self.context.report.log(f"resumed from the checkpoint of step {self.step}{whose}")
-
-    def _resumed_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint of another job that the spec resumes. Raises :class:`WeightsError` without one."""
-        if (resume := self.spec.resume) is None:
-            return None
-        folder = self.context.data.job(resume.job).checkpoints
-        found = newest_checkpoint(folder, self.training.device, None if resume.step == "latest" else resume.step)
-        if found is None:
-            left = [each.step for each in checkpoint.complete(folder)]
-            raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
-        return found
 
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
@@ -119,13 +92,11 @@ class Loop:
         It may still be being written afterwards: the span ``checkpoint`` is how long training stood still for it.
         Raises :class:`NonFiniteError` for weights that no run could go on from.
         """
-        if self.saved_step == self.step:
+        if self.checkpoints.saved_step == self.step:
             return
         check_weights(self.parameters, self.step, self.training.device)
         with self._span("checkpoint", step=self.step):
-            config = self.training.config.model_dump(mode="json")
-            self.saver.save(self.step, self._state(), {"model": config, **self.training.origin, "loss": self.loss})
-            self.saved_step = self.step
+            self.checkpoints.save(self.step, self.loss)
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
     def evaluate(self) -> dict[str, float]:
@@ -144,7 +115,7 @@ class Loop:
 
     def _make_up_evaluation(self) -> None:
         """Evaluate the step that was resumed, if an earlier attempt ended before it had done so."""
-        if self.saved_step is None or not self._evaluation_due():
+        if self.checkpoints.saved_step is None or not self._evaluation_due():
             return
         lacking = torch.tensor(not self.history.has_evaluation(self.step), device=self.training.device)
         if dist.is_initialized():
@@ -154,18 +125,6 @@ class Loop:
 
     def _evaluation_due(self) -> bool:
         return _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps
-
-    def summary(self, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
-        """Return the job's result."""
-        return {
-            "loss": self.loss,
-            **evaluation,
-            "steps": self.step,
-            "parameters": self.training.parameters,
-            "seconds": time.time() - self.started,
-            "data_sha256": self.training.dataset.sha256,
-            "stopped": stopped,
-        }
 
     def advance(self) -> StepTotals:
         """Run one optimizer step and return its metrics."""
@@ -182,7 +141,7 @@ class Loop:
             reduction = self._update(loss, rate)
             totals = reduction.read(self.step + 1)
         if totals.unsaved:
-            self.saver.wait()
+            self.checkpoints.saver.wait()
         self._report_pipeline()
         self.step, self.loss = self.step + 1, totals.loss
         self._report(step_metrics(training, totals, rate, Timing(time.time() - began, waited)))
@@ -201,7 +160,7 @@ class Loop:
             loss=loss / self.training.mesh.tp.size,
             squared_norm=squared_norm(present(self.counted), self.stage_ranks, self.training.device),
             stop=self.context.should_stop(),
-            unsaved=self.saver.has_failed,
+            unsaved=self.checkpoints.saver.has_failed,
             busy=load.busy,
             window=load.window,
             memory_gib=peak_memory_gib(self.training.device),
@@ -214,7 +173,7 @@ class Loop:
             clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        with _explained_overflow(self.step + 1, rate):
+        with explained_overflow(self.step + 1, rate):
             optimizer.step()
         optimizer.zero_grad()
         return reduction
@@ -239,31 +198,6 @@ class Loop:
             for span in engine.timeline.spans(self.step + 1):
                 report.span(span.name, span.start, span.end, span.detail)
 
-    def _state(self) -> dict[str, torch.Tensor]:
-        return training_tensors(self.training.stages.values(), self.training.optimizer)
-
-    def _rows(self) -> dict[str, int]:
-        return training_rows(self.training.stages.values())
-
-    def _build_saver(self) -> Saver:
-        folder, choice = self.context.paths.checkpoints, self.spec.checkpoint
-        if choice.async_:
-            return BackgroundSaver(folder, choice.keep, self._rows(), self.journal.saved)
-        return DirectSaver(folder, choice.keep, self._rows(), self.journal.saved)
-
-    def _open_history(self) -> History:
-        """Return the metrics so far; only the first rank keeps them."""
-        paths = self.context.paths
-        history = History(
-            paths.artifacts / "metrics.parquet",
-            self.step if self.context.rank == 0 else 0,
-            paths.attempt(0).parent,
-            evaluated=self._evaluation_due(),
-        )
-        if history.unreadable:
-            self.context.report.log(history.unreadable)
-        return history
-
     @contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:
         """Run eagerly in a phase for which the gate was not asked, although the other one is compiled."""
@@ -286,26 +220,6 @@ class Loop:
         else:
             with self._span(name, step=self.step + 1):
                 yield
-
-
-def newest_checkpoint(folder: Path, device: torch.device, step: int | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint that the first rank sees, or that of a step; a shared folder may look
-    different elsewhere.
-    """
-    newest = checkpoint.latest(folder) if step is None else checkpoint.read(folder / f"step_{step}")
-    found = torch.tensor(newest.step if newest else -1, device=device)
-    if dist.is_initialized():
-        dist.broadcast(found, src=0)
-    return None if found < 0 else checkpoint.require(folder / f"step_{int(found)}")
-
-
-def _check_same_data(saved: Checkpoint, sha256: str) -> None:
-    recorded = saved.meta.get("data_sha256")
-    if recorded != sha256:
-        raise ValueError(
-            f"{saved.path} was trained on data {recorded}, but here it is {sha256}: "
-            "the data set differs between the two machines (its text comes with the Python version)"
-        )
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig, TransformerConfig
-from service.jobs.spec.train import CompileChoice, ExportSpec, TrainSpec
+from service.jobs.spec.train import ExportSpec, TrainSpec
 from service.models import FamilyConfig, Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset
@@ -28,7 +28,7 @@ from service.parallel.tensor.placement import tied_names
 from service.schedules import generator
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine
-from service.training.gate import allowed_modes, gate_fingerprints, lowest, portable_caches
+from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest
 from service.training.gradients import TiedStages
 from service.training.objective import Objective, ObjectiveContext, objective_for
 
@@ -56,7 +56,7 @@ class Training:
     """Holds the parts of a run on this rank.
 
     ``stages`` are the rank's pipeline stages by number; without a pipeline there is one. ``parameters`` counts the
-    elements of the whole model.
+    elements of the whole model. ``origin`` is that of the weights, as checkpoints and exported models record it.
     """
 
     spec: TrainSpec
@@ -74,11 +74,7 @@ class Training:
     optimizer: AdamW
     compile_modes: dict[Phase, str]
     parameters: int
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Return the origin of the weights, as checkpoints and exported models record it."""
-        return {"parallel": self.spec.parallel.model_dump(), "data_sha256": self.dataset.sha256}
+    origin: Mapping[str, Any]
 
 
 def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Training:
@@ -111,7 +107,7 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> T
     dataset = data.load(spec.data, context.data).to(device)
     fingerprints = gate_fingerprints(config, spec, device)
     compile_modes = allowed_modes(spec.compile, fingerprints, context.data, spec.micro_batches, spec.stages)
-    _load_compile_caches(spec.compile, compile_modes, context)
+    load_caches(spec.compile, compile_modes, context)
     return TrainingInputs(config, dataset, compile_modes, weights)
 
 
@@ -121,23 +117,6 @@ def _check_export(export: ExportSpec, config: FamilyConfig) -> None:
         raise ValueError(
             f"export.huggingface={export.huggingface!r} needs a transformer; this model is of family {config.family!r}"
         )
-
-
-def _load_compile_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
-    """Load the code that the gate's job compiled, which saves compiling it; every rank logs whether it could."""
-    if not modes:
-        return
-    code = f"rank {context.rank}: compiled code of {choice.gate}"
-    caches = portable_caches(choice, modes, context.data, context.rank, context.gate_artifacts)
-    if not caches:
-        mode = lowest(modes)
-        context.report.log(
-            f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
-        )
-        return
-    loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
-    is_whole = all(artifacts is not None for artifacts in loaded)  # a cache with a wrong checksum gives none
-    context.report.log(f"{code} {'loaded' if is_whole else 'not usable: it is damaged, and compiled again'}")
 
 
 def assemble(
@@ -165,6 +144,7 @@ def assemble(
         optimizer=_build_optimizer(stages.values(), spec, device),
         compile_modes=inputs.compile_modes,
         parameters=sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters()),
+        origin={"parallel": spec.parallel.model_dump(), "data_sha256": inputs.dataset.sha256},
     )
 
 

@@ -42,13 +42,17 @@ class TimedSpan:
 class _DeviceClock(Protocol[Mark]):
     """Marks moments of the device's work, and reads their times once the device has passed them."""
 
-    def mark(self) -> Mark: ...
+    def mark(self) -> Mark:
+        """Mark this moment of the work."""
 
-    def has_passed(self, mark: Mark) -> bool: ...
+    def has_passed(self, mark: Mark) -> bool:
+        """Return whether the device has passed the mark."""
 
-    def seconds(self, start: Mark, end: Mark) -> float: ...
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Return the time between two marks that were passed."""
 
-    def epoch(self, mark: Mark) -> float: ...
+    def epoch(self, mark: Mark) -> float:
+        """Return the Unix time of a mark."""
 
 
 class HostClock:

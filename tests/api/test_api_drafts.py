@@ -48,7 +48,7 @@ def test_integers_of_any_size_reach_the_submission_as_they_are(client: TestClien
         (SPEC + "after: [job_00000000000000000000]\n", "after.0", 6, "job_00000000000000000000"),
         (SPEC + "sweep: {grid: {stebs: [1]}}\n", "sweep.grid.stebs", 6, "stebs"),
         ("kind: [train", "", 1, "expected ',' or ']'"),
-        ("kind: train\n\tsteps: 1\n", "", 2, "spaces do"),
+        ("kind: train\n\tsteps: 1\n", "", 2, "indent YAML with spaces"),
         ("", "", None, "object"),
     ],
 )
@@ -62,7 +62,7 @@ def test_an_error_points_at_its_line(client: TestClient, text: str, path: str, l
     ("text", "message"),
     [
         ("a: .inf", "finite"),
-        ("1: 2", "the name of a field is text"),
+        ("1: 2", "a field's name must be text"),
         ("a: " + "9" * 5000, "digits"),
         ('"\\ud800"', "surrogate"),
     ],
@@ -79,7 +79,7 @@ def test_few_lines_that_stand_for_gigabytes_harm_nobody(client: TestClient) -> N
     huge = "a: &a [" + "x, " * 999 + "x]\nb: [" + ", ".join(["*a"] * 900) + "]\n"
     told = [check(client, text)["errors"][0]["message"] for text in (bomb, "a: &a [*a]\n", huge)]
     assert "alias" in told[0]
-    assert "leads back" in told[1]
+    assert "refers to a value around it" in told[1]
     assert "stands for more than" in told[2]
     assert check(client, "a: &a [1]\nb: *a\n")["spec"] == {"a": [1], "b": [1]}
 

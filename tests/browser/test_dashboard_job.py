@@ -155,7 +155,7 @@ def test_what_a_job_has_told_is_on_its_page(page: Page, fleet: Fleet) -> None:
     attempt.succeed()
     told = page.locator("#told [data-notice='failed']")
     expect(told).to_contain_text("succeeded")
-    expect(told).to_contain_text("no public address")
+    expect(told).to_contain_text("neither a public address")
     page.goto(f"/jobs/{fleet.run(train_spec()).job_id}")
     expect(page.locator("#history li").first).to_be_visible()
     expect(page.locator("#told")).to_be_hidden()

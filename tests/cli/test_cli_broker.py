@@ -32,7 +32,7 @@ def test_what_is_wrong_with_a_folder_of_passwords_is_said(trivet: Cli, tmp_path:
     (tmp_path / "host").write_text("b" * 40)
     for words, said in (
         ((), "the password of api must have 32 characters"),
-        (("--add", "root"), "'root' is no user of the broker"),
+        (("--add", "root"), "'root' is not a user of the broker"),
         (("--output", str(tmp_path / "no" / "where")), "the password of api"),
     ):
         ran = trivet("broker", "acl", str(tmp_path), *words)

@@ -122,7 +122,7 @@ def test_watching_a_batch_exits_1_unless_all_succeed(trivet: Cli, store: Store, 
         ("optimizer.lr=.nan", "optimizer.lr is nan; expected a finite number"),
         ("model.hidden.0=1.0e+400", "model.hidden.0 is inf; expected a finite number"),
         ("name=!!binary aGk=", "name is a bytes of YAML"),
-        ("labels={1: a}", "labels has the field 1; the name of a field is text"),
+        ("labels={1: a}", "labels has the field 1; a field's name must be text"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused(trivet: Cli, store: Store, change: str, said: str) -> None:

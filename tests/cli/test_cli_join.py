@@ -87,7 +87,7 @@ def test_an_operator_invites_a_host_that_has_a_password(trivet: Cli, tmp_path: P
     trivet.ok("broker", "acl", folder, "--add", "api", "--add", "host-a")
     said = trivet.ok("broker", "invite", folder, "host-a", "redis://broker:6379/0").out
     assert Invitation.read(said).password == (tmp_path / "passwords" / "host-a").read_text().strip()
-    for user, why in (("host-b", "--add host-b"), ("api", "no host's user"), ("root", "no user of the broker")):
+    for user, why in (("host-b", "--add host-b"), ("api", "not a host's user"), ("root", "not a user of the broker")):
         ran = trivet("broker", "invite", folder, user, "redis://broker:6379/0")
         assert (ran.code, ran.out) == (2, "")
         assert why in " ".join(ran.err.split())

@@ -30,7 +30,7 @@ def test_a_url_that_cannot_be_meant_is_refused(trivet: Cli) -> None:
 def test_what_a_job_has_told_is_shown_with_it(trivet: Cli) -> None:
     asked = ("submit", trivet.spec(), "--set", "notify={webhook: URL, on: [cancelled]}")
     refused = trivet(*(word.replace("URL", "http://127.0.0.1:9/") for word in asked))
-    assert (refused.code, "no public address" in " ".join(refused.err.split())) == (2, True)
+    assert (refused.code, "neither a public address" in " ".join(refused.err.split())) == (2, True)
     job = trivet.ok(*(word.replace("URL", "https://nobody.invalid/") for word in asked)).out.strip()
     trivet.ok("cancel", job)
     shown = eventually(lambda: "not taken" in (text := trivet.ok("show", job).out) and text)

@@ -76,12 +76,12 @@ def test_a_byte_order_mark_says_how_a_file_is_written(tmp_path: Path, encoding: 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"model:\n\tfamily: mlp\n", "a tab indents nothing in YAML, spaces do"),
+        (b"model:\n\tfamily: mlp\n", "indent YAML with spaces, not with a tab"),
         (b"name: \xff\n", "cannot read"),
         (codecs.BOM_UTF16_LE + b"a", "cannot read"),
         (b"[" * 5_000, "is nested too deeply"),
-        (b"steps: &steps [1, *steps]", "has an alias that leads back to a value around it"),
-        (LAUGHTER, "has aliases that make more than 1,000,000 values of it"),
+        (b"steps: &steps [1, *steps]", "has an alias that refers to a value around it"),
+        (LAUGHTER, "has aliases that expand to more than 1,000,000 values"),
     ],
 )
 def test_what_is_neither_is_refused_in_words(tmp_path: Path, content: bytes, said: str) -> None:

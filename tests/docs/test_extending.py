@@ -60,7 +60,8 @@ def test_the_change_that_a_page_shows_is_the_whole_one(page: Path, copy: Path) -
         ran = subprocess.run(
             ["bash", "-c", command],
             cwd=copy,
-            env={**outer, "PATH": path, "PYTHONPATH": str(copy)},
+            # What is slow in the files that it names is no part of the change, and tried by itself.
+            env={**outer, "PATH": path, "PYTHONPATH": str(copy), "PYTEST_ADDOPTS": "-m 'not slow'"},
             capture_output=True,
             text=True,
             check=False,

@@ -119,7 +119,7 @@ def test_too_long_a_sequence_is_refused() -> None:
 
 def test_a_stage_that_cannot_pass_on_parts_of_a_sequence_says_so() -> None:
     first = build(TRANSFORMER, mesh.plan(ParallelSpec(pp=2, tp=2)))
-    with pytest.raises(ValueError, match="passes on parts of a sequence: 5 does not divide by tp=2"):
+    with pytest.raises(ValueError, match="sends parts of a sequence: 5 does not divide by tp=2"):
         first(torch.zeros(1, 5, dtype=torch.int64))
 
 

@@ -59,7 +59,7 @@ def test_a_file_that_takes_more_processor_time_is_refused_with_the_limit_named(d
     assert problem.path == "property.vnnlib"
     assert "takes more than 1 s of processor time (TRIVET_CHECK_SECONDS)" in problem.message
     assert problem.got == file_id
-    assert problem.expected == "what is checked within 8 GiB of memory and 1 s of processor time"
+    assert problem.expected == "a check within 8 GiB of memory and 1 s of processor time"
 
 
 def test_a_file_that_needs_more_memory_is_refused_with_the_limit_named(data: DataLayout) -> None:

@@ -112,7 +112,7 @@ def test_a_message_starts_nothing_but_parts_of_jobs_on_its_host(
     settings = Settings(data=data.root, redis_url=SecretStr(deployed.url("host")), worker_name=HOST, warm_supervisors=0)
     agent = Agent(settings, AgentSettings(), ("/bin/cat",))  # which prints its orders
     agent.launch(ref)
-    assert "which is no part of a job on this host" in caplog.text
+    assert "which is not a part of a job on this host" in caplog.text
     agent.launch(AttemptRef("job_" + "0" * 20, 1, HOST))
     ordered = eventually((data.host(HOST) / "supervisors.log").read_text)
     assert [json.loads(order)["job_id"] for order in ordered.splitlines()] == ["job_" + "0" * 20]

@@ -67,7 +67,7 @@ def test_a_body_in_which_everything_is_wrong_is_refused_in_short(service: Servic
     assert errors[0]["path"] == path
     assert len(errors) <= MOST_ERRORS + 1
     if len(errors) > MOST_ERRORS:
-        assert errors[-1]["message"] == f"more is wrong than the {MOST_ERRORS} fields named here"
+        assert errors[-1]["message"] == f"more fields are wrong than the {MOST_ERRORS} named here"
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def meet_without_secret(folder: str, marker: str) -> dict[str, Any]:
 def test_an_object_without_the_groups_signature_is_not_unpickled(torchrun: Torchrun, tmp_path: Path) -> None:
     folder, marker = rendezvous_folder.make(tmp_path / "rendezvous"), tmp_path / "owned"
     first, _ = torchrun(meet_without_secret, 2, folder=str(folder), marker=str(marker))
-    assert "not in this group" in first["refused"]
+    assert "outside this group" in first["refused"]
     assert not marker.exists()
 
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import typer.core
@@ -116,6 +118,13 @@ WORDLESS = [
 def service() -> Iterator[Hostile]:
     with hostile_service() as server:
         yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _commands_are_made_once() -> Iterator[None]:
+    """By a process that runs many, which takes longer than most of them."""
+    with patch("typer.testing._get_command", cache(typer.main.get_command)):
+        yield
 
 
 @pytest.fixture(scope="module")

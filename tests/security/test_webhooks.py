@@ -223,7 +223,7 @@ def test_a_spec_that_names_an_address_where_nothing_may_be_sent_is_refused(
     answer = admin.post("/v1/jobs", json=asked)
     assert answer.status_code == 422
     assert [error["path"] for error in answer.json()["errors"]] == paths
-    assert "10.0.0.1) is no public address" in answer.json()["errors"][0]["message"]
+    assert "10.0.0.1) is neither a public address" in answer.json()["errors"][0]["message"]
     batch = admin.post("/v1/jobs:batch", json={"jobs": [SPEC, asked]}).json()["errors"]
     assert [error["path"] for error in batch] == [f"jobs.1.{path}" for path in paths]
     sweep = admin.post("/v1/jobs", json=asked | {"sweep": {"grid": {"seed": [1, 2]}}}).json()["errors"]

@@ -26,8 +26,8 @@ from service.parallel import mesh as meshes
 from service.parallel.checkpoint import storage
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.stage import Part
+from service.training.checkpoints import model_tensors
 from service.training.loop import Loop
-from service.training.state import model_tensors
 
 STEPS = 8
 SPEC: dict[str, Any] = {**TRANSFORMER, "steps": STEPS, "parallel": {"dp_shard": 2}}

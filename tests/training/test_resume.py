@@ -18,7 +18,7 @@ from training_runs import train as train_and_evaluate_all
 from service.jobs.layout import DataLayout
 from service.models import WeightsError, trained
 from service.parallel import checkpoint
-from service.training import loop
+from service.training.checkpoints import newest_checkpoint
 
 STEPS, STOP = 6, 3
 SPEC = {**TRANSFORMER, "steps": STEPS, "evaluate": {"every": 2}}
@@ -209,4 +209,4 @@ def test_continuing_from_another_job_starts_where_it_ended(tmp_path: Path) -> No
 
 
 def test_no_checkpoint_at_all_starts_at_the_beginning(tmp_path: Path) -> None:
-    assert loop.newest_checkpoint(tmp_path / "absent", torch.device("cpu")) is None
+    assert newest_checkpoint(tmp_path / "absent", torch.device("cpu")) is None

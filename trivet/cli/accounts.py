@@ -1,4 +1,4 @@
-"""Service accounts: programs that own jobs."""
+"""Commands for service accounts: programs that own jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def create(
     name: NameArgument,
     role: Annotated[str, typer.Option(help=f"{', '.join(ROLES)}: what its keys may do in the project")] = "submitter",
-    project: Annotated[str, typer.Option(help="where its keys speak")] = DEFAULT_PROJECT,
+    project: Annotated[str, typer.Option(help="project of its keys")] = DEFAULT_PROJECT,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a service account, which has no keys yet."""
@@ -41,7 +41,7 @@ def create(
 
 
 def key(name: NameArgument, expires: ExpiresOption = None, as_json: JsonFlag = False) -> None:
-    """Create a key of a service account and print its secret, this once."""
+    """Create a key of a service account and print its secret, once."""
     with client() as service:
         print_secret(*service.accounts.create_key(name, expires_at=future(expires)), as_json)
 
@@ -63,7 +63,7 @@ def list_accounts(as_json: JsonFlag = False) -> None:
 
 
 def disable(name: NameArgument) -> None:
-    """Stop all keys of a service account, at once. Its jobs go on."""
+    """Stop all keys of a service account at once. Its jobs go on."""
     with client() as service:
         out.print(f"{service.accounts.disable(name).name} is disabled")
 

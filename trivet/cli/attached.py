@@ -1,4 +1,4 @@
-"""Uploads what ``--set`` names as ``@FILE``, so that a spec can be about a file in one command."""
+"""Uploads files that ``--set`` names as ``@FILE``, so that one command can submit a spec with its files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from trivet.cli.context import client, refuse
 
 _ATTACHED = re.compile(r"(?<![^\[\s,:{])@([^\s,\[\]{}]+)")
-"""A bare ``@path`` where a value begins; YAML has no value that begins so, unless it is quoted."""
+"""A bare ``@path`` at the beginning of a value; no unquoted YAML value begins with ``@``."""
 
 
 def attached(changes: Sequence[str], project: str | None) -> list[str]:
-    """Return changes of a spec (``model.onnx=@mine.onnx``) with the ids of files in place of their paths, which are
-    uploaded. A file is uploaded once, and none where one of them cannot be read.
+    """Upload the files in changes of a spec (``model.onnx=@mine.onnx``) and return the changes with their ids.
+    A file is uploaded once; if one cannot be read, none is uploaded.
     """
     named = {path for change in changes for path in _paths(change)}
     for path in sorted(named):
@@ -33,7 +33,7 @@ def _paths(change: str) -> list[str]:
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether the value is one file, in whose path there may be spaces and commas."""
+    """Return whether the value is a single file, whose path may have spaces and commas."""
     return text.startswith("@") and Path(text[1:]).is_file()
 
 

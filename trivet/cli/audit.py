@@ -1,4 +1,4 @@
-"""The audit log: who did what, and whether the record of it is whole."""
+"""Commands for the audit log: who did what, and whether the log is whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ audit_app = typer.Typer(help="The audit log (needs an admin key).", invoke_witho
 _HEAD = re.compile(r"(\d+):([0-9a-f]{64})")
 
 SinceOption = Annotated[str | None, typer.Option(help="an age such as 2h or 7d, or a time such as 2026-01-31T12:00")]
-UntilOption = Annotated[str | None, typer.Option(help="an age or a time; entries of it and later are left out")]
+UntilOption = Annotated[str | None, typer.Option(help="an age or a time; entries from then on are left out")]
 ActorOption = Annotated[str | None, typer.Option(help="name of a key")]
 ActionOption = Annotated[AuditAction | None, typer.Option("--action", help="what was done", metavar="ACTION")]
 JobOption = Annotated[str | None, typer.Option(help="id of a job")]
@@ -40,7 +40,7 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """List who did what, newest first; or: export, verify."""
+    """List audit entries, newest first; or: export, verify."""
     if context.invoked_subcommand is not None:
         return
     with client() as service:
@@ -86,7 +86,7 @@ def verify(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check that no entry was changed, removed or inserted; print the newest one's number and hash, to be noted."""
+    """Check that no entry was changed, removed or inserted; print the newest number and hash, for you to note."""
     noted = [_head(text) for text in head or ()]
     try:
         found = _verified(file, noted)

@@ -1,4 +1,4 @@
-"""The users of a broker that several hosts share."""
+"""Commands for the users of a broker that several hosts share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def register(app: typer.Typer) -> None:
 
 
 def access_list(
-    folder: Annotated[Path, typer.Argument(help="folder with a file per user, named like it, that holds its password")],
+    folder: Annotated[Path, typer.Argument(help="folder with one password file per user, named after the user")],
     add: Annotated[
         list[str] | None,
-        typer.Option(help="user to make a password for unless it has one: api, host or host-NAME; may be repeated"),
+        typer.Option(help="user that gets a password unless it has one: api, host or host-NAME; may be repeated"),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="write the list here; printed when absent")] = None,
 ) -> None:
-    """Write the access list of the broker's users, for its `aclfile`: what the API may do, and what hosts may."""
+    """Write the access list of the broker's users, for its `aclfile`: the rights of the API and of hosts."""
     from service.jobs.store import acl  # noqa: PLC0415 - loads every script, which other commands do not need
 
     try:
@@ -47,23 +47,23 @@ def access_list(
 
 
 def invite(
-    folder: Annotated[Path, typer.Argument(help="folder with a file per user, named like it, that holds its password")],
+    folder: Annotated[Path, typer.Argument(help="folder with one password file per user, named after the user")],
     user: Annotated[str, typer.Argument(help="the host's user: host or host-NAME")],
     url: Annotated[str, typer.Argument(help="address at which the host reaches the broker: rediss://NAME:6379/0")],
     ca_cert: Annotated[
         Path | None,
-        typer.Option(help="certificate, PEM, that the broker has or is signed by, where hosts do not know it"),
+        typer.Option(help="PEM certificate of the broker or of its authority, if hosts do not trust it already"),
     ] = None,
 ) -> None:
-    """Print the invitation with which `trivet worker --join` makes another host part of the fleet. It holds the user's
-    password, so send it as you would that.
+    """Print an invitation, with which `trivet worker --join` adds another host to the fleet. It holds the
+    user's password, so send it as you would send a password.
     """
     from service.jobs.broker_url import Invitation  # noqa: PLC0415
     from service.jobs.store import acl  # noqa: PLC0415
 
     try:
         if acl.role_of(user) is not acl.HOST:
-            refuse(f"{user} is no host's user: host or host-NAME")
+            refuse(f"{user} is not a host's user; expected host or host-NAME")
         if user not in (passwords := _passwords(folder)):
             refuse(
                 f"no {folder / user}: run `trivet broker acl {folder} --add {user}`, and let the broker read its list"
@@ -75,7 +75,7 @@ def invite(
 
 
 def _make_password(folder: Path, user: str) -> None:
-    """Write 256 random bits. Containers read such a file as users of their own, so the folder is what keeps it."""
+    """Write 256 random bits. Containers read the file as their own users, so only the folder protects it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(folder / user, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)

@@ -1,4 +1,4 @@
-"""Gives every command the client, a way to print, a way to fail, and times as users write them."""
+"""Gives every command the client, output, failures, and times as users write them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trivet.terminal import Terminal, paragraph
 
 _OFFERED = 50
 _PATIENCE_S = 2.0
-"""A shell that waits for completions is stuck: after this time nothing is offered."""
+"""A shell hangs while it waits for completions, so after this time there are none."""
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ _ELSEWHERE = (
     "If one runs: go to the folder where it was started, or set TRIVET_DATA to the .trivet there, or TRIVET_URL and "
     "TRIVET_KEY"
 )
-"""What may be wrong where the service of the working folder was looked for."""
+"""Advice if the service of the working folder does not answer."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id", autocompletion=job_ids)]
@@ -76,7 +76,7 @@ def client() -> Iterator[Client]:
             yield opened
         finally:
             if opened.key_expires is not None:
-                err.print(f"the API key expires at {opened.key_expires}; rotate it before (trivet keys rotate)")
+                err.print(f"the API key expires at {opened.key_expires}; rotate it before then (trivet keys rotate)")
 
 
 def fails_well(command: Callable[P, R]) -> Callable[P, R]:
@@ -115,9 +115,9 @@ def refuse(message: str) -> NoReturn:
 
 
 def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], int]:
-    """Do something to each of several jobs; return the outcomes and the exit code.
+    """Act on each of several jobs; return the outcomes and the exit code.
 
-    A refused one is named and does not stop the others.
+    A refused job is named and does not stop the others.
     """
     done: list[T] = []
     for job_id in job_ids:
@@ -151,7 +151,7 @@ def table(*columns: str) -> Table:
 
 
 def _fields(error: ValidationError) -> str:
-    """Return a line per field that was refused here, before any service saw it."""
+    """Return a line per field that was refused here, before the service saw it."""
     lines = []
     for each in error.errors(include_url=False):
         got = "" if isinstance(each["input"], dict | list) else f"; got {each['input']!r}"
@@ -181,34 +181,34 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def past(text: str | None) -> datetime | None:
-    """Return the time that an option names: so long ago, or a time."""
+    """Return the time that an option names: an age, or a time."""
     length = duration(text)
     try:
         return _time(text) if length is None else datetime.now(UTC) - length
     except OverflowError:
-        refuse(f"{text!r} is longer ago than time reaches back")
+        refuse(f"{text!r} is too long ago")
 
 
 def future(text: str | None) -> datetime | None:
-    """Return the time that an option names: so long from now, or a time."""
+    """Return the time that an option names: a time from now, or a time."""
     length = duration(text)
     try:
         return _time(text) if length is None else datetime.now(UTC) + length
     except OverflowError:
-        refuse(f"{text!r} is further away than time reaches")
+        refuse(f"{text!r} is too far ahead")
 
 
 def duration(text: str | None) -> timedelta | None:
-    """Return the length of time that a text such as 90d or 24h names; ``None`` for any other text."""
+    """Return the duration that a text such as 90d or 24h names; ``None`` for any other text."""
     found = _DURATION.fullmatch(text or "")
     try:
         return None if found is None else timedelta(**{_UNITS[found[2]]: int(found[1])})
     except OverflowError:
-        refuse(f"{text!r} is longer than time can be counted")
+        refuse(f"{text!r} is too long to count")
 
 
 def _time(text: str | None) -> datetime | None:
-    """Return a time, in UTC where it names no zone."""
+    """Return a time, in UTC if it names no zone."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Hosts, keys and settings."""
+"""Commands for hosts, keys, alerts and settings."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
 
 
 def alerts(
-    everything: Annotated[bool, typer.Option("--all", help="those too that are as they should be")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="also list those that do not fire")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what is wrong with the service, and what to do about it (needs an admin key); 1 when something is."""
+    """List what is wrong with the service, and what to do about it (needs an admin key). Exit 1 if something is."""
     with client() as service:
         found = service.alerts(everything=everything)
     if as_json:
@@ -104,27 +104,29 @@ def _state(host: Host) -> str:
 
 
 def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:
-    """Place nothing more on a host; what runs there goes on."""
+    """Place nothing more on a host; its running jobs go on."""
     with client() as service:
         out.print(f"{service.drain(name).name} is draining")
 
 
 def resume(name: Annotated[str, typer.Argument(help="host")]) -> None:
-    """Let a host take jobs again that was drained, or that failed to start some."""
+    """Let a drained or failing host take jobs again."""
     with client() as service:
         out.print(f"{service.resume(name).name} takes jobs again")
 
 
 def create_key(
-    name: Annotated[str, typer.Argument(help="whose key; jobs are owned by this name")],
+    name: Annotated[str, typer.Argument(help="owner of the key and of its jobs")],
     *,
     scopes: Annotated[list[str] | None, typer.Option("--scope", help="read, submit or admin; may be repeated")] = None,
-    project: Annotated[str | None, typer.Option(help="where the key speaks; an admin key without: everywhere")] = None,
-    role: Annotated[str | None, typer.Option(help=f"{', '.join(ROLES)}: what it may do there")] = None,
+    project: Annotated[
+        str | None, typer.Option(help="project of the key; an admin key without one acts in all")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help=f"{', '.join(ROLES)}: its role there")] = None,
     expires: ExpiresOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a key and print its secret, this once."""
+    """Create a key and print its secret, once."""
     chosen = _scopes(scopes, project, role)
     with client() as service:
         print_secret(*service.keys.create(name, chosen, project, expires_at=future(expires)), as_json)
@@ -136,7 +138,7 @@ def rotate_key(
     expires: ExpiresOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a key that takes another's place, and print its secret, this once."""
+    """Create a successor of a key, and print its secret, once."""
     length = duration(grace)
     if length is None:
         refuse(f"--grace: {grace!r} is not a length of time such as 24h or 7d")
@@ -154,11 +156,11 @@ def print_secret(key: ApiKey, secret: str, as_json: bool) -> None:
 
 
 def _scopes(scopes: list[str] | None, project: str | None, role: str | None) -> list[Scope]:
-    """Return the scopes that were given, or the one of the role."""
+    """Return the given scopes, or the scope of the role."""
     if role is None:
         return cast(list[Scope], scopes or ["submit"])
     if scopes or project is None:
-        refuse("--role is what a key may do in a project: give --project with it, and no --scope")
+        refuse("--role needs --project and excludes --scope")
     if role not in ROLES:
         refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
     return [SCOPES[ROLES.index(role)]]
@@ -187,13 +189,13 @@ def _end(key: ApiKey) -> str:
 
 
 def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Revoke a key, at once."""
+    """Revoke a key at once."""
     with client() as service:
         service.keys.revoke(key_id)
 
 
 def settings(as_json: JsonFlag = False) -> None:
-    """List every setting: its variable, its value here, where that came from."""
+    """List every setting: its variable, its value here, and where that came from."""
     found = describe(Settings())
     if as_json:
         print_json({"settings": [asdict(line) for line in found]})

@@ -1,4 +1,4 @@
-"""Jobs: list, show, cancel, retry."""
+"""Commands for jobs: list, show, cancel, retry, delete."""
 
 from __future__ import annotations
 
@@ -47,17 +47,19 @@ def register(app: typer.Typer) -> None:
 def list_jobs(
     *,
     kind: Annotated[str | None, typer.Option(help="only this kind, such as train")] = None,
-    state: Annotated[list[str] | None, typer.Option(help=f"{', '.join(STATES)}; may be given several times")] = None,
+    state: Annotated[list[str] | None, typer.Option(help=f"{', '.join(STATES)}; may be repeated")] = None,
     label: Annotated[str | None, typer.Option(help="KEY=VALUE, or KEY")] = None,
     owner: Annotated[str | None, typer.Option(help="name of the key that submitted")] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
     sweep: Annotated[
         str,
-        typer.Option(help="jobs of the sweep with this id; all: those of sweeps, too, which are one line each else"),
+        typer.Option(
+            help="only jobs of the sweep with this id; all: list the jobs of sweeps too, not one line per sweep"
+        ),
     ] = "none",
     q: Annotated[str | None, typer.Option("--query", "-q", help="part of an id, a name or a label")] = None,
     order: Annotated[
-        JobOrder, typer.Option(help="active: what runs, then the queue in its order, then what is over")
+        JobOrder, typer.Option(help="active: running jobs, then the queue in its order, then ended jobs")
     ] = "newest",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
     as_json: JsonFlag = False,
@@ -129,7 +131,7 @@ def _show_facts(job: Job) -> None:
 
 
 def _show_reasons(service: Client, job: Job) -> None:
-    """Show why a job that was attempted more than once left each state."""
+    """Show why a job with several attempts left each state."""
     if job.attempt < 2:
         return
     changes = service.events(job.id, types=["state"], limit=_MOST_CHANGES)["items"]
@@ -175,7 +177,7 @@ def _notice_outcome(delivery: WebhookDelivery) -> str:
 
 
 def cancel(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
-    """Cancel jobs. One that cannot be is named, the others are cancelled; then the command exits with 2."""
+    """Cancel jobs. If one cannot be cancelled, it is named, the others are cancelled, and the exit code is 2."""
     with client() as service:
         _report(*each_of(job_ids, service.cancel), as_json=as_json)
 
@@ -187,7 +189,7 @@ def retry(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
 
 
 def delete(job_ids: JobArguments, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False) -> None:
-    """Delete jobs that are over, with their artifacts."""
+    """Delete ended jobs, with their artifacts."""
     named = job_ids[0] if len(job_ids) == 1 else f"{len(job_ids)} jobs"
     if not yes and not typer.confirm(f"delete {named} and {'its' if len(job_ids) == 1 else 'their'} artifacts?"):
         refuse("nothing was deleted")
@@ -197,7 +199,7 @@ def delete(job_ids: JobArguments, yes: Annotated[bool, typer.Option("--yes", "-y
 
 
 def age(moment: datetime) -> str:
-    """Return how long ago, in its largest unit."""
+    """Return an age in its largest unit."""
     seconds = (datetime.now(UTC) - moment).total_seconds()
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
@@ -221,7 +223,7 @@ def _state(job: ListedJob) -> Text:
 
 
 def _why(job: ListedJob) -> str:
-    """Return the first line of what a job waits for, or why it failed."""
+    """Return the first line of why a job waits or failed."""
     told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
     return told.partition("\n")[0]
 

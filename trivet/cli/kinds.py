@@ -1,4 +1,4 @@
-"""Shows everything that the service can be asked for."""
+"""Shows everything that a spec can name."""
 
 from __future__ import annotations
 

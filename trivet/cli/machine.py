@@ -65,15 +65,15 @@ def backup(
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Back up jobs, events, keys, uploads and artifacts of the service of the data folder, while it runs."""
+    """Back up the jobs, events, keys, uploads and artifacts of the data folder's service, while it runs."""
     from service.jobs.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
     from service.jobs.store import Store, StoreUnavailable  # noqa: PLC0415
 
     settings = Settings()
     if settings.redis_url is not None:
         refuse(
-            f"{ENV_PREFIX}REDIS_URL names a broker of its own: back it up by its own means first, and then copy jobs, "
-            f"files and audit of {settings.layout.root}"
+            f"{ENV_PREFIX}REDIS_URL names a separate broker: back it up by its own means first, then copy jobs, files "
+            f"and audit of {settings.layout.root}"
         )
     store = Store.connect(settings.broker_url, settings.layout)
     try:
@@ -91,17 +91,18 @@ def backup(
         return
     out.print(f"{file}: {made.files} files, {made.bytes} bytes")
     if made.vanished:
-        out.print(f"{len(made.vanished)} files were deleted by the service meanwhile, and are not in it")
+        out.print(f"{len(made.vanished)} files are not in it, because the service deleted them meanwhile")
     if made.unusable:
-        out.print(f"{len(made.unusable)} files of jobs are not in it, or not as they were: {made.unusable[0][:200]}, …")
+        missing = "files of jobs are missing from it, or were changed or cut short"
+        out.print(f"{len(made.unusable)} {missing}: {made.unusable[0][:200]}, …")
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="what 'trivet backup' wrote")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a file that 'trivet backup' wrote")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Restore a backup into the data folder, which must be empty or absent. Jobs that ran are queued again: end the
-    service that the backup is of first, or they run there as well.
+    """Restore a backup into the data folder, which must be empty or absent. Running jobs are queued again: end
+    the old service first, or they run there as well.
     """
     from service.jobs.backup import BackupError, restore  # noqa: PLC0415
     from service.jobs.embedded import BrokerError  # noqa: PLC0415
@@ -117,7 +118,7 @@ def restore(
         return
     out.print(f"{settings.layout.root}: {found.files} files, {found.bytes} bytes; start it with: trivet up")
     if found.queued:
-        out.print(f"queued again, since they ran when the backup was made: {' '.join(found.queued)}")
+        out.print(f"queued again, because they were running when the backup was made: {' '.join(found.queued)}")
 
 
 _WRONG = 1
@@ -149,14 +150,14 @@ def init(
     kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
     file: Annotated[Path | None, typer.Argument(help="file to write; KIND.yaml if absent")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the same")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a file that is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
 ) -> None:
-    """Write a spec that can be submitted at once, with every further field as a comment: its default and its meaning.
+    """Write a spec that can be submitted at once, with every further field as a comment: default and meaning.
 
-    Verifications and compile checks are of the model of a training, whose id is given when they are submitted.
+    A verification or a compile check names the training of its model when it is submitted.
     """
     if kind not in KINDS:
-        refuse(f"there is no kind {kind!r} to begin with; expected {', '.join(KINDS)}")
+        refuse(f"there is no example of kind {kind!r}; expected {', '.join(KINDS)}")
     target = output or file or Path(f"{kind}.yaml")
     if target.exists() and not force:
         refuse(f"{target} exists; --force replaces it, --output writes another file")

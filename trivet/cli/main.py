@@ -45,7 +45,7 @@ OTHER_NAMES = {
 
 
 class _Commands(TyperGroup):
-    """Names the command to use when another tool's name for it is typed."""
+    """Suggests the command when somebody types another tool's name for it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and (name := OTHER_NAMES.get(args[0])) is not None:
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _tolerate_narrow_encodings() -> None:
-    """Let characters that the output's encoding does not have be printed as escapes rather than end the command."""
+    """Print characters that the output's encoding lacks as escapes, rather than end the command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -30,7 +30,7 @@ from trivet.terminal import Terminal
 WATCHED = ("state", "phase", "progress", "metric", "bound", "search", "artifact", "error")
 PLAIN_S = 5.0
 _WIDE, _TITLE = 130, 30
-"""Columns of a terminal in which everything stands on one line, and of a job's title in a narrower one."""
+"""Columns of a terminal that fits everything on one line, and of a job's title in a narrower one."""
 _SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
 _PASSED = "/passed"
 """The end of the name of a rung's metric, ``train/inductor/passed``: 1 or 0."""
@@ -45,10 +45,10 @@ class _JobView:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     verdicts: dict[int, str] = field(default_factory=dict)
-    """Verdicts by instance: one that is reported again, after a restart, counts once."""
+    """Verdicts by instance; a verdict that is reported again, after a restart, counts once."""
     searching: str = ""
     climbed: str = ""
-    """The last rung of a compile job that was tried, and whether it passed."""
+    """The last rung that a compile job tried, and whether it passed."""
     done: int = 0
     total: int | None = None
     unit: str = ""
@@ -59,7 +59,7 @@ class _JobView:
     left_s: float | None = None
 
     def see(self, event: dict[str, Any]) -> None:
-        """Take one event in."""
+        """Take one event."""
         handler = _HANDLERS.get(event["type"])
         if handler is not None:
             handler(self, event)
@@ -106,7 +106,7 @@ def _metric(seen: _JobView, event: dict[str, Any]) -> None:
     for name, value in event["values"].items():
         if name.endswith(_PASSED):
             seen.climbed = f"{name.removesuffix(_PASSED)} {'passed' if value else 'did not pass'}"
-            seen.done = event["step"]  # steps of a compile job are rungs: verdict and count belong together
+            seen.done = event["step"]  # a compile job's steps are rungs: verdict and count belong together
 
 
 def _bound(seen: _JobView, event: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ _HANDLERS: dict[str, Callable[[_JobView, dict[str, Any]], None]] = {
 def show(console: Terminal, titles: Mapping[str, str], events: Iterable[dict[str, Any]]) -> None:
     """Draw the events of jobs (``titles`` by id) until they end.
 
-    Without a terminal: a line per change of state, and every ``PLAIN_S`` seconds at most how far a job has come.
+    Without a terminal: a line per change of state, and a job's progress at most every ``PLAIN_S`` seconds.
     """
     if not console.is_terminal:
         show_plainly(console, titles, events)

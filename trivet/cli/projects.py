@@ -1,4 +1,4 @@
-"""Projects, their members, and what they share."""
+"""Commands for projects, their members, and what they share."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def change(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change what a project is for, and its quotas."""
+    """Change a project's description and quotas."""
     changes: dict[str, Any] = {} if description is None else {"description": description}
     if quotas:
         changes["quotas"] = dict(map(_quota, quotas))
     if not changes:
-        refuse("nothing is to be changed; see: trivet projects set --help")
+        refuse("there is nothing to change; see: trivet projects set --help")
     with client() as service:
         _print(service.projects.change(name, **changes), as_json)
 
@@ -87,7 +87,7 @@ def set_member(
     role: Annotated[str, typer.Argument(metavar="ROLE", help=", ".join(ROLES))],
     as_json: JsonFlag = False,
 ) -> None:
-    """Give a member a role: its keys of the project do no more than that allows."""
+    """Give a member a role: its keys of the project may do no more."""
     if role not in ROLES:
         refuse(f"there is no role {role}; there are {', '.join(ROLES)}")
     with client() as service:
@@ -95,15 +95,15 @@ def set_member(
 
 
 def remove_member(name: _Name, member: _Member) -> None:
-    """End a membership: its keys of the project admit nobody from now on."""
+    """End a membership: its keys of the project stop working."""
     with client() as service:
         service.projects.remove_member(name, member)
 
 
 def share(
     job_id: JobArgument,
-    project: Annotated[str, typer.Argument(metavar="PROJECT", help="whose members may read the job")],
-    stop: Annotated[bool, typer.Option("--stop", help="share it no longer")] = False,
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="project whose members may read the job")],
+    stop: Annotated[bool, typer.Option("--stop", help="stop sharing it")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Let the members of another project read a job and what it produces, and name it in their specs."""
@@ -118,7 +118,7 @@ def share(
 def _quota(words: str) -> tuple[str, str | None]:
     name, equals, value = words.partition("=")
     if not equals:
-        refuse(f"--quota {words}: NAME=NUMBER is needed, as queued_jobs=200, or queued_jobs= for no limit")
+        refuse(f"--quota {words}: expected NAME=NUMBER, such as queued_jobs=200, or queued_jobs= for no limit")
     return name, value or None
 
 

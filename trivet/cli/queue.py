@@ -1,4 +1,4 @@
-"""The queue: what waits, why, and until when; what projects have used of the fleet."""
+"""Commands for the queue: which jobs wait, why, and until when; what projects have used of the fleet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def queue(
     owner: Annotated[str | None, typer.Option(help="name of the key that submitted")] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
-    cursor: Annotated[str | None, typer.Option(help="where the page before ended")] = None,
+    cursor: Annotated[str | None, typer.Option(help="cursor that the previous page printed")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List waiting jobs in the order of placement: why each waits, and when it may start."""
@@ -69,7 +69,7 @@ def _from_now(estimate: StartEstimate) -> str:
 
 
 def shares(context: typer.Context, as_json: JsonFlag = False) -> None:
-    """List what projects have used, the one that is next at equal priority first; or: weigh PROJECT WEIGHT."""
+    """List what projects have used, first the one that is next at equal priority; or: weigh PROJECT WEIGHT."""
     if context.invoked_subcommand is not None:
         return
     with client() as service:

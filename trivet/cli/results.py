@@ -1,4 +1,4 @@
-"""Shows what a job printed, measured, proved and produced."""
+"""Shows a job's output, metrics, bounds and artifacts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _FEWEST_POINTS = 10
 _STREAMS = ("stdout", "stderr", "service")
 FALSIFIED, OUTPUTS = 5, 10
-"""Instances of which a table is followed by the outputs at their counterexamples, and outputs of each."""
+"""Most instances for which outputs at counterexamples follow the table, and most outputs of each."""
 
 
 def register(app: typer.Typer) -> None:
@@ -34,22 +34,22 @@ def register(app: typer.Typer) -> None:
 def logs(
     *,
     job_id: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the job is over")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow until the job ends")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="only this rank")] = None,
-    stream: Annotated[str | None, typer.Option(help="only what went to stdout, stderr or service")] = None,
+    stream: Annotated[str | None, typer.Option(help="only stdout, stderr or service")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="only this attempt")] = None,
     grep: Annotated[str | None, typer.Option("--grep", "-g", help="only lines with this text, in any case")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="only the last lines")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print what the ranks wrote, all of it."""
+    """Print the whole output of the ranks."""
     if stream not in (None, *_STREAMS):
         refuse(f"--stream {stream!r}: expected one of {', '.join(_STREAMS)}")
     chosen = cast(Literal["stdout", "stderr", "service"] | None, stream)
     with client() as service:
         if follow:
             if attempt is not None or tail is not None:
-                refuse("--follow shows what comes, from the beginning of the job: not with --attempt or --tail")
+                refuse("--follow shows the job from its beginning and excludes --attempt and --tail")
             _follow_logs(service, job_id, lambda event: _passes(event, rank, chosen, grep), as_json)
             return
         found = service.logs(job_id, rank=rank, stream=chosen, attempt=attempt, q=grep, tail=tail, jsonl=as_json)
@@ -80,7 +80,7 @@ def _follow_logs(service: Client, job_id: str, wanted: Callable[[Mapping[str, An
 
 
 def _uncoloured(line: str) -> str:
-    """Strip a printed line of colour and weight sequences, which many programs write."""
+    """Strip a printed line of the colour and weight sequences that many programs write."""
     return _COLOURS.sub("", line)
 
 
@@ -108,7 +108,7 @@ def metrics(
 
 
 def _refuse_missing(service: Client, job_id: str, missing: Sequence[str]) -> None:
-    """Refuse names for which the job has no metric, and list those that it has; a running job may yet report them."""
+    """Refuse names of metrics that the job does not have, and list its own; a running job may yet report them."""
     known = service.metrics(job_id, max_points=_FEWEST_POINTS)
     if known or service.job(job_id).state in TERMINAL:
         has = ", ".join(known) or "none"
@@ -142,7 +142,7 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:
-    """Return the outputs that falsify an instance, and onnxruntime's where they are known."""
+    """Return the outputs that falsify an instance, and onnxruntime's if they are known."""
     own, there = _listed(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
     runtime = f" (by onnxruntime: {_listed(there)})" if there else ""
     return f"instance {row['instance']}: outputs at its counterexample: {own}{runtime}"
@@ -154,7 +154,7 @@ def _listed(values: Sequence[float | None]) -> str:
 
 
 def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
-    """Show what came out: a compile job's rungs and gate, any other job's result."""
+    """Show a job's report: a compile job's rungs and gate, any other job's result."""
     with client() as service:
         found = service.report(job_id)
     if as_json:
@@ -176,18 +176,20 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if any(rung.get("noisy") for rung in found["rungs"]):
         out.print("≈ the timing of this rung was noisy")
     if any(_is_of_other_rounds(rung) for rung in found["rungs"]):
-        out.print("vs eager: the median over rounds in which both run in turns; the medians of steps may be of others")
+        out.print(
+            "vs eager: the median over rounds in which both run in turns; the step medians may come from other rounds"
+        )
 
 
 def rung_title(rung: str) -> str:
-    """Return the title of a rung. The first runs Dynamo's graphs as they are; steps are compared with no
-    compilation.
+    """Return the title of a rung. The first rung runs Dynamo's graphs as they are; steps are compared with
+    uncompiled ones.
     """
     return "eager (Dynamo)" if rung == "eager" else rung
 
 
 def _is_of_other_rounds(rung: Mapping[str, Any]) -> bool:
-    """Return whether the ratio plainly is not that of the two medians beside it."""
+    """Return whether the ratio clearly differs from that of the two medians beside it."""
     ratio, step, eager = (rung.get(name) for name in ("ratio", "step_ms", "eager_step_ms"))
     return bool(ratio and step and eager) and abs(step / eager - ratio) > _PLAINLY * ratio  # type: ignore[operator]
 
@@ -214,7 +216,7 @@ def artifacts(
     name: Annotated[str | None, typer.Argument(help="fetch this one")] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="PATH", help="file to write, or a folder for it; here if absent"),
+        typer.Option("--output", "-o", metavar="PATH", help="file to write, or a folder for it; this folder if absent"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -236,7 +238,7 @@ def artifacts(
 
 
 def _target(service: Client, job_id: str, name: str, output: str) -> Path:
-    """Return the file to write: in a folder under the artifact's own name. Refuses a folder that is not there."""
+    """Return the file to write; in a folder, under the artifact's own name. Refuses a missing folder."""
     target = Path(output)
     if target.is_dir():
         return target / _file_name(service, job_id, name)

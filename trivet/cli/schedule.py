@@ -33,7 +33,9 @@ def schedule(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show who computes what and when in one step of a pipeline, as predicted. A spec file needs no service."""
+    """Show the predicted schedule of one step of a pipeline: which rank computes what, and when. A spec file needs no
+    service.
+    """
     if _is_spec(source):
         found = _of_spec(source, changes or ())
     else:
@@ -96,7 +98,7 @@ def _is_spec(source: str) -> bool:
 
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:
-    # These import every spec, which other commands do not need.
+    # These import every spec; other commands do not need them.
     from service.jobs.checks.fit import check_pipeline  # noqa: PLC0415
     from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415
     from service.jobs.plan import plan  # noqa: PLC0415
@@ -109,5 +111,5 @@ def _of_spec(source: str, changes: Sequence[str]) -> Plan:
             refuse("\n".join(f"{problem.path}: {problem.message}" for problem in problems))
         found = plan(spec)
     if found is None:
-        refuse(f"{source} has no pipeline: it is a train spec with parallel.pp above 1 that has one")
+        refuse(f"{source} has no pipeline; expected a train spec with parallel.pp above 1")
     return found

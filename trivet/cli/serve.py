@@ -1,4 +1,4 @@
-"""Starting the service or one of its parts."""
+"""Commands that start the service or one of its parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def api(
     tls_cert: Annotated[Path | None, typer.Option(help="certificate chain, PEM")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="private key, PEM")] = None,
 ) -> None:
-    """Run the API alone, for real deployments."""
+    """Run only the API, for real deployments."""
     given = {"--host": host, "--port": port, "--tls-cert": tls_cert, "--tls-key": tls_key}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     _become("api", [*options, *(["--behind-proxy"] if behind_proxy else [])])
@@ -55,12 +55,12 @@ def worker(
         ),
     ] = None,
 ) -> None:
-    """Run this host's worker alone, for real deployments."""
+    """Run only this host's worker, for real deployments."""
     _become("workers", [], {} if join is None else _joined(join))
 
 
 def _joined(given: str) -> dict[str, str]:
-    """Return the variables of a worker that was invited."""
+    """Return the variables of an invited worker."""
     from service.jobs.broker_url import Invitation, NoInvitation  # noqa: PLC0415
     from trivet.joining import join  # noqa: PLC0415 - others need no store
 
@@ -72,7 +72,7 @@ def _joined(given: str) -> dict[str, str]:
 
 
 def _become(module: str, options: list[str], variables: Mapping[str, str] | None = None) -> NoReturn:
-    """Replace this process, so that signals reach the part itself and its arguments are seen no more."""
+    """Replace this process, so that signals reach the part itself and this command's arguments disappear."""
     from trivet.local import SAFE_PATH  # noqa: PLC0415
 
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Specs from files, and changes to them from the command line."""
+"""Reads specs from files, and changes them from the command line."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class _SpecError(TrivetError):
 
 @dataclass(frozen=True)
 class SpecFile:
-    """A spec as it was read, with where each of its fields was given."""
+    """A spec, with the place of each of its fields."""
 
     spec: dict[str, Any]
     source: str
     fields: Mapping[str, Position]
     changed: Sequence[str]
-    """Paths that ``--set`` gave, the last one first."""
+    """Paths that ``--set`` changed, the last one first."""
 
     def place(self, path: str) -> str:
-        """Return where a field was given: ``train.yaml:12:3``, or ``--set``; of a missing field, where it belongs."""
+        """Return where a field was given: ``train.yaml:12:3``, or ``--set``; for a missing field, where it belongs."""
         if any(path == each or path.startswith(f"{each}.") for each in self.changed):
             return "--set"
         found = nearest(self.fields, path)
@@ -39,7 +39,7 @@ class SpecFile:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Say of each field that the service refuses within this context where it was given."""
+        """Add the place to each field that the service refuses within this context."""
         try:
             yield
         except Refused as error:
@@ -48,7 +48,7 @@ class SpecFile:
 
 
 def _offered(refused: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Say of a field that wants the id of a file, and was given the path of one, how both are had in one command."""
+    """If a field needs a file's id but got a path, say how to upload the file in the same command."""
     got = refused.get("got")
     if not (isinstance(got, str) and "trivet upload" in refused["message"] and Path(got).is_file()):
         return refused
@@ -85,7 +85,7 @@ def read_batch(source: str, changes: Sequence[str] = ()) -> list[SpecFile]:
 
 @contextmanager
 def blamed_batch(files: Sequence[SpecFile]) -> Iterator[None]:
-    """Say of each field of a batch that the service refuses within this context where it was given."""
+    """Add the place to each field of a batch that the service refuses within this context."""
     try:
         yield
     except Refused as error:
@@ -130,7 +130,7 @@ def _text(source: str) -> str:
 
 
 def _advice(source: str) -> str:
-    """Return where a spec could come from that is not there."""
+    """Return advice for a missing spec file."""
     if (example := Path("examples", Path(source).name)).is_file():
         return f"; did you mean {example}?"
     kind = next((kind for kind in ("train", "verify", "compile") if kind in Path(source).name), "train")

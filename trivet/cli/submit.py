@@ -1,4 +1,4 @@
-"""Submitting and watching jobs, and uploading what their specs name."""
+"""Commands that submit and watch jobs, and upload the files of their specs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trivet.client import Client
 from trivet.terminal import Terminal
 
 _MOST_WATCHED = 100
-"""Jobs that one stream of events follows."""
+"""Most jobs that one stream of events follows."""
 
 
 Changes = Annotated[
@@ -54,14 +54,14 @@ def submit(
     batch: Annotated[
         str | None, typer.Option("--batch", metavar="FILE", help="a file with a list of specs; - for standard input")
     ] = None,
-    watching: Annotated[bool, typer.Option("--watch", "-w", help="follow the jobs until they are over")] = False,
+    watching: Annotated[bool, typer.Option("--watch", "-w", help="follow the jobs until they end")] = False,
     changes: Changes = None,
     project: Annotated[
         str | None, typer.Option(help="the jobs' project, for an operator's key; else the key's own")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job, or several at once: all or none. With --watch: exit 0 if all succeed, 1 if not. A refused spec
+    """Submit one job, or several, all or none. With --watch, exit 0 if all succeed, 1 if not. A refused spec
     exits 2.
     """
     if bool(files) == (batch is not None):
@@ -124,10 +124,10 @@ def _submit_one(given: SpecFile, project: str | None, watching: bool, as_json: b
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="SPEC...", help="YAML or JSON files; - for standard input")],
     changes: Changes = None,
-    project: Annotated[str | None, typer.Option(help="the project that the jobs would be of")] = None,
+    project: Annotated[str | None, typer.Option(help="the project that the jobs would belong to")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check specs as their submission would be, and submit nothing. One that would be refused exits 2."""
+    """Check specs like a submission, and submit nothing. A spec that would be refused exits 2."""
     told = []
     changed = attached(changes or (), project)
     with client() as service:
@@ -143,14 +143,14 @@ def validate(
 
 
 def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:
-    """Follow a job until it is over: exit 0 if it succeeded, 1 if not. With --json: its events, one a line."""
+    """Follow a job until it ends: exit 0 if it succeeded, 1 if not. With --json: its events, one per line."""
     with client() as service:
         _finish(service, service.job(job_id), as_json=as_json)
 
 
 def _finish(service: Client, job: Job, *, as_json: bool) -> None:
-    """Follow a job to its end; then print its result and the next command, or its failure. Exits with 1 unless it
-    succeeded.
+    """Follow a job to its end; then print its result and the next command, or its failure. Exit with 1 unless
+    it succeeded.
     """
     if as_json:
         for event in service.follow(job.id):
@@ -174,11 +174,11 @@ def upload(
         list[Path], typer.Argument(metavar="FILE...", help="models, queries, data, tokenizers, weights, archives")
     ],
     project: Annotated[
-        str | None, typer.Option(help="whose upload it is, for an operator's key; else the key's own project's")
+        str | None, typer.Option(help="the upload's project, for an operator's key; else the key's own")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload files for specs to name; prints the id of each on a line. The same bytes give the same id."""
+    """Upload files for specs, and print the id of each on a line. The same bytes give the same id."""
     for path in paths:
         if not path.is_file():
             refuse(f"cannot read {path}: it is not a file")
@@ -198,12 +198,12 @@ _NEXT = MappingProxyType(
         "compile": "each rung: trivet report {id}",
     }
 )
-_ANY_KIND = "everything that came out: trivet show {id}"
+_ANY_KIND = "all results: trivet show {id}"
 _SHOWN_ELSEWHERE = frozenset({"completed", "stopped", "data_sha256"})
 
 
 def tell(job: Job, out: Terminal, err: Terminal) -> None:
-    """Print the result of a job that succeeded to ``out``, the reason of any other end to ``err``."""
+    """Print the result of a successful job to ``out``, the reason of any other end to ``err``."""
     if job.state == "succeeded":
         for line in result_lines(job.result or {}):
             out.print(f"  {line}")

@@ -1,4 +1,4 @@
-"""Shows the jobs of a sweep as a table: their values, states and, where the sweep asks for one, the metric."""
+"""Shows the jobs of a sweep as a table: their values, states and, if the sweep asks for one, the metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: list, delete."""
+"""Commands for uploads: list, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trivet.cli.jobs import age
 
 uploads_app = typer.Typer(help="Uploaded files.", invoke_without_command=True)
 
-_Project = Annotated[str | None, typer.Option(help="whose uploads, for an operator's key")]
+_Project = Annotated[str | None, typer.Option(help="project of the uploads, for an operator's key")]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +41,7 @@ def uploads(context: typer.Context, project: _Project = None, as_json: JsonFlag 
 
 
 def delete(file_id: Annotated[str, typer.Argument(metavar="FILE", help="its id")], project: _Project = None) -> None:
-    """Delete an upload, which no unfinished job of its project may need."""
+    """Delete an upload, unless an unfinished job of its project needs it."""
     with client() as service:
         service.delete_upload(file_id, project=project)
 

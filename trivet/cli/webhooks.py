@@ -11,7 +11,7 @@ from service.jobs.webhooks import Webhook
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
 
-webhooks_app = typer.Typer(help="Webhooks, which tell others of jobs (mostly for admin keys).", no_args_is_help=True)
+webhooks_app = typer.Typer(help="Webhooks report jobs to other systems (mostly for admin keys).", no_args_is_help=True)
 
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="a webhook's id")]
 
@@ -29,17 +29,17 @@ def create_webhook(
     url: Annotated[str, typer.Argument(help="https:// URL that takes a POST")],
     on: Annotated[
         list[str] | None,
-        typer.Option(help="state to tell of, such as failed; may be repeated; those of ended jobs if absent"),
+        typer.Option(help="state to report, such as failed; may be repeated; if absent, the states that end a job"),
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="kind of jobs to tell of; may be repeated; all if absent")
+        list[str] | None, typer.Option(help="kind of job to report; may be repeated; all if absent")
     ] = None,
     project: Annotated[
-        str | None, typer.Option(help="whose jobs; the key's, and for an operator's key all, if absent")
+        str | None, typer.Option(help="project of the jobs; if absent the key's, or all for an operator's key")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a webhook and print the secret that its deliveries are signed by, this once."""
+    """Create a webhook and print the secret that signs its deliveries, once."""
     with client() as service:
         webhook, secret = service.webhooks.create(
             url, states=cast(list[JobState] | None, on), kinds=kind or (), project=project
@@ -73,7 +73,7 @@ def _state(webhook: Webhook) -> str:
 
 
 def list_deliveries(webhook_id: WebhookArgument, as_json: JsonFlag = False) -> None:
-    """List a webhook's newest deliveries and what came of them."""
+    """List a webhook's newest deliveries and their outcome."""
     with client() as service:
         found = service.webhooks.deliveries(webhook_id)
     if as_json:
@@ -86,11 +86,11 @@ def list_deliveries(webhook_id: WebhookArgument, as_json: JsonFlag = False) -> N
 
 
 def _show_secret(
-    project: Annotated[str | None, typer.Option(help="whose jobs; the key's project if absent")] = None,
+    project: Annotated[str | None, typer.Option(help="project of the jobs; the key's if absent")] = None,
     renew: Annotated[bool, typer.Option(help="replace it (needs an admin key)")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the secret that signs what jobs ask to be told by `notify`."""
+    """Print the secret that signs the deliveries of `notify` in jobs."""
     with client() as service:
         secret = service.webhooks.secret(project=project, renew=renew)
     if as_json:

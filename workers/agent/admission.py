@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 class CannotWork(Exception):  # noqa: N818
-    """What this worker was told to be, it cannot be; the message says what to change."""
+    """The settings give this worker a name or an address that it cannot have; the message says what to change."""
 
 
 def address_of(settings: Settings, broker_url: str) -> str:
-    """Return the address at which other hosts reach this one: the operator's choice, else the one from which the broker
-    is reached, whose name is waited for. Raises :class:`CannotWork` for an address that this host does not have, or
-    that no other host could reach although the broker is on another.
+    """Return the address at which other hosts reach this one: the operator's choice, else the one from which
+    this host reaches the broker. Waits until the broker's name is known. Raises :class:`CannotWork` for an address
+    that this host does not have, or that no other host could reach although the broker is on another.
     """
     towards_broker = _address_towards(broker_url)
     chosen = settings.worker_address or towards_broker
@@ -35,17 +35,18 @@ def address_of(settings: Settings, broker_url: str) -> str:
         raise CannotWork(f"{error}; leave {ENV_PREFIX}WORKER_ADDRESS out for {towards_broker}") from None
     if _is_loopback(chosen) and not _is_loopback(towards_broker):
         raise CannotWork(
-            f"{ENV_PREFIX}WORKER_ADDRESS={chosen} is reached from this host alone, and the broker is on another: no "
-            f"gang could have ranks here and elsewhere. Leave it out for {towards_broker}, or name another of this host"
+            f"{ENV_PREFIX}WORKER_ADDRESS={chosen} is reached only from this host, and the broker is on "
+            f"another: no gang could have ranks here and elsewhere. Leave it out for {towards_broker}, or name "
+            f"another address of this host"
         )
     return chosen
 
 
 def check_admitted(store: Store, settings: Settings, address: str, beat_s: float) -> None:
-    """Raise :class:`BrokerRefused` where the broker does not take this host's user, and :class:`CannotWork` where no
-    gang could have ranks here and on another host, or another worker reports itself by this one's name: then the record
-    of the host is newer after two heartbeats. A broker that is away may come. Raises :class:`OSError` for an object
-    store that cannot be used.
+    """Raise :class:`BrokerRefused` if the broker rejects this host's user. Raise :class:`CannotWork` if no gang
+    could have ranks here and on another host, or if another worker reports by this one's name: the host's
+    record is then newer after two heartbeats. Waits for a broker that does not answer. Raises :class:`OSError` for an
+    object store that cannot be used.
     """
     if (objects := store.artifacts.objects) is not None:
         objects.try_out()
@@ -65,7 +66,7 @@ def check_admitted(store: Store, settings: Settings, address: str, beat_s: float
         return
     if now is not None and now != before:
         raise CannotWork(
-            f"another worker reports itself as {settings.worker_name!r}: give one of the two a name of its own, with "
+            f"another worker reports itself as {settings.worker_name!r}: give one of the two another name, with "
             f"{ENV_PREFIX}WORKER_NAME"
         )
 
@@ -79,13 +80,13 @@ def _unreachable(other: str, its_address: str, name: str, address: str) -> str:
 
 
 def _seen(store: Store, name: str) -> object:
-    """Return when the host was last heard of; ``None`` for one that is not."""
+    """Return when the host last reported; ``None`` for an unknown one."""
     return next((host.seen_at for host in store.hosts.list() if host.alive and host.name == name), None)
 
 
 def _address_towards(broker_url: str) -> str:
-    """Return this host's address on the way to the broker; nothing is sent there. A name that is not known yet, as
-    where the broker starts later, is waited for.
+    """Return this host's address on the way to the broker; nothing is sent there. Waits until the broker's name
+    is known, since the broker may start later.
     """
     parts = urlsplit(broker_url)
     if parts.scheme == "unix" or parts.hostname is None:

@@ -53,7 +53,7 @@ _NOT_SHARED = frozenset(
     f"{ENV_PREFIX}{name}"
     for name in ("WORKER_NAME", "WORKER_ADDRESS", "CPU_SLOTS", "LAUNCHERS", "KEY", "URL", "STOP_JOBS")
 )
-"""Settings of this worker that are none of the hosts of allocations."""
+"""Settings of this worker that hosts of allocations do not get."""
 
 
 class Outage:
@@ -70,13 +70,13 @@ class Outage:
             now = time.monotonic()
             if self._began is None:
                 self._began, self._said = now, now
-                logger.warning("the broker is away, and waited for: %s", error)
+                logger.warning("waiting for the broker, which does not answer: %s", error)
             elif now - self._said >= _REPEAT_S:
                 self._said = now
                 logger.warning("the broker has been away for %.0f s: %s", now - self._began, error)
 
     def over(self) -> None:
-        """Log that the broker answers again, where it had not."""
+        """Log that the broker answers again, if it had not."""
         with self._lock:
             if self._began is not None:
                 logger.info("the broker is back after %.1f s", time.monotonic() - self._began)
@@ -90,7 +90,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Tunes how often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
+    """Tunes how often an agent does its chores, in seconds. With n workers, pauses marked "n times" are n times as
+    long.
+    """
 
     dispatch_s: float = 0.025
     """Seconds between two looks for work, n times."""
@@ -101,13 +103,13 @@ class AgentSettings:
     launch_s: float = 1.0
     """Seconds between two comparisons of each served launcher's resources with the jobs' demands."""
     outage_s: float = 0.5
-    """Seconds after a chore that failed, as while the broker is away."""
+    """Seconds after a chore that failed, for example while the broker is away."""
     report_within_s: float = 10.0
-    """Seconds for a supervisor that is stopped to report its attempt's end, beyond the grace of its ranks."""
+    """Seconds for a stopped supervisor to report its attempt's end, beyond the grace of its ranks."""
     beats_per_life: int = 5
     """Heartbeats in the time after which a silent host gets no work: four may be lost."""
     restart_after_s: float = 5.0
-    """Seconds until another process from which supervisors are forked is started after one that was of no use."""
+    """Seconds until another fork server is started after one that failed."""
 
 
 def _supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) -> tuple[str, ...]:
@@ -226,11 +228,11 @@ class Agent:
         return f"host {report.name} at {report.address} joins {at}{user} with {has}; data in {settings.layout.root}"
 
     def launch(self, ref: AttemptRef) -> None:
-        """Start a supervisor for a part that was placed here. Any host can send messages to any other: what names
-        another host, or no job, is left.
+        """Start a supervisor for a part that was placed here. Any host can message any other, so a message that
+        names another host, or no job, is ignored.
         """
         if ref.host != self._host or JOB_ID.fullmatch(ref.job_id) is None:
-            logger.warning("left %r, which is no part of a job on this host", ref)
+            logger.warning("ignored %r, which is not a part of a job on this host", ref)
             return
         if f"{ref.job_id}:{ref.attempt}" in self._registry.live():
             return
@@ -296,13 +298,13 @@ class Agent:
             desk.delete_old_logs()
         most = self._settings.max_cache_bytes
         for path in (*trim(self._settings.layout.cache, most), *trim(compiled_caches(), most, of_owners=True)):
-            logger.info("deleted %s, the entry that was not used for longest", path)
+            logger.info("deleted %s, the entry unused for the longest time", path)
         if self._settings.keep_jobs_days is not None:
             for job_id in self._store.jobs.expire(self._settings.keep_jobs_days * _DAY_S):
                 logger.info("deleted %s, which ended more than %g days ago", job_id, self._settings.keep_jobs_days)
 
     def _repeat(self, work: Callable[[], Any], pause: Callable[[], float]) -> None:
-        """Do a chore until the end, through broker outages; anything else wrong is logged, and tried again."""
+        """Do a chore until the end, through broker outages. Any other error is logged, and the chore is tried again."""
         while not self._stop.is_set():
             wait_s = pause()
             try:
@@ -325,9 +327,9 @@ class Agent:
 
 
 def main() -> int:
-    """Run the agent of this host (``python -m workers``) as the settings say; return 2 for settings that cannot be
-    used, a broker that does not admit it, a name or an address that cannot be its own, or a data folder that it cannot
-    close to other users.
+    """Run the agent of this host (``python -m workers``) by the settings. Return 2 for unusable settings, a
+    broker that refuses it, a name or an address that cannot be its own, or a data folder that it cannot close
+    to other users.
     """
     try:
         settings = Settings()

@@ -1,8 +1,8 @@
-"""Is one host of an allocation, for the one attempt that it was made for.
+"""Runs on one host of an allocation, for the one attempt that the allocation was made for.
 
-``python -m workers.agent.allocated_host LAUNCHER SETTINGS JOB SUPERVISOR...`` is what a scheduler starts on each of its
-hosts. It starts a supervisor, before it imports more than that takes, and then does what
-:mod:`workers.agent.allocated_part` says.
+``python -m workers.agent.allocated_host LAUNCHER SETTINGS JOB SUPERVISOR...`` runs on each of a scheduler's
+hosts. It starts a supervisor before it imports anything else, and then runs
+:mod:`workers.agent.allocated_part`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from workers.linux import die_with_parent
 
 
 def main(arguments: list[str]) -> int:
-    """Run until the attempt has ended here; 2 where the broker does not admit this host."""
+    """Run until the attempt has ended here; return 2 if the broker refuses this host."""
     launcher, file, job_id, *supervisor = arguments
     os.environ.update(json.loads(Path(file).read_text()))
-    if not os.environ.get("CUDA_VISIBLE_DEVICES"):  # an empty one hides the devices, of which it says nothing
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):  # an empty one hides all devices
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    # It stops supervisors, and Ray blocks it in all that it starts.
+    # This signal stops supervisors, and Ray blocks it in every process that it starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # The kernel ends it with this process, and the supervisor's group with that.
+    # The kernel ends the supervisor with this process, and the group with its supervisor.
     started = subprocess.Popen(
         supervisor,
         stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
 """Carries out one part of one attempt on a host of an allocation, with a supervisor that has been started already.
 
-It reports the host, begins the attempt once all hosts of the allocation are heard of, and tells the supervisor of it.
-It leaves when the part has ended here, and on SIGTERM, upon which ranks write a checkpoint and the job goes back to the
-queue.
+It reports the host, begins the attempt once all hosts of the allocation have reported, and gives the supervisor
+its order. It leaves when the part has ended here. On SIGTERM, ranks write a checkpoint and the job goes back to
+the queue.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _HostOfAllocation:
         self._asked_to_stop, self._left = threading.Event(), threading.Event()
 
     def run(self) -> int:
-        """Return 0 when the part has ended, or there is none (any more), and 1 where other hosts did not come."""
+        """Return 0 when the part has ended or is not wanted any more, and 1 if other hosts did not come."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         beats = threading.Thread(target=self._beat_forever, daemon=True)
@@ -90,9 +90,10 @@ class _HostOfAllocation:
         self._asked_to_stop.set()
 
     def _begin(self) -> int | None:
-        """Begin the attempt, or learn that another host did; ``None`` where the job has no use for this allocation.
+        """Begin the attempt, or learn that another host did; return ``None`` if the job has no use for this
+        allocation.
 
-        Raises ``TimeoutError`` where some of the hosts have not come within the time that a part has to be claimed.
+        Raises ``TimeoutError`` if a host does not come within the time for claiming a part.
         """
         until = time.monotonic() + self._settings.starting_lease_s
         while not self._asked_to_stop.wait(_LOOK_S):
@@ -108,7 +109,7 @@ class _HostOfAllocation:
                 logger.info("%s has no use for %s", self._job_id, self._allocation.id)
                 return None
             if time.monotonic() > until:
-                raise TimeoutError(f"of {', '.join(self._names)} some were not heard of in time; giving up")
+                raise TimeoutError(f"of {', '.join(self._names)} some did not report in time; giving up")
         return None
 
     def _order(self, ref: AttemptRef) -> None:
@@ -146,7 +147,7 @@ class _HostOfAllocation:
         return any(ref.job_id in host.running for host in hosts if host.name == ref.host)
 
     def _end_supervisor(self) -> None:
-        """Have ranks write a checkpoint and the part given back, if they still run."""
+        """Have running ranks write a checkpoint, and give the part back."""
         if self._supervisor.stdin is not None:
             self._supervisor.stdin.close()
         if self._supervisor.poll() is None:
@@ -178,7 +179,7 @@ class _HostOfAllocation:
 
 
 def run(launcher: str, job_id: str, supervisor: subprocess.Popen[bytes]) -> int:
-    """Run until the part has ended; 2 where the broker does not admit this host."""
+    """Run until the part has ended; return 2 if the broker refuses this host."""
     settings = Settings()
     here = launcher_class(launcher).here(os.environ)
     fields: dict[str, str | int] = {"process": "allocated host", "job": job_id}

@@ -1,7 +1,7 @@
 """Celery as Trivet uses it: a transport that carries ``launch`` messages to a host, and nothing else.
 
-A message is acknowledged before it runs and takes milliseconds; what recovers a lost one is the store's outbox, never
-Celery's redelivery. The broker cannot be made to run anything but :data:`TASK`, with JSON arguments.
+A message is acknowledged before it runs, which takes milliseconds. The store's outbox recovers a lost message,
+never Celery's redelivery. Workers run nothing but :data:`TASK`, with JSON arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _queue_of(host: str) -> str:
 
 def celery_url(broker_url: str) -> str:
     """Return the store's URL in Celery's spelling: ``unix:///path?db=1`` becomes
-    ``redis+socket:///path?virtual_host=1``, and the options of TLS, which Celery takes apart from it, are left out.
+    ``redis+socket:///path?virtual_host=1``, without the options of TLS, which Celery takes separately.
     """
     parts = urlsplit(broker_url)
     if parts.scheme != "unix":
@@ -46,9 +46,9 @@ def celery_url(broker_url: str) -> str:
 
 
 def create_app(broker_url: str) -> Celery:
-    """Return a client of the transport; it connects with its first use.
+    """Return a client of the transport; it connects on first use.
 
-    Left to itself, the transport takes any certificate that a broker shows: it is told what the store's clients know.
+    By default the transport accepts any certificate, so it gets the same options as the store's clients.
     """
     app = Celery("trivet", broker=celery_url(broker_url), set_as_current=False)
     app.conf.update(
@@ -114,7 +114,7 @@ def serve(app: Celery, host: str, launch: Launch) -> None:
         loglevel=logging.WARNING,
     )
 
-    def look(**_: Any) -> None:  # the loop, which sleeps up to a second before it looks whether it is to stop
+    def look(**_: Any) -> None:  # the loop, which sleeps up to a second between checks whether to stop
         if (hub := getattr(worker, "hub", None)) is not None:
             threading.Thread(target=hub.call_soon, args=(lambda: None,), daemon=True).start()
 

@@ -1,7 +1,8 @@
-"""Asks launchers for devices for pending jobs, and takes back what no job has use for.
+"""Asks launchers for devices for pending jobs, and takes back devices that no job needs.
 
-The scheduler keeps the requests, and the store the demands: each look compares the two, so that a worker may end
-between any two calls. One worker at a time does so for a launcher; what two asked for by mistake is taken back.
+The scheduler keeps the requests, and the store keeps the demands. Each look compares the two, so a worker may end
+between any two calls. One worker at a time does so for a launcher; requests that two workers made by mistake are
+taken back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HOLD_S = 15.0
 _DESCRIBED_S = 15.0
 _LOGS_KEPT_S = 7 * 86_400.0
 _AT_ONCE = 20
-"""Requests in one look: meanwhile its allocations are not looked at."""
+"""Most requests in one look, since allocations are not compared meanwhile."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _REPORT_S = 30.0
 """Seconds that hosts have to leave an allocation once its attempt has ended, beyond the grace of ranks."""
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Tries:
-    """Remembers requests that came to nothing: each further one is made later."""
+    """Remembers failed requests: the pause before each further one grows."""
 
     made: int = 0
     next_at: float = 0.0
@@ -48,7 +49,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class BookingPlan:
-    """What to ask for and what to take back."""
+    """Lists the requests to make and the allocations to take back."""
 
     request: Sequence[PendingLaunch]
     cancel: Sequence[Booking]
@@ -58,13 +59,12 @@ class BookingPlan:
 
 @dataclass
 class Planner:
-    """Decides from the demands and the allocations; remembers since when an allocation is useless, and which requests
-    failed.
+    """Compares demands and allocations; remembers since when an allocation is useless, and which requests failed.
 
-    An allocation is of use to a pending job that has not run on it, unless nothing begins there within
-    ``starts_within_s`` of its devices, and to the attempt that runs on it. A useless one without devices is taken back
-    at once, one with devices after ``patience_s``: its hosts leave by themselves. One that is still there after as long
-    again, such as on a node that never reports the end of a Slurm job, delays no other job.
+    An allocation is useful to the attempt that runs on it, and to a pending job that has not run on it, unless
+    nothing begins there within ``starts_within_s`` of getting devices. A useless allocation without devices is taken
+    back at once. One with devices is taken back after ``patience_s``, since its hosts leave by themselves. One that
+    lasts twice as long, for example on a node that never reports the end of a Slurm job, delays no other job.
     """
 
     launcher: str
@@ -108,11 +108,11 @@ class Planner:
         )
 
     def requested(self, job_id: str, now: float, said: str = "") -> None:
-        """Note a request, and what the scheduler said where it made none of it."""
+        """Note a request, and the scheduler's words if it refused."""
         tries = self.tries.setdefault(job_id, Tries())
         tries.made += 1
         tries.next_at = now + min(_FIRST_PAUSE_S * 2.0 ** (tries.made - 1), _LONGEST_PAUSE_S)
-        tries.said = said or f"{self.launcher} gave devices, and nothing started there; it is asked again"
+        tries.said = said or f"{self.launcher} gave devices, but nothing started there; asking again"
 
     def _is_due(self, job_id: str, now: float) -> bool:
         return job_id not in self.tries or now >= self.tries[job_id].next_at
@@ -146,7 +146,7 @@ class LauncherDesk:
         self._taken_back = frozenset[str]()
 
     def tend(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Look once, and do what is due, unless another worker does."""
+        """Compare once, and act on it, unless another worker does."""
         self._describe(clock())
         if not self._store.launching.hold(self.name, self._worker, _HOLD_S):
             return
@@ -164,13 +164,13 @@ class LauncherDesk:
         self._store.launching.tell(self.name, reasons)
 
     def delete_old_logs(self) -> None:
-        """Delete what hosts of allocations have printed long ago."""
+        """Delete old output of hosts of allocations."""
         for path in self._folder.glob("*.log"):
             if time.time() - path.stat().st_mtime > _LOGS_KEPT_S:
                 path.unlink(missing_ok=True)
 
     def _take_back(self, allocations: Sequence[Booking]) -> str:
-        """Cancel useless allocations; return the words of a scheduler that did not, which delays no other job."""
+        """Cancel useless allocations; return the scheduler's words if it did not. That delays no other job."""
         for one in allocations:
             if one.id not in self._taken_back:
                 logger.info("taking back %s of %s: %s", one.id, one.job_id, one.reason or "it has devices")
@@ -205,7 +205,7 @@ class LauncherDesk:
 
     def _note_outage(self, said: str) -> None:
         if said and said != self._outage:
-            logger.warning("launcher %s does not answer, and is asked again: %s", self.name, said)
+            logger.warning("launcher %s does not answer; asking again: %s", self.name, said)
         elif self._outage and not said:
             logger.info("launcher %s answers again", self.name)
         self._outage = said

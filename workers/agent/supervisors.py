@@ -26,7 +26,7 @@ from workers.supervisor.settings import SupervisorOrder
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _ANSWER_S = 30.0
-"""Time for a fork to be there; then the server hangs, or has been stopped."""
+"""Time within which a fork must answer; after that the server hangs or has been stopped."""
 _LONGEST_PAUSE_S = 300.0
 _PID_BYTES = 32
 
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisors:
-    """Thread-safe. With ``forks`` a fork server is kept, which ends when this process does; while there is none that is
-    ready, and where none can be, a supervisor is a new interpreter. After a server that was of no use the next one is
-    started ``restart_after_s`` later, after each further one twice as late.
+    """Thread-safe. With ``forks`` it keeps a fork server, which ends with this process. Without a ready server,
+    a supervisor is a new interpreter. After a failed server, the next one starts ``restart_after_s`` later; the
+    pause doubles with each failure.
     """
 
     def __init__(self, command: Sequence[str], log: Path, *, forks: bool, restart_after_s: float) -> None:
@@ -51,9 +51,9 @@ class Supervisors:
         self._lock = threading.Lock()
 
     def start(self, order: SupervisorOrder) -> None:
-        """Have a supervisor carry out the order; returns as soon as it has it. Jobs that one of them has already stay
-        with it: on a busy host the message comes again before it has claimed the part, and one more each time would
-        make the host no less busy.
+        """Have a supervisor carry out the order; return as soon as it has the order. A part that has a
+        supervisor keeps it: on a busy host the message comes again before the part is claimed, and more
+        supervisors would only make the host busier.
         """
         with self._lock:
             if (known := self._parts.get(order.ref)) is not None and _is_alive(known):
@@ -74,13 +74,13 @@ class Supervisors:
             raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
 
     def at_work(self) -> list[int]:
-        """Return the pids of those that were given an order here and have not ended."""
+        """Return the pids of supervisors that got an order here and have not ended."""
         with self._lock:
             forked = [process.pid for process in self._forked if process.alive]
             return [process.pid for process in self._started if process.poll() is None] + forked
 
     def tend(self) -> None:
-        """Collect ended processes, and start a fork server where one is due; to be called now and then."""
+        """Collect ended processes, and start a fork server if one is due; call this now and then."""
         with self._lock:
             self._started = [process for process in self._started if process.poll() is None]
             self._forked = [process for process in self._forked if process.alive]
@@ -118,7 +118,7 @@ class _Fork:
 
 
 class _ForkServerProcess:
-    """The process of :mod:`workers.supervisor.fork_server`, which is told nothing that a rank may not know."""
+    """The process of :mod:`workers.supervisor.fork_server`, which learns nothing that a rank may not know."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -145,7 +145,7 @@ class _ForkServerProcess:
         return self._process.poll() is not None
 
     def fork(self) -> _Fork | None:
-        """Return a new supervisor; None where the server has ended or hangs, which then ends."""
+        """Return a new supervisor; None if the server has ended or hangs. A server that hangs is then ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -169,7 +169,7 @@ class _ForkServerProcess:
         return None
 
     def close(self) -> None:
-        """End it; what it forked lives on."""
+        """End it; its forks live on."""
         self._process.kill()
         self._process.wait()
         self._control.close()
@@ -180,7 +180,7 @@ def _is_alive(process: subprocess.Popen[bytes] | Process) -> bool:
 
 
 def _sent(to: IO[bytes] | socket.socket, text: bytes) -> bool:
-    """Write what a supervisor reads, all of it; return whether it was there to take it."""
+    """Write all of a supervisor's input; return whether it read it."""
     try:
         if isinstance(to, socket.socket):
             with to:

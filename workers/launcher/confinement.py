@@ -4,9 +4,9 @@ Limits always hold, and no program that ranks start gains privileges. Where the 
 system and the installed packages, only the files of their own job and those that its spec names, and a job on one host
 has a network of its own.
 
-System calls that act on other processes of the same user beyond files and signals are refused (seccomp): a
-process may set the limits of every process of its user, and if both are unprivileged also their priorities: a limit
-of one second of processor time ends a broker.
+Seccomp refuses system calls that act on other processes of the same user beyond files and signals. Otherwise a
+process could set the limits of every process of its user and, if both are unprivileged, their priorities: a
+limit of one second of processor time ends a broker.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OF_PROCESS = {
     "ioprio_set": 1,
 }
 _ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}
-"""The first argument for which the second names one process, and not all those of a group or user."""
+"""The value of the first argument with which the second names one process, not all processes of a group or user."""
 _ARCHITECTURES = {
     "x86_64": (
         0xC000003E,
@@ -77,8 +77,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def leave_other_processes_alone() -> bool:
-    """Let the calling thread, and all that it starts, from now on set limits and priorities of the calling process
-    only. Return false where that cannot be had: on another architecture, or a kernel without filters.
+    """Let the calling thread, and all that it starts, set limits and priorities only of the calling process
+    from now on. Return false if that is impossible: on another architecture, or a kernel without filters.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -122,7 +122,7 @@ def _argument(place: int) -> int:
 
 
 Mode = Literal["auto", "required", "none"]
-"""All that the host allows; the same, and no job where it is not everything; limits only."""
+"""Everything that the host allows; everything, or no job runs; limits only."""
 _GIB = 1 << 30
 _OPEN_FILES = 65_536
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/nix/store")
@@ -151,8 +151,8 @@ class JobLimits:
 
     @property
     def shared_memory(self) -> int:
-        """Return the bytes of shared memory that a group may have, as files and as segments: what a rank may have of
-        its own, but no more than half of the host's.
+        """Return the bytes of shared memory that a group may have, as files and as segments: as much as a
+        rank's own memory, but at most half of the host's.
         """
         return min(self.memory, _host_memory() // 2)
 
@@ -166,8 +166,8 @@ class Confinement:
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
-    """Writable folders that hide the folder above them, with the folders of others in it. Without user namespaces ranks
-    get that folder itself.
+    """Writable folders that hide the folder above them, which holds the folders of others. Without user
+    namespaces, ranks get that folder itself.
     """
     secret: tuple[str, ...] = ()
     """Files and folders that stay unreadable below a readable folder."""
@@ -175,8 +175,8 @@ class Confinement:
     """Folders in which only ``read`` and ``write`` are visible, sockets included."""
     own_network: bool = False
     cuda: bool = False
-    """The ranks use CUDA, whose driver names its threads by files in ``/proc`` and does not start where it cannot:
-    error 304, seen with driver 580.
+    """Whether the ranks use CUDA, whose driver names its threads by files in ``/proc`` and does not start if it
+    cannot: error 304, seen with driver 580.
     """
 
     def to_json(self) -> dict[str, Any]:
@@ -187,11 +187,12 @@ class Confinement:
         return cls(**{**fields, "limits": JobLimits(**fields["limits"])})
 
     def enforce(self, *, in_user_namespace: bool) -> set[str]:
-        """Confine the calling thread and all that it starts; which of :data:`ISOLATION_PARTS` hold from now on.
+        """Confine the calling thread and all that it starts; return which of :data:`ISOLATION_PARTS` hold from now
+        on.
 
-        Raises :class:`ConfinementError` when the mode requires a part that the host does not allow,
-        :class:`workers.launcher.landlock.UnsafeGrantError` where a link stands in the place of what is granted, and
-        :class:`OSError` when one that it does allow fails.
+        Raises :class:`ConfinementError` if the mode requires a part that the host does not allow,
+        :class:`workers.launcher.landlock.UnsafeGrantError` for a link in the place of a granted path, and
+        :class:`OSError` if an allowed part fails.
         """
         held = {"limits"}
         _limit(self.limits, count_processes=in_user_namespace)
@@ -282,9 +283,9 @@ def _device_paths() -> Iterator[Path]:
 
 
 def _limit(limits: JobLimits, *, count_processes: bool) -> None:
-    """Set the limits on this process. The memory that counts is private and writable (``RLIMIT_DATA``): the address
-    space of a CUDA process, and of one that maps weights, is far larger than its memory. Processes are counted only in
-    a namespace of the group's own: elsewhere all that the user runs on the host would count.
+    """Set the limits on this process. Private, writable memory counts (``RLIMIT_DATA``): the address space of a
+    process that uses CUDA or maps weights is far larger than its memory. Processes are counted only in the
+    group's own namespace: elsewhere every process of the user on the host would count.
     """
     forbid_new_privileges()
     wanted = {

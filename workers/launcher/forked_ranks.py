@@ -1,10 +1,9 @@
-"""Lets torchrun start ranks as forks of its own process, which has imported their modules, in place of new interpreters
-that would each import them again.
+"""Lets torchrun start ranks as forks of its own process, which has imported their modules.
 
-A fork runs what its command line says (``python … -m MODULE`` or a script) as ``__main__``, and is for everybody else
-what that command would be: its own session, environment and command line, signals as at the start of a program, no
-descriptor but the standard ones. Where a fork could not go on, since its parent has other threads or has initialised
-CUDA, it becomes a new interpreter.
+New interpreters would each import them again. A fork runs the module or script of its command line (``python … -m
+MODULE``) as ``__main__``. To everybody else it looks like that command: it has its own session, environment and
+command line, signals as at the start of a program, and only the standard descriptors. If its parent has other threads
+or has initialised CUDA, a fork could not go on, so it becomes a new interpreter.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def _run(
 
 
 def _begin_anew(environment: dict[str, str]) -> None:
-    """Undo everything that a fork has from its parent and a new program lacks."""
+    """Undo everything that a fork inherits and a new program lacks."""
     os.setsid()
     forks.let_signals_be()
     forks.close_others()

@@ -51,12 +51,12 @@ def restrict(
     write_files: Iterable[Path] = (),
 ) -> None:
     """Let the calling thread, and its children, from now on read below ``read``, read and change below ``write``, and
-    read and overwrite the existing files below ``write_files``. Paths that do not exist are left out; nothing at or
-    below ``secret`` is granted through a path above it, whose names stay visible. What is held is granted by its
-    descriptor, whatever its path leads to by now. Raises :class:`OSError`.
+    read and overwrite the existing files below ``write_files``.
 
-    With version 6 (Linux 6.12) signals and abstract sockets reach only processes under the same restriction; with any,
-    other processes' memory and environment are out of reach.
+    Missing paths are left out. Nothing at or below ``secret`` is granted through a path above it, whose names stay
+    visible. Held files are granted by descriptor, whatever their path leads to by now. Raises :class:`OSError`. With
+    version 6 (Linux 6.12), signals and abstract sockets reach only processes under the same restriction; with any
+    version, other processes' memory and environment are out of reach.
     """
     version = abi()
     handled = _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
@@ -99,7 +99,7 @@ def _without(path: Path, secret: list[Path]) -> Iterator[tuple[Path, bool]]:
 def _grant(ruleset: int, path: Path, rights: int) -> None:
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # it does not exist, or is not ours to open: there is nothing to grant
+    except OSError:  # it does not exist or may not be opened: there is nothing to grant
         return
     try:
         _add_rule(ruleset, handle, rights)
@@ -122,7 +122,7 @@ def _checked(result: int) -> int:
 
 
 class UnsafeGrantError(Exception):
-    """Something else stands in the place of a path that a spec names."""
+    """A link stands in the place of a path that a spec names."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class Grant:
 
 @contextmanager
 def held(paths: Iterable[Path], covered: Iterable[Path]) -> Iterator[list[Grant]]:
-    """Hold the existing ones of ``paths`` while the block runs.
+    """Hold those of ``paths`` that exist while the block runs.
 
-    Raises :class:`UnsafeGrantError` for a path below a covered folder that leads over a link; others are the
-    operator's, and may be links.
+    Raises :class:`UnsafeGrantError` for a path below a covered folder that leads over a link; the operator's own
+    paths may be links.
     """
     roots = list(covered)
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def held(paths: Iterable[Path], covered: Iterable[Path]) -> Iterator[list[Grant]
                 grant = _open(path, next((root for root in roots if path.is_relative_to(root) and path != root), None))
             except UnsafePathError as error:
                 raise UnsafeGrantError(f"{path}, which a job was to use, leads over a link: {error}") from error
-            except OSError:  # it does not exist, or is not ours to open: there is nothing to grant
+            except OSError:  # it does not exist or may not be opened: there is nothing to grant
                 continue
             stack.callback(os.close, grant.descriptor)
             grants.append(grant)

@@ -1,7 +1,7 @@
 """Gives a group a network and a view of the files of its own, by Linux namespaces, unprivileged where the host allows.
 
-A user namespace comes first, while the process has one thread: in it the process may make the others. It keeps its
-user, and gives up all that it may do in the namespace once they are made.
+A user namespace comes first, while the process has one thread: in it, the process may make the others. The
+process keeps its user, and gives up all privileges in the namespace once the others are made.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def hide(covered: Iterable[Path], keep: Iterable[Grant]) -> None:
     for path in sorted({path.resolve() for path in covered}, key=lambda path: len(path.parts)):
         if path.is_dir():
             _cover(path, [each for each in kept if each.path != path and each.path.is_relative_to(path)])
-        elif path.exists():  # not below a folder that is covered already
+        elif path.exists():  # unless it is below a covered folder
             _mount("/dev/null", path, flags=_MS_BIND)
 
 
 def own_shared_memory(most_bytes: int) -> bool:
-    """Leave the host's shared memory: System V segments, semaphores, message queues and ``/dev/shm`` are empty from now
-    on, and gone with the last process here. Return whether each of segments and files may hold ``most_bytes`` and no
-    more: before Linux 6.10 segments have no limit. Needs the mount namespace that :func:`own_mounts` makes. Raises
+    """Leave the host's shared memory: System V segments, semaphores, message queues and ``/dev/shm`` are empty
+    from now on, and end with the last process here. Return whether ``most_bytes`` limits both segments and
+    files: before Linux 6.10, segments have no limit. Needs the mount namespace that :func:`own_mounts` makes. Raises
     :class:`OSError`.
     """
     _checked(_libc.unshare(_NEW_IPC), "an IPC namespace")
@@ -86,7 +86,7 @@ def own_shared_memory(most_bytes: int) -> bool:
 
 
 def protect_kernel_settings() -> None:
-    """Make what is in ``/proc`` besides processes read-only, also for root. Needs the mount namespace that
+    """Make ``/proc``, except for processes, read-only, even for root. Needs the mount namespace that
     :func:`own_mounts` makes, and Linux 5.12. Raises :class:`OSError`.
     """
     for path in _kernel_settings():
@@ -95,10 +95,10 @@ def protect_kernel_settings() -> None:
 
 
 def write_only_in(writable: Sequence[Grant], *also: Path) -> None:
-    """Make all mounts read-only but ``writable``, shared memory and the mounts at ``also``.
+    """Make all mounts read-only except ``writable``, shared memory and the mounts at ``also``.
 
-    Landlock governs what is opened; this governs also modes, times, owners and attributes. Needs what
-    :func:`protect_kernel_settings` needs. Raises :class:`OSError`.
+    Landlock governs opening; this also governs modes, times, owners and attributes. It has the needs of
+    :func:`protect_kernel_settings`. Raises :class:`OSError`.
     """
     for each in sorted(writable, key=lambda each: len(each.path.parts)):
         _mount(f"/proc/self/fd/{each.descriptor}", each.path, flags=_MS_BIND | _MS_REC)
@@ -118,7 +118,7 @@ def _set_attributes(path: Path, flags: int, *, on: int = 0, off: int = 0) -> Non
 def _kernel_settings() -> Iterator[Path]:
     """Yield the folders and writable files in ``/proc`` that belong to no process.
 
-    Processes end meanwhile, and their folders with them: names tell them apart, before anything is asked of them.
+    Processes end meanwhile, and their folders with them, so they are recognised by name before anything is read.
     """
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -131,7 +131,7 @@ def _kernel_settings() -> Iterator[Path]:
 def _cover(folder: Path, keep: list[Grant]) -> None:
     _mount("tmpfs", folder, kind="tmpfs", flags=_MS_NOSUID | _MS_NODEV, options="mode=0755,size=1m")
     for path, handle in ((each.path, each.descriptor) for each in keep):
-        if not path.exists():  # as what lies below another one that is kept does
+        if not path.exists():  # a path below another kept one is there already
             path.parent.mkdir(parents=True, exist_ok=True)
             if stat.S_ISDIR(os.fstat(handle).st_mode):
                 path.mkdir()
@@ -142,7 +142,7 @@ def _cover(folder: Path, keep: list[Grant]) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for good: a program that root starts has none either. Raises :class:`OSError`."""
+    """Give up every capability for good: programs that root starts have none either. Raises :class:`OSError`."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1

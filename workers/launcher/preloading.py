@@ -29,16 +29,16 @@ _TRIAL_S = 60.0
 def preload_every_kind() -> None:
     """Import the modules that the kinds name.
 
-    Those of other packages are tried first, in a fork: anything that their import leaves behind besides modules would
-    be in every job, so such a kind is left to its own ranks.
+    Modules of other packages are first tried in a fork. Anything that an import leaves behind besides modules
+    would be in every job, so such a kind is left to its own ranks.
     """
     for kind, provided in KINDS.provided.items():
         modules = provided.declaration.preloads
         reason = "" if provided.distribution == HOUSE else what_import_leaves(modules)
         if reason:
             logger.warning(
-                "preloads=%r of job kind %r %s, so its ranks import everything anew; expected modules that change "
-                "nothing outside themselves when they are imported",
+                "preloads=%r of job kind %r %s, so its ranks import everything again; expected modules that "
+                "change nothing but themselves on import",
                 modules,
                 kind,
                 reason,
@@ -48,12 +48,12 @@ def preload_every_kind() -> None:
 
 
 def preload(kind: str) -> None:
-    """Import the modules that a kind names for it, of which this process will run nothing else."""
+    """Import the modules of the one kind that this process will run."""
     _import(KINDS.declaration(kind).preloads)
     if len(names := forks.threads()) > 1:
         logger.warning(
-            "preloads=%r of job kind %r start a thread (%s), so each rank imports everything anew; "
-            "expected modules that start threads when they are used",
+            "preloads=%r of job kind %r start a thread (%s), so each rank imports everything again; expected "
+            "modules that start threads only in use",
             KINDS.declaration(kind).preloads,
             kind,
             ", ".join(names),
@@ -95,7 +95,7 @@ def _try(modules: Sequence[str], told: IO[bytes]) -> int:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """The state outside of modules that an import could change and a fork would lack, or inherit unwanted."""
+    """State outside of modules that an import could change, and that forks would lack or should not inherit."""
 
     threads: Any
     environment_variables: Any

@@ -1,11 +1,11 @@
-"""Is torchrun, which waits for its request: ``python -m workers.launcher [--own-namespaces] [--preload]``, or a fork of
-a process that has imported what ranks need (:func:`run_fork`).
+"""Runs torchrun once its request has come: ``python -m workers.launcher [--own-namespaces] [--preload]``, or a
+fork of a process that has imported what ranks need (:func:`run_fork`).
 
 Its supervisor starts it at once and sends it the request when the attempt is claimed: one JSON line on standard input,
 ``{"kind": of the job, "arguments": [torchrun's arguments], "environment": {…}, "folder": working folder, "report":
-path, "confinement": {…}}``. It confines itself, and so the ranks, before it forks them. Its end says how the group
-ended: exit code 0, or 1 with the exit codes of the failed ranks in the file ``report``, or the signal that came to it.
-Without a request (end of input) it exits.
+path, "confinement": {…}}``. It confines itself, and so the ranks, before it forks them. Its end says how the
+group ended: exit code 0; 1, with the exit codes of the failed ranks in the file ``report``; or the signal that
+it got. Without a request (end of input) it exits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ cannot fork users of it.
 def main() -> int:
     """Import torchrun, and with ``--preload`` what the requested kind names, then run the request."""
     die_with_parent()
-    # While this process has one thread; the request, which is still to come, decides the namespaces' contents.
+    # Now, while this process has one thread; the later request decides the namespaces' contents.
     inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
     environment = import_torchrun()
     request = _read_request()
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def import_torchrun() -> dict[str, str]:
-    """Import what makes this process a launcher; return the environment that it, or a fork of it, was started with."""
+    """Import a launcher's modules; return the environment with which this process, or a fork of it, was started."""
     environment = {name: value for name, value in os.environ.items() if name not in ROOM}
     os.environ.update(_NO_THREADS)
     import torch.distributed.run  # noqa: F401, PLC0415

@@ -1,10 +1,10 @@
 """Gets devices for jobs from a scheduler that a cluster has.
 
-A launcher answers two questions: how devices are asked for (and the request seen, and taken back), and, in the process
-that the scheduler starts on each host of what it gave, what that host has. All else is the same for each of them and
-for the hosts of the service: that process reports its host, begins the attempt once all hosts are there and starts a
-supervisor (:mod:`workers.agent.allocated_host`), and lease, fencing, events, cancelling and checkpoints are the
-supervisor's and the store's. A worker that names launchers in its settings asks them (:mod:`workers.agent.launching`).
+A launcher requests devices, lists its requests and takes them back. In the process that the scheduler starts on
+each host of an allocation, it says what that host has. Everything else is the same for all launchers and for
+the service's own hosts: that process reports its host, begins the attempt once all hosts are there, and starts
+a supervisor (:mod:`workers.agent.allocated_host`). The supervisor and the store do lease, fencing, events,
+cancelling and checkpoints. A worker that names launchers in its settings asks them (:mod:`workers.agent.launching`).
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ Pool = Literal["cuda", "cpu"]
 
 
 class LauncherUnavailable(Exception):  # noqa: N818
-    """The scheduler did not answer, or refused; the message says what it said. It is asked again."""
+    """The scheduler did not answer, or refused; the message has its words. It is asked again."""
 
 
 @dataclass(frozen=True)
 class AllocationRequest(PendingLaunch):
-    """Asks for devices for one attempt of a job."""
+    """A request for the devices of one attempt of a job."""
 
     command: tuple[str, ...]
-    """To be run once on each host, with SIGTERM some time before its devices are taken away."""
+    """The command to run once on each host; it gets SIGTERM some time before its devices are taken away."""
 
 
 @dataclass(frozen=True)
 class Booking:
-    """Describes what a scheduler was asked for and has not taken back."""
+    """A request that a scheduler still has, with or without devices."""
 
     id: str
-    """What :class:`AllocatedHost` will have: another each time that the scheduler starts it again."""
+    """The id that :class:`AllocatedHost` will have; a new one each time the scheduler starts the allocation again."""
     job_id: str
     is_waiting: bool
-    """Whether it has no devices yet. What has them, and on which no attempt begins in time, is taken back."""
+    """Whether it has no devices yet. Once it has them, an attempt must begin in time, or it is taken back."""
     reason: str = ""
     """Why it has none yet, in the scheduler's words."""
     is_given_up: bool = False
-    """Whether it has none and the scheduler will give it none by itself: it is taken back, and asked for anew."""
+    """Whether it has none and the scheduler will never give it any by itself: it is taken back and made again."""
 
 
 @dataclass(frozen=True)
 class AllocatedHost:
-    """Describes one host of an allocation, as the process sees it that the scheduler has started there."""
+    """One host of an allocation, as seen by the process that the scheduler started there."""
 
     allocation: str
     index: int
@@ -59,32 +59,33 @@ class AllocatedHost:
     pool: Pool
     devices: int
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What the scheduler says of the allocation, for accounting."""
+    """The scheduler's data about the allocation, for accounting."""
 
 
 @dataclass(frozen=True)
 class LauncherContext:
-    """Tells a launcher whose it is."""
+    """The service that a launcher works for."""
 
     service: str
-    """Tells what this service asked for from what others of the same user did."""
+    """The mark that tells this service's requests from others of the same user."""
     folder: Path
-    """A private folder, which all hosts of the scheduler share; what allocations print belongs there, as ``*.log``."""
+    """A private folder that all hosts of the scheduler share; the output of allocations belongs there, as ``*.log``."""
     options: str
-    """The operator's, for the scheduler."""
+    """The operator's options for the scheduler."""
     stop_grace_s: float
     """Seconds that ranks get to write a checkpoint after SIGTERM."""
 
 
 class Launcher(ABC):
-    """Asks one scheduler. All may raise :class:`LauncherUnavailable`, and are called again after a while.
+    """Asks one scheduler.
 
-    Nothing is kept here: a worker may end at any time, and another one goes on with what the scheduler tells.
+    Every method may raise :class:`LauncherUnavailable` and is then called again after a while. Nothing is kept here:
+    a worker may end at any time, and another one continues from the scheduler's own list.
     """
 
     starts_within_s: ClassVar[float] = 300.0
-    """Seconds from the devices of a request to the beginning of its attempt, on however busy hosts. Where nothing has
-    begun by then, such as where a scheduler has lost a host of it, the job's devices are asked for anew.
+    """Seconds from getting devices to the beginning of the attempt, on however busy hosts. If nothing has begun
+    by then, for example because a scheduler has lost one of the hosts, the job's devices are requested again.
     """
 
     def __init__(self, context: LauncherContext) -> None:
@@ -92,30 +93,30 @@ class Launcher(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what the scheduler has, in a line."""
+        """Return one line about the scheduler's devices."""
 
     @abstractmethod
     def request(self, request: AllocationRequest) -> str:
-        """Ask for devices; return what the scheduler calls the request. Whatever is asked for must be in
-        :meth:`allocations` from then on, also where this fails half-way.
+        """Request devices; return the scheduler's name for the request. From then on :meth:`allocations` must
+        list it, even if this call fails half-way.
         """
 
     @abstractmethod
     def allocations(self) -> list[Booking]:
-        """Return all that this service asked for and that waits or has devices."""
+        """Return every request of this service that waits or has devices."""
 
     @abstractmethod
     def cancel(self, allocations: Sequence[Booking]) -> None:
-        """Take requests back, and devices with SIGTERM. What is gone already does not matter."""
+        """Take requests back, and devices with SIGTERM. Requests that have already ended are no error."""
 
     @staticmethod
     @abstractmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
-        """Return what this process's host has, from the environment that the scheduler gave it."""
+        """Return this process's host, read from the environment that the scheduler gave it."""
 
 
 def launcher_class(name: str) -> type[Launcher]:
-    """Return a launcher by name. Raises ``ValueError`` for one that is not installed, or is none."""
+    """Return a launcher by name. Raises ``ValueError`` if it is not installed, or is not a launcher."""
     module, _, attribute = launchers().get(name, "").partition(":")
     if not module:
         raise ValueError(unknown_launcher(name))
@@ -124,5 +125,5 @@ def launcher_class(name: str) -> type[Launcher]:
     except ModuleNotFoundError as error:
         raise ValueError(f"launcher {name}: there is no module {error.name}; pip install 'trivet[{name}]'") from error
     if not (isinstance(found, type) and issubclass(found, Launcher)):
-        raise ValueError(f"launcher {name}: {module}:{attribute} is no workers.launchers.Launcher")  # noqa: TRY004
+        raise ValueError(f"launcher {name}: {module}:{attribute} is not a workers.launchers.Launcher")  # noqa: TRY004
     return found

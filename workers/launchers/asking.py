@@ -1,4 +1,4 @@
-"""What launchers share: an operator's options, commands of a scheduler, and what it said where it failed."""
+"""Provides what launchers share: an operator's options, a scheduler's commands, and its words when it fails."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from workers.launchers import LauncherUnavailable
 ANSWER_S = 30.0
 """Seconds that a scheduler has for each answer."""
 NAME = "trivet-"
-"""Begins the name of all that a scheduler is asked for."""
+"""The prefix of the names of all requests."""
 REPORT_S = 15.0
 """Seconds that hosts have to report beyond the grace of their ranks, before the scheduler ends them."""
 _GONE = 404
 
 
 class OperatorOptions(argparse.ArgumentParser):
-    """Declares what the operator may set for one launcher, by ``TRIVET_NAME_OPTIONS``, as for a command."""
+    """Declares the operator's options for one launcher, written like those of a command in ``TRIVET_NAME_OPTIONS``."""
 
     def __init__(self, launcher: str) -> None:
         self.setting = f"{ENV_PREFIX}{launcher.upper()}_OPTIONS"
         super().__init__(prog=self.setting, add_help=False, allow_abbrev=False)
 
     def read(self, text: str) -> argparse.Namespace:
-        """Return what was set. Raises ``ValueError``, with the name of the setting, for what cannot be used."""
+        """Return the options. Raises ``ValueError``, with the name of the setting, for unusable ones."""
         options, unknown = self.parse_known_args(self.words(text))
         if unknown:
             self.error(f"there is no option {unknown[0]}")
@@ -50,14 +50,14 @@ class OperatorOptions(argparse.ArgumentParser):
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's environment without the service's own settings, which may hold passwords: schedulers keep
-    the environment of what they start.
+    """Return this process's environment without the service's own settings, which may hold passwords:
+    schedulers keep the environment of the processes that they start.
     """
     return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
 
 
 def ask(*command: str, stdin: str = "") -> str:
-    """Return what a command of the scheduler's prints. Raises :class:`LauncherUnavailable` where it fails."""
+    """Return the output of a command of the scheduler. Raises :class:`LauncherUnavailable` if it fails."""
     with errors_of(command[0], OSError, subprocess.TimeoutExpired):
         ran = subprocess.run(
             command,
@@ -75,7 +75,7 @@ def ask(*command: str, stdin: str = "") -> str:
 
 @contextlib.contextmanager
 def errors_of(scheduler: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise :class:`LauncherUnavailable` in the place of such errors, with the scheduler and what it said."""
+    """Turn such errors into :class:`LauncherUnavailable`, with the scheduler and its words."""
     try:
         yield
     except kinds as error:
@@ -83,8 +83,8 @@ def errors_of(scheduler: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def refused(scheduler: str, status: int, reason: str, body: str, gone_is_fine: bool = False) -> None:
-    """Raise :class:`LauncherUnavailable` for an answer over HTTP that is none of success, with what it says: the
-    message of a JSON object, or else the last line. With ``gone_is_fine`` 404 is as good as success.
+    """Raise :class:`LauncherUnavailable` for an HTTP answer other than success, with its message in JSON, or
+    else its last line. With ``gone_is_fine``, 404 counts as success.
     """
     if not (gone_is_fine and status == _GONE):
         raise LauncherUnavailable(f"{scheduler}: {status}, {_message(body) or reason}")

@@ -1,8 +1,8 @@
-"""Gets devices from Kubernetes: one indexed Job for each attempt, with a pod for each host, in a queue of Kueue's where
-one is named.
+"""Gets devices from Kubernetes: one indexed Job for each attempt, with one pod per host, in a queue of Kueue's if one
+is named.
 
-What a pod looks like is the operator's: a template of a Job, as in ``docker/kubernetes/attempt.yaml``, into which the
-command, the number of pods and their devices are put. All goes through the official client, ``trivet[kubernetes]``.
+The operator's template of a Job describes a pod, as in ``docker/kubernetes/attempt.yaml``; the launcher fills in the
+command, the number of pods and their devices. All calls go through the official client, ``trivet[kubernetes]``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from workers.launchers.asking import ANSWER_S, NAME, REPORT_S, OperatorOptions, 
 _SERVICE, _JOB = "trivet/service", "trivet/job"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _HERE = "TRIVET_KUBERNETES"
-"""The variable that tells the pods of a Job what it has; each knows its own index from Kubernetes."""
+"""The variable that describes the Job to its pods; each gets its own index from Kubernetes."""
 _KEPT_S = 3600
-"""Seconds for which Kubernetes keeps a Job that has ended, and what its pods printed."""
+"""Seconds for which Kubernetes keeps an ended Job and the output of its pods."""
 
 
 def pods(ranks: int, max_hosts: int, most: int) -> tuple[int, int]:
-    """Return how many pods of how many devices each hold all ranks, as few as can be. The pods of a Job are alike, so
-    the last may have devices to spare. Raises :class:`LauncherUnavailable` where so many pods do not hold them.
+    """Return the fewest pods that hold all ranks, and the devices of each. The pods of a Job are alike, so the
+    last may have devices to spare. Raises :class:`LauncherUnavailable` if the ranks need too many pods.
     """
     count = math.ceil(ranks / most)
     if count > max_hosts:
@@ -54,8 +54,8 @@ def pods(ranks: int, max_hosts: int, most: int) -> tuple[int, int]:
 
 
 class Kubernetes(Launcher):
-    """Asks the API server of one namespace. ``priority`` is the template's, by a class of Kubernetes or Kueue, and
-    ``timeout_s`` the supervisor's.
+    """Asks the API server, in one namespace. The template sets the priority, by a class of Kubernetes or Kueue;
+    the supervisor keeps ``timeout_s``.
     """
 
     starts_within_s = 1800.0  # nodes may have to get the image
@@ -99,7 +99,7 @@ class Kubernetes(Launcher):
             "completions": count,
             "parallelism": count,
             "completionMode": "Indexed",
-            "backoffLimit": 0,  # a host that is lost ends the attempt, and the next one is another Job's
+            "backoffLimit": 0,  # a lost host ends the attempt, and the next attempt has another Job
             "ttlSecondsAfterFinished": _KEPT_S,
         }
         if self._options.queue:
@@ -164,9 +164,9 @@ def _options(text: str) -> argparse.Namespace:
     declared.add_argument("--auto", choices=("cuda", "cpu"), default="cuda")
     options = declared.read(text)
     if not options.template:
-        declared.error("it needs --template=FILE, a Job such as docker/kubernetes/attempt.yaml")
+        declared.error("--template=FILE is missing; expected a Job such as docker/kubernetes/attempt.yaml")
     if options.devices_per_pod < 1:
-        declared.error("--devices-per-pod is 1 at least")
+        declared.error("--devices-per-pod must be at least 1")
     return options
 
 
@@ -180,20 +180,20 @@ def _access(context: str | None) -> client.ApiClient:
             file = os.environ.get("KUBECONFIG")
             config.load_kube_config(config_file=file, context=context, client_configuration=settings)
     except (config.ConfigException, OSError) as error:
-        raise ValueError(f"there is no access to Kubernetes: {error}") from error
+        raise ValueError(f"Kubernetes cannot be reached: {error}") from error
     settings.retries = 0  # the worker asks again
     return client.ApiClient(settings)
 
 
 def _template(path: Path) -> dict[str, Any]:
-    """Return the operator's Job. Raises ``ValueError`` for a file that holds none with a container."""
+    """Return the operator's Job. Raises ``ValueError`` for a file without a Job that has a container."""
     found = yaml.safe_load(path.read_text())
     try:
         is_job = found["kind"] == "Job" and bool(found["spec"]["template"]["spec"]["containers"][0])
     except (TypeError, KeyError, IndexError):
         is_job = False
     if not is_job:
-        raise ValueError(f"{path} is no manifest of a Job with a container")
+        raise ValueError(f"{path} is not a manifest of a Job with a container")
     return dict(found)
 
 
@@ -207,7 +207,7 @@ def _is_over(job: Any) -> bool:
 
 
 def _waits(job: Any) -> bool:
-    """Tell whether no pod of the Job runs yet, nor has run since the Job was started."""
+    """Return whether no pod of the Job has run since the Job was started."""
     status = job.status
     has_run = status is not None and bool(status.ready or status.succeeded or status.failed)
     return bool(job.spec.suspend) or not has_run

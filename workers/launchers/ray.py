@@ -1,7 +1,8 @@
 """Gets devices from Ray: one Ray job for each attempt, with a placement group, and one process in each of its bundles.
 
-The worker talks to Ray's dashboard alone, by its REST interface, and imports nothing of Ray. The job that it submits is
-:mod:`workers.launchers.ray_job`. It is tried with Ray 2.60, and needs its dashboard (``ray[default]``).
+The worker uses only the REST interface of Ray's dashboard and imports nothing of Ray. It submits
+:mod:`workers.launchers.ray_job` as a job. It was tried with Ray 2.60 and needs its dashboard
+(``ray[default]``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from workers.linux import die_with_parent
 _DASHBOARD = "http://127.0.0.1:8265"
 _MOST = 10_000
 
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request, and there is one each second
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request, and there is one every second
 
 
 class Ray(Launcher):
@@ -96,14 +97,14 @@ class Ray(Launcher):
         ]
 
     def cancel(self, allocations: Sequence[Booking]) -> None:
-        """Stop jobs: each tells its hosts, and has the grace of ranks to end."""
+        """Stop jobs: each stops its hosts, and has the grace of ranks to end."""
         for allocation in allocations:
             self._call("POST", f"/api/jobs/{NAME}{allocation.id}/stop", gone_is_fine=True)
 
     @staticmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
-        """Return what this bundle has. The kernel ends this process with Ray's own one that started it, since Ray gives
-        the devices to others then.
+        """Return this bundle as a host. The kernel ends this process with the process of Ray that started it,
+        since Ray then gives the devices to others.
         """
         die_with_parent()
         told = json.loads(environment[HERE])
@@ -112,7 +113,7 @@ class Ray(Launcher):
         return AllocatedHost(**told)
 
     def _state(self, what: str, **query: str) -> list[dict[str, Any]]:
-        """Return what Ray's interface of states has of nodes or placement groups."""
+        """Return Ray's list of nodes or placement groups."""
         answer = self._call("GET", f"/api/v0/{what}", params={"limit": str(_MOST), **query})
         if not answer["result"]:
             raise LauncherUnavailable(f"Ray: {answer['msg']}")
@@ -127,7 +128,7 @@ class Ray(Launcher):
 
 
 def _headers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what shows Ray its token, where the cluster has one, from the places where Ray's own clients look."""
+    """Return the header with Ray's token, if the cluster has one, from the places where Ray's own clients look."""
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     token = environment.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.is_file() else "")
     return {"Authorization": f"Bearer {token}"} if token else {}

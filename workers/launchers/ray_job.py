@@ -1,7 +1,7 @@
-"""Is the Ray job of one allocation (``python -m workers.launchers.ray_job``), on a node that Ray chooses.
+"""Runs the Ray job of one allocation (``python -m workers.launchers.ray_job``), on a node that Ray chooses.
 
-It asks Ray for the placement group, starts the command of the attempt once in each bundle, and ends with the last of
-them. :mod:`workers.launchers.ray` submits it.
+It asks Ray for the placement group, starts the attempt's command once in each bundle, and ends with the last bundle.
+:mod:`workers.launchers.ray` submits it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from workers.launchers.asking import NAME, own_environment
 
 PROGRAM = "workers.launchers.ray_job"
 HERE = "TRIVET_RAY"
-"""The variable that tells the command which bundle it is in."""
+"""The variable that names the command's bundle."""
 _LOOK_S = 0.5
 _LOOK_AGAIN_S = 15.0
-"""Seconds until a placement group that waits may be asked for in another shape, as after a node was lost."""
+"""Seconds until a waiting placement group may be requested in another shape, for example after a node was lost."""
 
 
 @dataclass(frozen=True)
 class AskedDevices:
-    """Says what the job asks Ray for, in its command line."""
+    """The job's request to Ray, as it stands in its command line."""
 
     token: str
-    """Names the allocation."""
+    """The id of the allocation."""
     ranks: int
     max_hosts: int
     device: str
@@ -46,8 +46,8 @@ class AskedDevices:
 
 
 def bundles(ranks: int, max_hosts: int, nodes: Sequence[int]) -> list[int] | None:
-    """Return on how many devices of each node ranks are to run, the most first, where nodes have so many: on as few
-    nodes as can be, and as evenly as these allow; ``None`` where they have too few.
+    """Return the number of ranks for each node, the most first: as few nodes as possible, as evenly as these
+    allow. Return ``None`` if the nodes have too few devices.
     """
     largest = sorted(nodes, reverse=True)
     for count in range(1, min(max_hosts, ranks, len(nodes)) + 1):
@@ -86,7 +86,7 @@ class RayBundle:
         return self._process.wait()
 
     def stop(self) -> None:
-        """Send SIGTERM to the command, upon which ranks write a checkpoint."""
+        """Send SIGTERM to the command, so that ranks write a checkpoint."""
         if self._process is not None:
             self._process.terminate()
 
@@ -97,13 +97,13 @@ def _ray() -> Any:
 
 
 def _pool(device: str) -> str:
-    """Return what Ray calls the devices that are asked for."""
+    """Return Ray's name for the requested devices."""
     has_gpus = _ray().cluster_resources().get("GPU", 0) > 0
     return "GPU" if device == "cuda" or (device == "auto" and has_gpus) else "CPU"
 
 
 def _shape(asked: AskedDevices, pool: str) -> list[int]:
-    """Return bundles that are free now, else such as the nodes have at all, else such as nodes might that come yet."""
+    """Return bundles that fit the free devices, else all devices of the nodes, else nodes that may still join."""
     state = importlib.import_module("ray._private.state")
     free = [int(node.get(pool, 0)) for node in state.available_resources_per_node().values()]
     total = [int(node["Resources"].get(pool, 0)) for node in _ray().nodes() if node["Alive"]]
@@ -119,7 +119,7 @@ def _resources(asked: AskedDevices, pool: str, devices: int) -> dict[str, float]
 
 
 def _reserve(asked: AskedDevices, pool: str) -> tuple[Any, list[int]]:
-    """Return a placement group that has its nodes, and the devices of each bundle."""
+    """Return a placement group that has got its nodes, and the devices of each bundle."""
     util, tries = importlib.import_module("ray.util"), 0
     while True:
         sizes = _shape(asked, pool)
@@ -138,7 +138,9 @@ def _reserve(asked: AskedDevices, pool: str) -> tuple[Any, list[int]]:
 
 
 def _start(asked: AskedDevices, pool: str) -> tuple[list[Any], list[Any]]:
-    """Start the command in each bundle; return the actors, and what tells that their commands have ended."""
+    """Start the command in each bundle; return the actors, and the references that are ready once the commands have
+    ended.
+    """
     ray = _ray()
     group, sizes = _reserve(asked, pool)
     strategies = importlib.import_module("ray.util.scheduling_strategies")
@@ -165,7 +167,7 @@ def _start(asked: AskedDevices, pool: str) -> tuple[list[Any], list[Any]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the driver of one allocation: return when the command has ended in each bundle, or with its node."""
+    """Drive one allocation: return when the command has ended in each bundle, or with its node."""
     asked = AskedDevices(**json.loads(arguments[0]))
     ray = _ray()
     ray.init(log_to_driver=False)
@@ -178,7 +180,7 @@ def main(arguments: Sequence[str]) -> None:
         if stop.is_set() and not told:
             told = True
             for actor in actors:
-                actor.stop.remote()  # of one that has ended nothing is heard
+                actor.stop.remote()  # an ended one does not answer
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Gets devices from Slurm: one ``sbatch`` for each attempt, one process in the step of each node.
 
-Needs Slurm 20.11 or newer, its commands on the worker's path, and a process tracking that sends SIGTERM to a step's own
-processes only, as ``proctrack/cgroup`` and ``proctrack/pgid`` do: else ranks are killed before their checkpoint.
+Needs Slurm 20.11 or newer, its commands on the worker's path, and process tracking that sends SIGTERM only to a
+step's own processes (``proctrack/cgroup`` or ``proctrack/pgid``). With any other, ranks are killed before their
+checkpoint.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from workers.launchers.asking import NAME, OperatorOptions, ask
 _FIELDS = ("JobID", "Name", "State", "Reason", "RestartCnt", "Comment")
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _GIVEN_UP = ("launch_failed_requeued_held", "launch_failure_limit_exceeded_requeued_held", "jobholdmaxrequeue")
-"""The reasons of a job that Slurm could not start on a node, and starts no more until somebody lets it."""
+"""The reasons of a job that Slurm could not start on a node and holds until somebody releases it."""
 _FIRST_OF_NODE = '[ "$SLURM_LOCALID" = 0 ] || exit 0; exec "$@"'
-"""A step has a task for each rank, so that it gets all that the allocation has; one of each node is enough."""
+"""A step has one task per rank, so that it gets the whole allocation; only one task of each node runs the command."""
 _MARGIN_S = 60.0
 """Seconds of an allocation for the start and the end of an attempt."""
 _FACTS = {
@@ -33,8 +34,8 @@ _FACTS = {
 
 
 class Slurm(Launcher):
-    """Asks ``slurmctld`` through Slurm's own commands, as the user that the worker runs as. The operator's options are
-    those of ``sbatch``.
+    """Asks ``slurmctld`` through Slurm's own commands, as the worker's user. The operator's options are those
+    of ``sbatch``.
     """
 
     def __init__(self, context: LauncherContext) -> None:
@@ -67,7 +68,7 @@ class Slurm(Launcher):
 
     @staticmethod
     def here(environment: Mapping[str, str]) -> AllocatedHost:
-        """Return what this node has: the GPUs that Slurm gives this step, else one device for each task."""
+        """Return this node as a host: the GPUs that Slurm gives this step, else one device per task."""
         index = int(environment["SLURM_NODEID"])
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
         return AllocatedHost(
@@ -115,7 +116,7 @@ _OVER = frozenset(
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the tasks of each node from Slurm's spelling of them: ``2(x3),1`` is two on each of three, then one."""
+    """Return the tasks of each node from Slurm's notation: ``2(x3),1`` is two on each of three nodes, then one."""
     counts: list[int] = []
     for tasks, _, times in re.findall(r"(\d+)(\(x(\d+)\))?", text):
         counts += [int(tasks)] * int(times or 1)

@@ -1,1 +1,1 @@
-"""Runs the program of every rank, up to the kind of job that it runs."""
+"""Runs the program of every rank, up to the call of the job's kind."""

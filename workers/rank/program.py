@@ -70,7 +70,7 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     try:
         _run(_context(layout, report, control.stop.is_set), find_runner, started)
         report.done()
-    except BaseException as error:  # its user wants to know the cause, whatever it is
+    except BaseException as error:  # the user wants to know the cause, whatever it is
         _give_up(report, error, paths.root)
     return 0
 
@@ -89,7 +89,7 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
         left = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
         if len(left) > LARGEST_RESULT:
             raise ValueError(
-                f"the result has {len(left)} bytes, and a job's record holds {LARGEST_RESULT}: more is for an artifact"
+                f"the result has {len(left)} bytes, and a job's record holds {LARGEST_RESULT}: use an artifact"
             )
         atomic_write(context.paths.work(context.attempt) / RESULT, left)
 
@@ -144,16 +144,16 @@ _LONGEST = 4096
 
 
 class Control:
-    """Listens to the supervisor on the rank's control connection, and to SIGTERM, in a thread of its own.
+    """Listens in its own thread to the supervisor, on the rank's control connection, and to SIGTERM. ``stop`` is set
+    when the supervisor asks for it.
 
-    ``stop`` is set when the supervisor asks for it. When the lease ends that the supervisor told of last, the thread
-    kills the rank: by then another attempt may write to the job's folder. ``terminated`` is called, in that thread,
-    when SIGTERM arrives: a supervisor never sends it, so the rank must say so and end. A process that this one forks
-    has none of it.
+    When the last announced lease ends, the thread kills the rank: by then another attempt may write to the job's
+    folder. ``terminated`` is called, in that thread, when SIGTERM arrives: a supervisor never sends it, so the rank
+    must say so and end. Forks of this process have none of this.
     """
 
     def __init__(self, connection: socket.socket, terminated: Callable[[], None]) -> None:
-        """Begin to listen. The main thread calls this, which alone may say how signals are handled."""
+        """Begin to listen. Only the main thread may call this, since only it may set signal handlers."""
         self.stop = threading.Event()
         self._connection = connection.dup()
         self._lines = LineSplitter(_LONGEST)
@@ -181,8 +181,8 @@ class Control:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _hear(self) -> bool:
-        """Handle the supervisor's messages; return False once it has hung up: its keeper ends this rank then, or the
-        lease.
+        """Handle the supervisor's messages; return False once it has hung up. Then its keeper ends this rank,
+        or the lease does.
         """
         with contextlib.suppress(ConnectionError):
             if text := self._connection.recv(_LONGEST):
@@ -205,6 +205,6 @@ class Control:
 
 
 def _let_go() -> None:
-    """Stop handling signals in a forked helper: they share the pipe, so its SIGTERM would pass for the rank's."""
+    """Stop handling signals in a forked helper: it shares the pipe, so its SIGTERM would look like the rank's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

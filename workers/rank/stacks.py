@@ -26,8 +26,8 @@ def write_on_request(folder: Path, rank: int) -> None:
 
 
 def answers(pid: int) -> bool:
-    """Return whether a process takes :data:`REQUEST` as a rank does. One that a rank has forked writes its stacks
-    behind the rank's; another would end by it.
+    """Return whether a process handles :data:`REQUEST` as a rank does. A fork of a rank writes its stacks
+    behind the rank's; any other process would end by the signal.
     """
     try:
         caught = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text())
@@ -37,9 +37,9 @@ def answers(pid: int) -> bool:
 
 
 def innermost_frame(stacks: str) -> str:
-    """Return the line at which the main thread stands, for people; ``stacks`` may be empty."""
+    """Return the line at which the main thread is, for people; ``stacks`` may be empty."""
     threads = _THREAD.split(stacks)
     frame = _FRAME.search(threads[-1]) if len(threads) > 1 else None  # the main thread is the oldest, and comes last
     if frame is None:
-        return "an unknown place: it did not answer, as a process that is stopped or waits for a disk"
+        return "an unknown place: it did not answer, like a process that is stopped or waits for a disk"
     return f"{frame['function']} ({Path(frame['file']).name}:{frame['line']})"

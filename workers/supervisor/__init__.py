@@ -4,11 +4,11 @@
 
 - from order to ranks: ``settings``, ``lease`` (``claim``), ``attempt_folder``, ``job_policy``, ``command``, ``group``,
   ``keeper``;
-- what keeps it alive: ``lease`` renews and bears an outage;
-- what ends it: ``ending`` takes the first cause and notices ranks that hang, ``attempt`` gives ranks their grace
-  (``_end_group``) and limits their time, ``outcome`` decides whose fault it was;
-- what ranks say: ``relay``, ``logs``, ``collector``;
-- what the store is told: ``uploader`` (events), ``publisher`` (artifacts), ``attempt_folder`` (a gate's artifacts).
+- staying alive: ``lease`` renews, and waits through an outage;
+- ending: ``ending`` takes the first cause and notices ranks that hang, ``attempt`` gives ranks their grace
+  (``_end_group``) and limits their time, ``outcome`` decides whose fault it was; - output of ranks: ``relay``,
+``logs``, ``collector``; - reports to the store: ``uploader`` (events), ``publisher`` (artifacts), ``attempt_folder``
+(a gate's artifacts).
 
 Periods and amounts are in ``settings``; those of an operator come with the order.
 """

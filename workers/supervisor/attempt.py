@@ -44,11 +44,11 @@ from workers.supervisor.uploader import Thresholds, Uploader
 logger = logging.getLogger(__name__)
 
 _NOT_THE_RANKS = ("lease_expired", "lost", "interrupted", "terminated", "fault")
-"""Causes from outside, which take nothing from finished work."""
+"""Causes from outside, which do not undo finished work."""
 
 
 async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str], settings: SupervisorSettings) -> None:
-    """Claim the ordered part, run it, and report how it ended. Returns quietly if the part cannot be claimed."""
+    """Claim the ordered part, run it, and report how it ended. Return quietly if the part cannot be claimed."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     granted = await claim_part(store, order, settings)
     if granted is not None:
@@ -65,7 +65,7 @@ class _ClaimedPart:
 
     claim: Claim
     asked_at: float
-    """When the claim was asked for (:func:`workers.linux.uptime`): its lease counts from there."""
+    """The time just before the claim was sent (:func:`workers.linux.uptime`), from which its lease counts."""
     order: SupervisorOrder
     program: tuple[str, ...]
     """The program that torchrun starts as ranks."""
@@ -216,14 +216,14 @@ class _PartRun:
         return await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
 
     def _prepare(self, manifest: list[Artifact], logs: list[RotatedLog]) -> None:
-        """Make everything that ranks write to or read, and begin to listen, before they start."""
+        """Make all files and folders of the ranks, and begin to listen, before they start."""
         with open_attempt(self._paths, self._claim.ref.attempt) as attempt:
             for rank in self._claim.ranks:
                 attempt.append(rank_file(self._folder, rank).name).close()
                 attempt.append(stacks_file(self._folder, rank).name).close()
             attempt.write("spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
             with attempt.folder("work") as work:
-                # A broker that lost its last writes gives an attempt's number a second time.
+                # A broker that lost its last writes gives the same attempt number again.
                 work.remove(RESULT)
         if self._claim.leads:
             clear_unpublished(self._paths, manifest)
@@ -257,7 +257,7 @@ class _PartRun:
             await self._disk.run(file.write)
 
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
-        """End all processes; politely if there is time."""
+        """End all processes, politely if there is time."""
         if ending == "rank_failed":
             await asyncio.wait({exited}, timeout=self._settings.torchrun_ends_s)
             self._relay.kill()
@@ -273,7 +273,7 @@ class _PartRun:
     async def _report(self, ending: Ending, launcher_code: int, uploads: asyncio.Task[None]) -> None:
         """Report everything that the part produced, then its end; the lease is renewed meanwhile.
 
-        Of a lost attempt only a success is reported: it counts unless another attempt has begun.
+        A lost attempt reports only a success, which counts unless another attempt has begun.
         """
         if output := self._group.output():
             await self._disk.run(lambda: self._write(f"launcher.{self._order.host}.log", output))
@@ -289,7 +289,7 @@ class _PartRun:
         await asyncio.wait({uploads})
         evidence = await self._seen(ending, launcher_code)
         outcome = judge(evidence)
-        if ending in _NOT_THE_RANKS and launcher_code == 0:  # they were done before that could affect them
+        if ending in _NOT_THE_RANKS and launcher_code == 0:  # they had finished before that could affect them
             whole = judge(replace(evidence, cause="exited", launcher_code=0))
             outcome = whole if whole.status == "succeeded" else outcome
         outcome = self._mirror.judge(outcome)
@@ -306,7 +306,7 @@ class _PartRun:
             logger.info("the reported end was refused: %s", refusal)
 
     async def _take_the_rest(self) -> None:
-        """Take the rest of the ranks' events, which may be more than can be read before the end is asked for."""
+        """Take the rest of the ranks' events, as far as they can be read before somebody asks for the end."""
 
         async def take() -> None:
             await self._collector.finish()
@@ -321,7 +321,7 @@ class _PartRun:
         asked.cancel()
         if taking.cancel():
             self._publisher.give_up()
-            said = "not all that the ranks reported and announced was taken: the attempt was to end before it was read"
+            said = "some reports and artifacts of the ranks were not read: the attempt had to end before"
             self._uploader.put(event_protocol.log_event(said))
         else:
             taking.result()
@@ -354,7 +354,7 @@ class _PartRun:
         )
 
     def _take(self, event: Event) -> None:
-        """Take an event that a rank reported, and has on record."""
+        """Take an event that a rank reported and recorded."""
         self._trace.take(event)
         if event["type"] == "artifact":
             self._publisher.publish(cast(ArtifactEvent, event))

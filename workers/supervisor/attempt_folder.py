@@ -1,7 +1,7 @@
 """Makes the folders of an attempt: its own, that of an owner's compiled code, and the one in which a gang meets.
 
-Compiled code of one owner, a host's cache or the artifacts of a gate, is kept from all others. The leader of a gang
-makes a private folder for the groups of all its supervisors.
+One owner's compiled code, in a host's cache or a gate's artifacts, is closed to all other owners. The leader of
+a gang makes a private folder for the groups of all its supervisors.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 def open_attempt(paths: JobPaths, number: int) -> Folder:
-    """Open the folder of an attempt, and make all folders in which its ranks may write.
+    """Open the folder of an attempt, and make all folders in which its ranks may write. Raises :class:`OSError`
 
-    Raises :class:`OSError` where something else stands in their place.
+    if something else stands in their place.
     """
     paths.root.mkdir(parents=True, exist_ok=True)
     with Folder.open(paths.root) as root:
@@ -56,8 +56,8 @@ def read_result(work: Path) -> Any:
 
 
 def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
-    """Return the owner of the claimed job within its project, and SHA-256 by name of the artifacts of the job that its
-    gate names, as their manifest has them: none where that job is another owner's. Raises
+    """Return the claimed job's owner within its project, and the artifacts of its gate's job as SHA-256 by
+    name, from their manifest; none if that job is another owner's. Raises
     :class:`service.jobs.store.StoreUnavailable`.
     """
     owner = _owner_of(store.jobs.get(claim.ref.job_id))
@@ -80,7 +80,7 @@ def compiled_caches() -> Path:
 def compile_cache(owner: str) -> Path:
     """Return a private folder, on this host, for code that the jobs of ``owner`` compiled.
 
-    Torch's default is shared by all jobs, and has a name that another user may take first.
+    All jobs share torch's default folder, and another user may take its name first.
     """
     base = compiled_caches()
     folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
@@ -97,9 +97,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Locates the meeting point of an attempt's launchers and ranks, and the network interface of this host for
-    ranks.
-    """
+    """The meeting point of an attempt's launchers and ranks, and this host's network interface for ranks."""
 
     folder: Path
     """See :mod:`service.jobs.rendezvous_folder`."""
@@ -109,8 +107,8 @@ class Rendezvous:
 
 
 async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, within_s: float = 300.0) -> Rendezvous:
-    """Return the meeting point of the claimed attempt: in ``scratch``, which only this host sees, when the attempt runs
-    here alone, else in the shared folder ``attempt``.
+    """Return the meeting point of the claimed attempt: in ``scratch``, which only this host sees, if the
+    attempt runs only here, else in the shared folder ``attempt``.
 
     Followers wait for the leader to make it, then raise ``TimeoutError``. A folder that another user could have
     written raises :class:`RendezvousError`; an address that this host does not have raises

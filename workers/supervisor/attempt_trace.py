@@ -39,8 +39,8 @@ async def submitting_span(tracing: Tracing, store: Store, job_id: str, settings:
 
 @contextmanager
 def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: JobPaths) -> Iterator[AttemptTrace]:
-    """Give the trace of a claimed part, below the request's span, with a link to the previous attempt; send it at the
-    end.
+    """Yield the trace of a claimed part, below the request's span, with a link to the previous attempt; send it
+    at the end.
     """
     ref = claim.ref
     attributes: dict[str, str | int] = {
@@ -75,7 +75,7 @@ def _spans_of(folder: Path) -> list[str]:
 class AttemptTrace:
     """Turns events into spans below the attempt's.
 
-    Of each name and rank it keeps the first ones, then every hundredth: a job may run for millions of steps.
+    It keeps the first spans of each name and rank, then every hundredth: a job may run for millions of steps.
     """
 
     tracing: Tracing

@@ -1,4 +1,4 @@
-"""Follows the records that the ranks of a group write, and passes their events on."""
+"""Follows the records that the ranks of a group write, and relays their events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Collector:
         self._is_finished = False
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Hold the files of these ranks, which exist although the ranks have not started. Blocks as a disk does."""
+        """Hold the files of these ranks, which exist before the ranks start. May block as long as the disk does."""
         for rank in ranks:
             self._readers[rank] = EventReader(rank_file(self._folder, rank), rank)
             self._readers[rank].open()
@@ -132,7 +132,7 @@ def unrelayed(
 
 
 def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
-    """Return whether the attempt that began with ``first`` reports this again."""
+    """Return whether the attempt that began with ``first`` reports this metric again."""
     if event["step"] == first["step"]:
         return bool(event["values"].keys() & first["values"].keys())
     return bool(event["step"] > first["step"])

@@ -17,7 +17,7 @@ _ALLOWED = re.compile(
     r"|PYTHON(PATH|HOME|HASHSEED|UNBUFFERED|DONTWRITEBYTECODE|WARNINGS|UTF8|IOENCODING|SAFEPATH|MALLOC)"
     r"|(CUDA|NVIDIA|NCCL|GLOO|UCX|OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON)_\w+"
 )
-"""Names of variables that a rank may need. Nobody here knows what other variables hold."""
+"""Names of variables that a rank may need. Any other variable may hold a secret."""
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|AUTH|_KEY$|_PAT$|_URL$", re.IGNORECASE)
 _OWN = re.compile(r"TRIVET_", re.IGNORECASE)
 
@@ -119,7 +119,7 @@ def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) 
 
 
 def _visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within the devices that this host's worker may
+    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count the devices that this host's worker may
     see.
     """
     outer = environment.get("CUDA_VISIBLE_DEVICES")

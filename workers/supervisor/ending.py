@@ -28,7 +28,7 @@ Ending = Cause | Literal["lost"]
 class PartEnding:
     """Collects everything that could end a part, in the part's event loop; the first cause decides how it ends.
 
-    ``lease_is_over`` says whether the group is ended from elsewhere, if it has not done its work.
+    ``lease_is_over`` says whether others end the group, if it has not done its work.
     """
 
     def __init__(self, lease_is_over: Callable[[], bool]) -> None:
@@ -41,7 +41,7 @@ class PartEnding:
         self.urgent = asyncio.Event()
         """Set when there is no time left to end the ranks politely."""
         self.asked = asyncio.Event()
-        """Set when somebody waits for the end, whatever its cause: the ranks' last events are no longer awaited."""
+        """Set when somebody waits for the end, whatever its cause; then the ranks' last events are not awaited."""
 
     @property
     def is_decided(self) -> bool:
@@ -70,7 +70,7 @@ class PartEnding:
         self.end("lost")
 
     def on_news(self, news: News) -> None:
-        """Take news of the lease."""
+        """Take a directive from the lease."""
         match news:
             case "lost":
                 self.lose()
@@ -88,8 +88,8 @@ class PartEnding:
 
 
 class DiskThread:
-    """Runs disk work in order, without blocking anything else: a disk may hang for any time. A failure ends the
-    part.
+    """Runs disk work in order without blocking anything else, since a disk may hang for any time. A failure
+    ends the part.
     """
 
     def __init__(self, folder: Path, ending: PartEnding) -> None:
@@ -118,13 +118,13 @@ _MOMENT_S = 0.05
 
 
 def _place(stacks: str, forks: Iterable[str]) -> str:
-    """Return where a rank stands, and where the processes that it has forked do."""
+    """Return the line at which a rank is, and those of its forks."""
     places = dict.fromkeys(innermost_frame(each) for each in forks)
     return innermost_frame(stacks) + (f" (its processes at {', '.join(places)})" if places else "")
 
 
 class StallWatch:
-    """Watches for ``stall_s`` seconds in which no rank reports or prints anything; for no limit where that is None."""
+    """Watches for ``stall_s`` seconds in which no rank reports or prints anything; ``None`` means no limit."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class StallWatch:
         """The innermost frame of each hanging rank."""
 
     async def stalled(self) -> bool:
-        """Return true once the ranks hang, and ask them where. Ranks that are still starting get longer."""
+        """Return true once the ranks hang, and ask them where. Starting ranks get longer."""
         while self._stall_s is not None:
             limit = self._stall_s if self._relay.ranks else max(self._stall_s, self._settings.first_rank_within_s)
             quiet = time.monotonic() - self._relay.heard_at
@@ -177,7 +177,7 @@ class StallWatch:
         return found
 
     async def _grown(self, rank: int, known: int) -> str:
-        """Return the stacks of a rank's file once there are more than was known, and none has come for a moment."""
+        """Return the stacks of a rank's file once there are more than before, and no more come for a moment."""
         until = time.monotonic() + self._settings.stacks_within_s
         text = ""
         while time.monotonic() < until:

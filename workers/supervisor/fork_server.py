@@ -4,8 +4,8 @@ memory once.
 
 The process has one thread and no GPU device, and never sees the contents of a job: a supervisor gets its environment
 and its order over a connection of its own, from the agent, after it has forked its keeper and launcher. So nothing of
-the service's secrets is in the memory of a rank. It ends, and the agent starts another, when anything that it imported
-is not what is on disk any more (:mod:`workers.supervisor.image`), and when the agent ends.
+the service's secrets is in the memory of a rank. When anything that it imported changes on disk
+(:mod:`workers.supervisor.image`), it ends and the agent starts another. It also ends with the agent.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class ForkServer:
         os.close(nothing)
 
     def serve(self) -> int:
-        """Import everything, then fork a supervisor for each connection that the agent passes; return 0 when it hangs
-        up or the disk has changed, 1 when this process cannot be forked.
+        """Import everything, then fork a supervisor for each connection that the agent passes. Return 0 when
+        the agent hangs up or the disk has changed, 1 if this process cannot be forked.
         """
         image = ImportedImage.before_imports()
         environment = _import(preload=self._preload)
         image.take()
         if reason := self._unfit():
-            logger.error("no supervisors are forked here: what was imported has %s", reason)
+            logger.error("no supervisors are forked here: an import left %s", reason)
             return 1
         gc.collect()
         gc.freeze()  # so that no fork copies the pages of all objects with its first collection
@@ -65,16 +65,16 @@ class ForkServer:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return 0
-            # Changes from before a job was submitted are seen here.
+            # This notices changes from before a job was submitted.
             changed, reason = image.change(), self._unfit()
             for connection in descriptors if not (changed or reason) else ():
                 forks.fork(lambda: self._supervise(environment), stdin=connection)
                 os.close(connection)
-        logger.warning("supervisors are forked by another process from now on: %s", changed or reason)
+        logger.warning("another process forks supervisors from now on: %s", changed or reason)
         return 0 if changed else 1
 
     def _unfit(self) -> str:
-        """Return why nothing can be forked from this process; empty if it can."""
+        """Return why this process cannot be forked; empty if it can."""
         if len(names := forks.threads()) > 1:
             return f"threads ({', '.join(names)})"
         return f"devices open ({', '.join(devices)})" if (devices := forks.open_devices()) else ""

@@ -39,7 +39,7 @@ _LONGEST_FOLDER = 80
 def _scratch_folder() -> Path:
     """Make a private folder whose path leaves room for a socket's name, wherever TMPDIR points.
 
-    Its name has the process's id, so that :func:`remove_leftovers` recognises one that a killed process left.
+    Its name has the process's id, so that :func:`remove_leftovers` recognises the folder of a killed process.
     """
     me = Process.of(os.getpid())
     assert me is not None
@@ -99,10 +99,10 @@ def _spawn(
 
 
 def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _SpawnedProcess:
-    """Fork a keeper from this process, and from that a launcher.
+    """Fork a keeper from this process, and a launcher from the keeper.
 
-    Modules to preload are imported already, or not wanted. The keeper then becomes its usual program: no import of this
-    process stays in it.
+    Modules to preload are imported already, or not wanted. The keeper then becomes its usual program, without this
+    process's imports.
     """
 
     def keep() -> int:
@@ -117,10 +117,10 @@ def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: 
 
 
 class Group:
-    """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process.
-    With ``preload`` the launcher imports what Trivet's own ranks need before it forks them. With ``forked`` it is a
-    fork of this process, which has imported all that and knows nothing yet that ranks may not. With ``adopting``, for
-    a process that has no other children, nothing outlives the keeper either if that is killed.
+    """Starts at once, without work; :meth:`launch` gives it some. None of its processes outlives this object's
+    process. With ``preload``, the launcher imports what Trivet's own ranks need before it forks them. With
+    ``forked``, it is a fork of this process, which has imported all that and knows nothing yet that ranks may
+    not. With ``adopting``, for a process without other children, nothing outlives a killed keeper either.
 
     ``folder`` is private and short-lived: the event socket, the launcher's output, and folders in which ranks may
     write: torchrun's own files, their scratch, their meeting point.
@@ -189,7 +189,7 @@ class Group:
             pipe.write(json.dumps(request).encode() + b"\n")
 
     def extend(self, until: float) -> None:
-        """Let the group run until that :func:`workers.linux.uptime`, and no longer. Safe to call in any thread."""
+        """Let the group run until the :func:`workers.linux.uptime` ``until``. Safe to call in any thread."""
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
             if self._life >= 0:
                 os.write(self._life, b"%.6f\n" % until)
@@ -197,14 +197,14 @@ class Group:
     def kill(self) -> None:
         """Have the keeper end everything; :meth:`wait` returns when that is done.
 
-        A keeper that is stopped or hangs is killed after a moment, and then what it leaves.
+        A keeper that is stopped or hangs is killed after a moment, and then its remaining processes.
         """
         with self._lock:
             if self._life < 0:
                 return
             os.close(self._life)
             self._life = -1
-        with contextlib.suppress(RuntimeError):  # without a loop nobody waits in one
+        with contextlib.suppress(RuntimeError):  # without a loop, nobody waits in one
             asyncio.get_running_loop().call_later(_KEEPER_GRACE_S, self._keeper.kill)
 
     async def wait(self) -> int:
@@ -232,7 +232,7 @@ class Group:
         try:
             with Folder.open(self.folder) as folder:
                 return {int(rank): code for rank, code in json.loads(folder.read(_REPORT, _LARGEST)).items()}
-        except (OSError, ValueError):  # there is none, or the launcher was ended while it wrote
+        except (OSError, ValueError):  # there is no report, or the launcher was ended while it wrote it
             return {}
 
     def last_output(self) -> list[str]:

@@ -26,10 +26,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ImportedImage:
-    """The imports since :meth:`before_imports`.
-
-    Every answer of :meth:`change` is about that moment: if the kernel reports changes, files are checked only after a
-    report.
+    """The imports since :meth:`before_imports`. :meth:`change` always compares with that moment; if the kernel
+    reports changes, it checks files only after a report.
     """
 
     def __init__(self, began_ns: int, packages: dict[str, _Stamp]) -> None:
@@ -39,7 +37,7 @@ class ImportedImage:
 
     @classmethod
     def before_imports(cls) -> ImportedImage:
-        """Begin. A file that changes from here on may have been imported before or after its change."""
+        """Begin. A file that changes from now on may have been imported before or after its change."""
         return cls(time.clock_gettime_ns(_CLOCK_OF_FILES), _packages())
 
     def take(self) -> None:
@@ -50,7 +48,7 @@ class ImportedImage:
         self._files = {name: _stamp(name) for name in names}
 
     def change(self) -> str:
-        """Return the changes since it was imported, for people; empty if nothing has."""
+        """Return the changes since the imports, for people; empty if there are none."""
         if not self._watch.has_news():
             return ""
         if _packages() != self._packages:
@@ -81,7 +79,7 @@ class _Watch:
             return True
         with contextlib.suppress(BlockingIOError):
             while os.read(self._queue, 1 << 16):
-                self._is_new = True  # and check once more after this one, which may have been too early
+                self._is_new = True  # and check again later, since this check may have been too early
         return self._is_new
 
     def _add(self, folder: str) -> bool:

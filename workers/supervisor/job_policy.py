@@ -82,9 +82,9 @@ class JobPolicy:
     ) -> Confinement:
         """Return the confinement of a claimed part's ranks.
 
-        They read what the spec names and their job's folder. There they write artifacts, checkpoints, their work folder
-        and the files of their events and stacks, and besides in the cache of files derived from uploads of ``owner``.
-        ``read`` and ``write`` are the group's own.
+        They read their job's folder and the files that the spec names. They write artifacts, checkpoints, their
+        work folder and the files of their events and stacks, and in ``owner``'s cache of files derived from
+        uploads. ``read`` and ``write`` are the group's own paths.
         """
         spec = claim.spec
         read = [*map(Path, self.read), *plugins(), *read]
@@ -119,8 +119,8 @@ class JobPolicy:
 def plugins() -> tuple[Path, ...]:
     """Return the folders of packages that extend Trivet; one under development is outside the installation.
 
-    Looking through all packages takes as long as a fork: a process does it once, and one that forks supervisors ends
-    when a package changes.
+    A search of all packages takes as long as a fork, so a process does it once; a fork server ends when a
+    package changes.
     """
     places: list[Path] = []
     for group in GROUPS:

@@ -6,15 +6,15 @@ It becomes the *subreaper* of everything that the command starts, daemons and pr
 included, and ends all of it
 
 * when the pipe ``LIFE_FD`` reaches its end: the supervisor closed it, or died, however it died;
-* when the time has come that the supervisor wrote to the pipe last, as a line: seconds since the host booted;
+* at the time that the supervisor last wrote to the pipe, as a line: seconds since the host booted;
 * on SIGTERM;
 * when the command itself has ended.
 
-The kernel watches that time. It wakes the keeper, and kills it should it be stopped; its command, and what asked for
-that, dies with it. So the group ends although neither its supervisor nor its keeper runs.
+The kernel watches that time. It wakes the keeper, and kills it if it is stopped; then its command, and every
+process below it, dies with it. So the group ends even if neither its supervisor nor its keeper runs.
 
 It exits last, with the command's exit code (128 + n when signal n ended it), so whoever waits for the keeper knows
-that no process is left. After SIGTERM, or its time, it ends by that signal itself: the command was not at fault.
+that no process is left. After SIGTERM, or at its time, it ends by that signal itself: the command was not at fault.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _SignalEvent(ctypes.Structure):
 class _Deadline:
     """Kernel timers that end this process: SIGTERM at a time, SIGKILL a little later.
 
-    They fire in a stopped process too, and go on while the host is suspended.
+    They fire even in a stopped process, and run while the host is suspended.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def become_subreaper() -> None:
 
 
 def _wake_on_signals() -> int:
-    """Return a descriptor on which the number of each signal arrives, so that none is lost between two waits."""
+    """Return a descriptor that receives the number of each signal, so that none is lost between two waits."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -163,7 +163,7 @@ def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
 
     Raises :class:`_SigtermReceived`.
     """
-    if (status := _reap(child)) is not None:  # before this process heard of the ends of children
+    if (status := _reap(child)) is not None:  # before this process learned of the ends of children
         return status
     while True:
         ready, _, _ = select.select([life, wake], [], [])
@@ -197,7 +197,7 @@ def _reap(child: int) -> int | None:
 def end_descendants() -> None:
     """Kill all processes below this one until none is left: one may start another while it is being killed.
 
-    A subreaper without children has none left, so no process has to be looked at.
+    A subreaper without children has no descendants left, so no process has to be examined.
     """
     pause = 0.001
     while _has_children() and (left := descendants(os.getpid())):
@@ -209,7 +209,7 @@ def end_descendants() -> None:
 
 
 def _has_children() -> bool:
-    """Return whether there is a child, a zombie included: each orphan's parent is its subreaper."""
+    """Return whether there is a child, including a zombie: each orphan's parent is its subreaper."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,9 +1,9 @@
-"""Claims the part of an attempt that a supervisor is to run, keeps it alive at the store, and ends its group in time
-when that does not succeed.
+"""Claims a supervisor's part of an attempt, keeps the claim alive at the store, and ends the group in time if
+that fails.
 
 A lease's length comes with the claim: it is the setting ``lease_s``, whose default is that of
 :class:`service.jobs.store_limits.StoreLimits`.
-Calls are repeated while the broker is away.
+Calls are repeated while the broker does not answer.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 class Lease:
     """Renews in a thread that touches no disk, so that nothing but the broker can hold it up.
 
-    ``extend`` gets, at once and after every renewal, the :func:`uptime` until which the group may run: whoever holds
-    that deadline ends the group by itself, even if this process does not run. ``tell`` gets every directive, and
-    ``lease_expired`` when the deadline has passed. Both are called in threads of this object.
+    ``extend`` gets, at once and after every renewal, the :func:`uptime` until which the group may run: whoever
+    holds that deadline ends the group by itself, even if this process does not run. ``tell`` gets every
+    directive, and ``lease_expired`` once the deadline has passed. Both are called in threads of this object.
 
     ``asked_at`` is the :func:`uptime` just before the claim was sent. The store grants the lease at some later moment,
     so the group, whose deadline counts from here, is gone before the lease is given away.
@@ -64,7 +64,7 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the group's deadline has ever passed. No later renewal undoes that: the group is gone."""
+        """Return whether the group's deadline has ever passed. No later renewal undoes that: the group has ended."""
         return self._lapsed or uptime() >= self._until
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class Lease:
         return self._lease_s / _RENEWALS_PER_LEASE
 
     def _watch(self) -> None:
-        """Watch the deadline beside the renewals, one of which may hang as long as the broker does."""
+        """Watch the deadline in parallel with renewals, since a renewal may hang as long as the broker does."""
         while not self._ended.wait(max(0.0, self._until - uptime())):
             if self.is_over:
                 self._tell("lease_expired")
@@ -116,7 +116,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 async def give_back(order: SupervisorOrder, error: OSError, settings: SupervisorSettings) -> None:
-    """Claim the ordered part, only to report that this host cannot even enter it among those that it supervises."""
+    """Claim the ordered part only to report that this host cannot even register it."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     if await claim_part(store, order, settings) is not None:
         full = full_disk(error, Path(order.data))
@@ -128,7 +128,7 @@ async def give_back(order: SupervisorOrder, error: OSError, settings: Supervisor
 
 
 async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorSettings) -> tuple[Claim, float] | None:
-    """Return the claim on the ordered part and the :func:`uptime` just before the call, or None if it was refused.
+    """Return the claim on the ordered part and the :func:`uptime` just before the call; None if it was refused.
 
     The store counts the lease from a later moment.
     """
@@ -159,12 +159,12 @@ class MayBeLost(Protocol):
 async def let_others_speak_first(
     attempts: Attempts, claim: Claim, settings: SupervisorSettings, ending: MayBeLost
 ) -> None:
-    """Wait for the other hosts of a gang, as the first reported fault is the attempt's.
+    """Wait for the other hosts of a gang, since the first reported fault is the attempt's.
 
-    The host of the rank that failed first may need a moment longer than the others to see it; once it has reported, a
-    renewal says ``stop``. A host that is gone never reports: its lease ends the attempt, and no part is to blame.
-    Leases stand still while the broker is away, so the wait begins anew when it is back; and a worker that looks for
-    ended leases may be away too, so this looks for them at last.
+    The host of the rank that failed first may need a moment longer than the others to notice; once it has reported, a
+    renewal says ``stop``. A lost host never reports: its lease ends the attempt, and no part is to blame. Leases
+    stand still while the broker is away, so the wait begins again when it is back. The worker that reaps leases may
+    be away too, so this call reaps them at the end.
     """
     gives_up_at = uptime() + settings.report_within_s
     within_s = settings.others_within_s + claim.lease_s
@@ -183,8 +183,8 @@ async def let_others_speak_first(
 async def retry_until(within_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a blocking store call in a thread until it gets through.
 
-    Raises :class:`StoreUnavailable` after ``within_s`` seconds, and any other error at once. The call must bear
-    repetition: one that timed out may have taken effect.
+    Raises :class:`StoreUnavailable` after ``within_s`` seconds, and any other error at once. The call must be
+    safe to repeat: one that timed out may have taken effect.
     """
     deadline = time.monotonic() + within_s
     pause = _FIRST_PAUSE_S

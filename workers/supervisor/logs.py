@@ -1,4 +1,4 @@
-"""Keeps the output of ranks: all of it on disk up to a limit, live as much as followers can take."""
+"""Keeps the output of ranks: all of it on disk up to a limit, and live as much as followers can take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SEGMENTS, _FIRST = 8, 2
 
 
 def printable(line: TextLine) -> str:
-    """Return a line as a terminal would show it: of a progress bar drawn over itself, the last drawing."""
+    """Return a line as a terminal would show it: a progress bar that overwrites itself ends as its last state."""
     text = line.text.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     return f"{text} … [{line.cut} more bytes]" if line.cut else text
 
@@ -50,8 +50,8 @@ class GrowingFile:
     """A file that grows. Adding costs nothing; :meth:`write` may block as long as the disk does, so it belongs in a
     thread.
 
-    Raises :class:`OSError` when it fails, and then keeps no more. It goes by a descriptor: another file that gets its
-    name meanwhile is never written to.
+    Raises :class:`OSError` when it fails, and then keeps no more. It writes by descriptor, so another file that
+    takes its name is never written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +119,7 @@ class RotatedLog:
         self._lock = threading.Lock()
 
     def add(self, line: bytes) -> None:
-        """Take a line, which :meth:`write` brings to the disk."""
+        """Take a line, which :meth:`write` writes to disk."""
         with self._lock:
             if len(line) > self._room:
                 self._begin_segment()
@@ -181,7 +181,7 @@ class RankLog:
         self.tail: deque[str] = deque(maxlen=_TAIL)
 
     def add(self, text: str, stream: Literal["stdout", "stderr"]) -> list[LogEvent]:
-        """Keep a line; return what to relay for it: nothing over the limit, with a notice once there is room."""
+        """Keep a line; return the lines to relay: none over the limit, and a notice once there is room."""
         self.tail.append(text)
         event = log_event(text, stream, self._rank)
         self.file.add(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE))
@@ -195,7 +195,7 @@ class RankLog:
         held_back, self._held_back = self._held_back, 0
         if not held_back:
             return []
-        told = f"[{held_back} lines were not relayed: too many at once; the log of the job has them]"
+        told = f"[{held_back} lines were not relayed: too many at once; the job's log has them]"
         notice = log_event(told, rank=self._rank)
         notice["live"] = True
         return [notice]

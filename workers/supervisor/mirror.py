@@ -1,7 +1,7 @@
-"""Hands the files of a job on through an object store, where hosts share no folder.
+"""Passes the files of a job through an object store when hosts share no folder.
 
-Before ranks start, their files come from there; while they run, the files for the next attempt are put there; and no
-success is reported before all that belongs to it is there.
+Before ranks start, it fetches their files. While they run, it stores the files for the next attempt. It lets no
+success be reported before all of its files are stored.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 _Version = tuple[int, int, int]
-"""Tells a file from one that was written anew: its inode, its size, its time."""
+"""Identifies one version of a file: inode, size and time."""
 
 
 @dataclass
 class Mirror:
-    """Serves one attempt; does nothing where there is no object store. Its calls block, but for :meth:`run`."""
+    """Serves one attempt; does nothing without an object store. All calls but :meth:`run` block."""
 
     claim: Claim
     layout: DataLayout
@@ -55,7 +55,7 @@ class Mirror:
     is_lost: Callable[[], bool]
     """Whether the attempt is no longer this supervisor's."""
     fault: str = ""
-    """Why the object store has not all of it."""
+    """Why the object store lacks some of the files."""
     _put_before: dict[_Version, StoredObject] = field(default_factory=dict)
     _versions: dict[str, _Version] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Mirror:
         return job_files(self.claim.ref.job_id)
 
     def fetch(self) -> None:
-        """Fetch the state that the attempt goes on from, and the files and jobs that its spec names. Raises
+        """Fetch the state from which the attempt continues, and the files and jobs that its spec names. Raises
         :class:`OSError`.
         """
         if (objects := self.objects) is None:
@@ -89,7 +89,7 @@ class Mirror:
             self._repeat(act, self.settings.claim_within_s)
 
     def publish(self, artifact: Artifact) -> None:
-        """Put an artifact there, before its job's manifest has it. Checkpoints go with the next attempt's files."""
+        """Store an artifact before its job's manifest names it. Checkpoints belong to the next attempt's files."""
         objects = self.objects
         if objects is None or (artifact.media_type == FOLDER and step_of(f"{artifact.name}/") is not None):
             return
@@ -106,7 +106,7 @@ class Mirror:
         self._try(put)
 
     async def run(self) -> None:
-        """Put there what the next attempt goes on from, whenever the ranks have written some of it."""
+        """Store the next attempt's files whenever the ranks have written some."""
         while self.objects is not None:
             await asyncio.sleep(self.settings.store_interval_s)
             try:
@@ -114,7 +114,7 @@ class Mirror:
             except FileNotFoundError:
                 pass  # the ranks have removed it meanwhile
             except OSError as error:
-                logger.warning("what the ranks have written is not in the object store yet: %s", error)
+                logger.warning("the ranks' files are not in the object store yet: %s", error)
 
     def finish(self) -> None:
         """Store the rest, and the ranks' reports and output."""
@@ -130,7 +130,7 @@ class Mirror:
         self._try(put_record)
 
     def judge(self, outcome: PartOutcome) -> PartOutcome:
-        """Return an outcome, which is no success unless the object store has all that belongs to it."""
+        """Return the outcome, which is a success only if the object store has all of its files."""
         if outcome.status != "succeeded" or not self.fault:
             return outcome
         return PartOutcome(status="lost", error=JobError(type="ObjectStoreError", message=self.fault))
@@ -151,7 +151,7 @@ class Mirror:
                     self._forget_earlier(objects)
 
     def _forget_earlier(self, objects: ObjectStore) -> None:
-        """Delete the state of earlier attempts, now that this one has named its own."""
+        """Delete the state of earlier attempts, now that this attempt's own is stored."""
         for number in objects.numbers(f"{self._owner}/attempts"):
             if number < self.claim.ref.attempt:
                 objects.remove(f"{self._owner}/{state_tree(number)}")
@@ -172,7 +172,7 @@ class Mirror:
             return
         attempt, manifest = found
         if manifest.host == self.claim.ref.host and self._paths.attempt(attempt).exists():
-            return  # it ran here: this has all of it, and may have more
+            return  # it ran here: this folder has all of it, and maybe more
         self._paths.root.mkdir(parents=True, exist_ok=True)
         steps = {step_of(name) for name in manifest.files}
         with Folder.open(self._paths.root) as root, root.make(self._paths.checkpoints.name) as checkpoints:
@@ -182,7 +182,7 @@ class Mirror:
             _fetch_files(objects.tree(self._owner, manifest).files, root)
 
     def _fetch_job(self, objects: ObjectStore, job_id: str, step: int | None) -> None:
-        """Fetch another job's artifacts, and its checkpoint of ``step``, the newest one where that is None."""
+        """Fetch another job's artifacts, and its checkpoint of ``step``, or the newest one if that is None."""
         owner, paths = job_files(job_id), self.layout.job(job_id)
         files = {
             f"{paths.artifacts.name}/{each.name}": RemoteFile(
@@ -207,7 +207,9 @@ class Mirror:
             self.fault = self.fault or str(error)
 
     def _repeat(self, act: Callable[[], None], within_s: float) -> None:
-        """Do something until it is done; raise its last error after so many seconds, or once the attempt is lost."""
+        """Repeat an action until it succeeds; raise its last error after so many seconds, or once the attempt is
+        lost.
+        """
         deadline, pause = time.monotonic() + within_s, _FIRST_PAUSE_S
         while True:
             try:
@@ -215,19 +217,19 @@ class Mirror:
             except OSError as error:
                 if time.monotonic() + pause > deadline or self.is_lost():
                     raise
-                logger.warning("the object store, which is asked again: %s", error)
+                logger.warning("the object store failed; asking again: %s", error)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _fetch_files(files: dict[str, RemoteFile], root: Folder) -> None:
-    """Get files, those by which a checkpoint is complete last."""
+    """Fetch files; the files that make a checkpoint complete come last."""
     for name in sorted(files, key=lambda name: (name.endswith(f"/{META}"), name)):
         files[name].store.fetch(files[name], root, name)
 
 
 def _is_kept(name: str, steps: set[int]) -> bool:
-    """Return whether a file is of use to the next attempt: not a draft, and not of an incomplete checkpoint."""
+    """Return whether the next attempt can use a file: not a draft, and not part of an incomplete checkpoint."""
     if any(part.startswith(".") for part in name.split("/")):
         return False
     step = step_of(name)

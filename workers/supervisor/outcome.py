@@ -24,9 +24,9 @@ Cause = Literal[
     "disk_full",
     "fault",
 ]
-"""What made the group end: of itself; a rank; a request; the time limit; ranks that hang; the end of the service on
-this host, which is not the job's; another signal to the supervisor; its lease; a disk without room for the attempt's
-record; an error of the supervisor's own."""
+"""What ended the group: itself; a rank; a request; the time limit; ranks that hang; the end of the service on
+this host, which is not the job's fault; another signal to the supervisor; its lease; a disk without room for
+the attempt's record; the supervisor's own error."""
 
 _LONGEST_MESSAGE = 4000
 _HOSTS_FAULTS = {
@@ -41,28 +41,31 @@ _PEER_GONE = re.compile(
     r"|ncclRemoteError|ncclSystemError|remote process exited|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
-"""The words in which communication libraries report a peer's end, which is never the cause itself."""
+"""The words with which communication libraries report a peer's end, which is never the cause itself."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Gathers what was seen of the ranks of one host until anything was killed from here. Times are in Unix seconds.
+    """The evidence about the ranks of one host, up to the first kill from here.
 
-    In ``errors`` and ``terminated`` times are the ranks' own, so they are in the order of what happened, whatever the
-    order of arrival. A time in ``silent`` is when the supervisor noticed the end, which may be long after.
+    Times are in Unix seconds. Those in ``errors`` and ``terminated`` are the ranks' own, so they give the order of
+    events, whatever the order of arrival. A time in ``silent`` is when the supervisor noticed the end, perhaps long
+    after it.
     """
 
     cause: Cause
     launcher_code: int | None
-    """As in a shell: 128 + n for signal n. Negative when a signal ended what keeps torchrun, None when torchrun was
-    ended from here.
+    """As in a shell: 128 + n for signal n. Negative if a signal ended the keeper of torchrun, None if torchrun
+    was ended from here.
     """
     exit_codes: Mapping[int, int] = field(default_factory=dict)
-    """By rank, as torchrun reported them: those other than 0, negative for signals. None when it did not get to it."""
+    """Exit codes other than 0 by rank, as torchrun reported them, negative for signals. None if torchrun could not
+    report.
+    """
     errors: Sequence[ErrorEvent] = ()
     """The exceptions that ranks reported."""
     terminated: Mapping[int, float] = field(default_factory=dict)
-    """Ranks to which SIGTERM came, and when."""
+    """Ranks that got SIGTERM, and when."""
     silent: Mapping[int, float] = field(default_factory=dict)
     """Ranks that ended without a last word."""
     ranks: int = 0
@@ -74,7 +77,7 @@ class Evidence:
     tails: Mapping[int, Sequence[str]] = field(default_factory=dict)
     launcher_tail: Sequence[str] = ()
     leads: bool = False
-    """Whether rank 0 ran here, which leaves the result."""
+    """Whether rank 0, which leaves the result, ran here."""
     result: Mapping[str, Any] | None = None
     """The result that rank 0 left, with ``completed`` beside it."""
     timeout_s: float | None = None
@@ -94,15 +97,15 @@ class _Death:
 
 
 def judge(evidence: Evidence) -> PartOutcome:
-    """Return the outcome to report. A failure names the rank that failed *first*: its peers fail in its wake. Success
-    means that every rank said it was done, and that all the work which the spec asks for was.
+    """Return the outcome to report. A failure names the rank that failed *first*: its peers fail in its wake.
+    Success means that every rank said it was done, and that all the work of the spec was.
     """
     return _from_outside(evidence) or _failure(evidence) or _shortfall(evidence) or _success(evidence)
 
 
 def may_be_aftermath(evidence: Evidence) -> bool:
-    """Return whether what failed here may have failed in the wake of a rank on another host of the gang: nothing ended
-    a rank here but an exception that says a peer is gone, or SIGTERM, with which torchrun ends the rest of a gang.
+    """Return whether the failure here may have followed that of a rank on another host of the gang: only an
+    exception about a lost peer ended a rank here, or SIGTERM, with which torchrun ends the rest of a gang.
     """
     if evidence.cause not in ("exited", "rank_failed") or _killed(evidence) is not None:
         return False
@@ -162,8 +165,8 @@ def _failure(evidence: Evidence) -> PartOutcome | None:
 
 
 def _lost_its_launcher(evidence: Evidence) -> int | None:
-    """Return the signal that ended torchrun, if one did: it takes the ranks along without exit codes, or passes the
-    signal on.
+    """Return the signal that ended torchrun, if one did: torchrun takes its ranks along without exit codes, or
+    passes the signal on.
     """
     code = evidence.launcher_code
     if code is None or code <= 128 or evidence.exit_codes:
@@ -176,8 +179,9 @@ def _lost_its_launcher(evidence: Evidence) -> int | None:
 
 
 def _killed(evidence: Evidence) -> _Death | None:
-    """Return the rank that a signal, or a silent exit of its own, ended first. What happens to its peers does that to
-    no rank, but for the abort of a communication library and torchrun's SIGTERM (:func:`_first_by_time`).
+    """Return the rank that was first ended by a signal or by its own silent exit. The end of a peer never does
+    that to a rank, except through the abort of a communication library or torchrun's SIGTERM
+    (:func:`_first_by_time`).
     """
     in_the_wake = (None, -signal.SIGABRT, -signal.SIGTERM)
     own = {rank: at for rank, at in evidence.silent.items() if evidence.exit_codes.get(rank) not in in_the_wake}
@@ -185,10 +189,10 @@ def _killed(evidence: Evidence) -> _Death | None:
 
 
 def _first_by_time(evidence: Evidence) -> ErrorEvent | _Death | None:
-    """Return the first exception, or the rank that before it got SIGTERM or ended in a way that does not tell.
+    """Return the first exception, or the rank that got SIGTERM or ended silently before it.
 
-    A silent end was noticed some time after it happened. So one that was noticed after an exception may have come
-    before it; it did if the exception says that a peer is gone.
+    A silent end is noticed some time after it happened. So one that was noticed after an exception may have come
+    before it, and did if the exception says that a peer is gone.
     """
     first = min(evidence.errors, key=lambda error: error["time"], default=None)
     ends = {**evidence.silent, **evidence.terminated}
@@ -207,8 +211,8 @@ def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
 
 
 def _never_there(evidence: Evidence) -> _Death | None:
-    """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was
-    done.
+    """Return a rank whose failure only torchrun saw: it ended before it reached its supervisor, or after its
+    work was done.
     """
     failed = sorted(evidence.exit_codes) if evidence.cause == "exited" else []
     telling = [rank for rank in failed if evidence.exit_codes[rank] not in (-signal.SIGABRT, -signal.SIGTERM)]
@@ -276,7 +280,7 @@ def _failed(error: str, message: str, rank: int | None = None, traceback: str | 
 
 
 def _lost(error: str, message: str) -> PartOutcome:
-    """Return a loss that is not the job's fault: it costs no retry."""
+    """Return a loss that is not the job's fault and costs no retry."""
     return PartOutcome("lost", error=JobError(type=error, message=_cut(message)))
 
 

@@ -1,8 +1,8 @@
-"""Runs the supervisor: a process of its own per attempt and host, which outlives the worker that started it.
+"""Runs the supervisor: one process per attempt and host, which outlives the worker that started it.
 
-``python -m workers.supervisor`` reads one :class:`workers.supervisor.settings.SupervisorOrder` from standard input. It
-starts its group's keeper and launcher before that, which import what ranks need meanwhile. With ``--fork-server`` it
-imports everything itself and forks such supervisors on request: :mod:`workers.supervisor.fork_server`.
+``python -m workers.supervisor`` reads one :class:`workers.supervisor.settings.SupervisorOrder` from standard input.
+Before that it starts its group's keeper and launcher, which meanwhile import what ranks need. With ``--fork-server``
+it imports everything itself and forks such supervisors on request: :mod:`workers.supervisor.fork_server`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     """Run until the attempt has ended. ``program`` is what torchrun starts as ranks; no spec can choose it.
 
-    SIGINT gives a part back to the queue, as when the service on this host stops; before there is one it just ends.
+    SIGINT gives the part back to the queue, as when the service on this host stops; before there is a part, it ends
+    the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     own_namespaces, preload = HOST_NAMESPACES not in sys.argv, program == _RANK_PROGRAM
@@ -41,7 +42,7 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
 
 
 def run(group: Group, program: Sequence[str]) -> int:
-    """Read the order from standard input and carry it out with this group, which is ended in any case."""
+    """Read the order from standard input and carry it out with this group, which always ends."""
     try:
         # Imported while the launcher imports torch.
         from service.jobs.layout import DataLayout  # noqa: PLC0415

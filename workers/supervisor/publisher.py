@@ -1,4 +1,4 @@
-"""Enters the files of a job into its manifest, with content that no longer changes."""
+"""Publishes the files of a job: enters them into its manifest, with content that no longer changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _CHUNK = 1 << 20
-_TOO_LATE = "it was not read to its end: the attempt was over before"
+_TOO_LATE = "it was not read to its end: the attempt ended before"
 
 
 class UnusableArtifact(Exception):  # noqa: N818
@@ -41,9 +41,9 @@ def publish(
     copied_bytes: int = SupervisorSettings.copied_bytes,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
-    """Take the content of an announced artifact as it is now into ``paths.published``, under its hash; of a folder only
-    the size. Raises :class:`UnusableArtifact` when it is missing, outside the job's folder, no file or folder, or
-    written to meanwhile, and once ``is_over`` says that there is no time for it.
+    """Take the content of an announced artifact as it is now into ``paths.published``, under its hash; for a
+    folder, only take its size. Raises :class:`UnusableArtifact` if it is missing, outside the job's folder,
+    neither file nor folder, or written to meanwhile, and once ``is_over`` says that there is no time left.
     """
     with Folder.open(paths.root) as root, _locate(root, name) as found:
         if isinstance(found, Folder):
@@ -55,7 +55,7 @@ def publish(
 
 
 def _publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
-    """Publish a text of the service's own, which no rank has touched."""
+    """Publish the service's own text, which no rank has touched."""
     content = text.encode()
     digest = hashlib.sha256(content).hexdigest()
     with Folder.open(paths.root) as root, root.make(paths.published.name) as published:
@@ -64,8 +64,8 @@ def _publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
 
 
 def _keep(file: BinaryIO, published: Folder, copied_bytes: int, is_over: Callable[[], bool]) -> tuple[int, str]:
-    """Give a large file, which jobs replace and never write to again, another name; copy a small one, to be sure.
-    Return size and SHA-256 of the published copy.
+    """Link a large file, which jobs replace and never write to again, under another name; copy a small one, to
+    be sure. Return size and SHA-256 of the published file.
     """
     draft = f".{uuid.uuid4().hex}"
     try:
@@ -122,7 +122,7 @@ def clear_unpublished(paths: JobPaths, manifest: Iterable[Artifact]) -> None:
 
 
 def _locate(root: Folder, name: str) -> BinaryIO | Folder:
-    """Locate an announced file, which is below the artifacts or the job's folder itself."""
+    """Locate an announced file, below the artifacts or the job's folder."""
     if not PurePosixPath(name).parts:
         raise UnusableArtifact("it is the folder of all artifacts")
     for place in (f"artifacts/{name}", name):
@@ -131,7 +131,7 @@ def _locate(root: Folder, name: str) -> BinaryIO | Folder:
         except FileNotFoundError:
             continue
         except UnsafePathError as error:
-            raise UnusableArtifact(f"it lies outside the job's folder, or is no file: {error}") from error
+            raise UnusableArtifact(f"it is outside the job's folder, or is not a file: {error}") from error
     raise UnusableArtifact("it was announced, but there is no such file")
 
 
@@ -164,7 +164,7 @@ class Publisher:
         self._turn = asyncio.Lock()
         self._is_over = threading.Event()
         self.beyond_limits = 0
-        """Artifacts beyond the job's limits; their content is left in ``published``."""
+        """Number of artifacts beyond the job's limits; their content stays in ``published``."""
 
     def give_up(self) -> None:
         """Publish nothing more."""
@@ -187,12 +187,12 @@ class Publisher:
         task.add_done_callback(self._tasks.discard)
 
     async def drain(self) -> None:
-        """Wait for all announced artifacts, and report how many were too many."""
+        """Wait for all announced artifacts, and report how many were beyond the limits."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self.beyond_limits > 1:
             said = (
-                f"{self.beyond_limits} artifacts were not taken, since the job has as many, or as large ones, as it may"
+                f"{self.beyond_limits} artifacts were not taken, because the job has as many or as large ones as it may"
             )
             self._say(event_protocol.log_event(said))
 
@@ -210,7 +210,7 @@ class Publisher:
             except (UnusableArtifact, ValueError, OSError) as error:
                 self._say(event_protocol.log_event(f"artifact {event['name']!r}: {error}", rank=event["rank"]))
             except (Superseded, StoreUnavailable):
-                pass  # the attempt is no longer ours; its lease tells the supervisor
+                pass  # another attempt has taken over; the supervisor learns it from its lease
             else:
                 described = {**event, "bytes": artifact.bytes, "sha256": artifact.sha256}
                 self._record(cast(Event, described))

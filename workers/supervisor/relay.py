@@ -1,4 +1,4 @@
-"""Serves the group's socket: hears ranks' output and last words, and notices when they die."""
+"""Serves the group's socket: reads the ranks' output and last words, and notices when they die."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Admission:
     """Admits the processes of one group on this host, each for one rank."""
 
     secret: str
-    """The ranks find it in their environment."""
+    """The group's secret; the ranks find it in their environment."""
     ranks: range
     """The ranks that run on this host."""
     root: int
@@ -40,7 +40,7 @@ class Admission:
     def check(self, greeting: Greeting, pid: int) -> None:
         """Raise :class:`MalformedEvent` unless process ``pid``, which the kernel names, may speak for the rank.
 
-        A process that has already ended cannot be looked at any more: its secret must do.
+        A process that has already ended cannot be examined: its secret is then enough.
         """
         who = f"process {pid}, which calls itself rank {greeting.rank},"
         if not hmac.compare_digest(greeting.secret.encode(), self.secret.encode()):
@@ -79,36 +79,36 @@ class Rank:
     """Its control connection, in the other direction: the supervisor's requests."""
     pid: int = 0
     process: int | None = None
-    """A pidfd: signals through it cannot hit a stranger that got the same pid. None once it is gone."""
+    """A pidfd: signals through it cannot hit another process that got the same pid. None once the rank has ended."""
     done: bool = False
     error: ErrorEvent | None = None
     terminated_at: float | None = None
     """When SIGTERM arrived there; its supervisor never sends it."""
     hung_up: bool = False
-    """Whether all it said has been read."""
+    """Whether all of its output has been read."""
     ended_at: float | None = None
-    """When its end was noticed, before anything was killed from here; the end itself came earlier."""
+    """When its end was noticed, before the first kill from here; the end itself came earlier."""
 
     @property
     def has_explained_itself(self) -> bool:
         return self.done or self.error is not None or self.terminated_at is not None
 
     def ask(self, request: bytes) -> None:
-        """Send a line, unless the rank has gone, or reads so little that there is no room for it."""
+        """Send a line, unless the rank has ended, or reads so slowly that there is no room."""
         with contextlib.suppress(OSError):
             self.requests.send(request, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 @dataclass
 class Relay:
-    """Serves one group. ``say`` gets what it has to say itself, as events; ``alarm`` is called when a rank fails."""
+    """Serves one group. ``say`` gets its own messages as events; ``alarm`` is called when a rank fails."""
 
     address: Path
     logs: Path
     say: Callable[[Event], None]
     """Records an event and relays it."""
     offer: Callable[[Event], None]
-    """Relays a printed line, which has a file of its own."""
+    """Relays a printed line, which is also in its own file."""
     alarm: Callable[[], None]
     admission: Admission
     settings: SupervisorSettings
@@ -124,7 +124,7 @@ class Relay:
     _killed: bool = False
     _until: float | None = None
     heard_at: float = field(default_factory=time.monotonic)
-    """When any rank was last heard of, on the monotonic clock."""
+    """Time of the last message from any rank, on the monotonic clock."""
 
     def expect(self, ranks: Iterable[int]) -> list[RotatedLog]:
         """Return the files for the output of these ranks, to be made before the ranks start."""
@@ -138,7 +138,7 @@ class Relay:
         if self._server is not None:
             await asyncio.sleep(
                 self.settings.socket_pause_s
-            )  # lets in those that connected while this process was not running
+            )  # admits ranks that connected while this process was not running
             self._server.close()
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=self.settings.drain_within_s)
@@ -152,13 +152,13 @@ class Relay:
             rank.requests.close()
 
     def extend(self, until: float) -> None:
-        """Let the ranks live until that :func:`workers.linux.uptime`. Safe to call in any thread."""
+        """Let the ranks live until the :func:`workers.linux.uptime` ``until``. Safe to call in any thread."""
         self._until = until
         for rank in list(self.ranks.values()):
             rank.ask(lease_until(until))
 
     def stop(self) -> bool:
-        """Ask the ranks to stop, also those that have yet to greet; return whether there was any to ask."""
+        """Ask the ranks to stop, including those that have yet to greet; return whether there was any to ask."""
         self._stopping = True
         running = [rank for rank in self.ranks.values() if rank.ended_at is None]
         for rank in running:
@@ -171,7 +171,7 @@ class Relay:
         return sorted(rank.number for rank in self.ranks.values() if rank.process is not None)
 
     def ask_for_stacks(self) -> None:
-        """Have the ranks write where they are (:mod:`workers.rank.stacks`)."""
+        """Have the ranks write their stacks (:mod:`workers.rank.stacks`)."""
         for rank in self.ranks.values():
             if rank.process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -183,7 +183,7 @@ class Relay:
         return [each for each in sorted(descendants(pid)) if answers(each)] if pid else []
 
     def ask_fork_for_stacks(self, number: int, pid: int) -> None:
-        """Have a process of a rank write where it is, behind what the rank has written."""
+        """Have a process of a rank write its stacks behind those of the rank."""
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(pid)
             try:
@@ -272,7 +272,7 @@ class Relay:
             self._hear_out(rank, time.monotonic() + self.settings.last_words_within_s)
 
     def _hear_out(self, rank: Rank, until: float) -> None:
-        """Read a rank's last words, which may still be in the socket, before calling its end a surprise."""
+        """Read a rank's last words, which may still be in the socket, before counting its end as silent."""
         if rank.has_explained_itself:
             return
         if rank.hung_up or time.monotonic() > until:
@@ -320,9 +320,7 @@ class Relay:
             self.heard_at = time.monotonic()
             for line in splitter.feed(chunk):
                 self._print(log, line, stream)
-            while (
-                log.file.pending > self.settings.most_unwritten_bytes
-            ):  # a disk that hangs: the rank waits for it, too
+            while log.file.pending > self.settings.most_unwritten_bytes:  # a disk that hangs: the rank waits for it too
                 await asyncio.sleep(self.settings.socket_pause_s)
         for line in splitter.finish():
             self._print(log, line, stream)

@@ -25,9 +25,9 @@ class SupervisorSettings:
     upload_interval_s: float = 0.1
     """Pause after a batch that left less than another one waiting."""
     upload_full: int = 4096
-    """Waiting events, from which on more of them stay where they are on disk."""
+    """Number of waiting events from which further ones stay on disk."""
     upload_capacity: int = 50_000
-    """Waiting events of the supervisor's own beyond which those that may be missed live are only recorded."""
+    """Number of the supervisor's own waiting events beyond which less important ones are only recorded, not sent."""
     read_interval_s: float = 0.1
     """Pause between two looks into the ranks' event files."""
     write_interval_s: float = 0.25
@@ -53,14 +53,14 @@ class SupervisorSettings:
     torchrun_reports_s: float = 10.0
     """Seconds for it to report after all ranks were killed."""
     others_within_s: float = 10.0
-    """Seconds beside a lease for the other hosts of a gang to report a failure that may have come before the one seen
-    here.
+    """Seconds, besides a lease, for the other hosts of a gang to report a failure that may have come before the
+    one seen here.
     """
 
     first_rank_within_s: float = 600.0
-    """Seconds for the first rank to be heard of, before ``stall_s`` counts."""
+    """Seconds for the first rank to report, before ``stall_s`` counts."""
     stacks_within_s: float = 1.0
-    """Seconds for hanging ranks to write their stacks, and at most for each process that one has forked."""
+    """Seconds for hanging ranks to write their stacks, and at most for each of their forks."""
     stall_interval_s: float = 1.0
     """Longest pause between two checks for hanging ranks."""
 

@@ -1,4 +1,4 @@
-"""Carries events to the store in batches, through broker outages; unrecorded ones go to disk first."""
+"""Sends events to the store in batches, through broker outages; unrecorded ones go to disk first."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Disk = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 class Uploader:
-    """Call :meth:`put` and :meth:`relay` from the event loop; :meth:`run` sends at most ten batches a second, the first
-    one at once. Of the progress in a batch only the newest is sent.
+    """Call :meth:`put` and :meth:`relay` from the event loop; :meth:`run` sends at most ten batches a second, the
+    first one at once.
 
-    The supervisor's own reports are on record before they are sent; beyond ``upload_capacity`` waiting events, what can
-    be missed live is left to the record. ``lost`` is called when the attempt turns out to be superseded: nothing is
-    sent any more.
+    Only the newest progress in a batch is sent. The supervisor's own reports are recorded before they are sent;
+    beyond ``upload_capacity`` waiting events, less important ones are only recorded. ``lost`` is called when the
+    attempt turns out to be superseded; then nothing is sent any more.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Uploader:
         self.offer(event)
 
     def offer(self, event: Event) -> None:
-        """Relay an event that is on record, or need not be, unless too many already wait."""
+        """Relay an event that is recorded, or need not be, unless too many already wait."""
         if self._lost or (len(self._queue) >= self._settings.upload_capacity and event["type"] in _EXPENDABLE):
             self._missed += 1
             return
         self.relay(event)
 
     def relay(self, event: Event) -> None:
-        """Relay an event that is on record."""
+        """Relay a recorded event."""
         if not self._lost:
             self._queue.append(event)
             self._wake.set()
 
     @property
     def has_room(self) -> bool:
-        """Return whether recorded events should be relayed now, rather than wait on disk."""
+        """Return whether to relay recorded events now rather than let them wait on disk."""
         return len(self._queue) < self._settings.upload_full
 
     async def room(self) -> None:
@@ -139,7 +139,7 @@ class Uploader:
             self._missed += len(batch)
 
     async def tell_of_result(self, result: Mapping[str, Any] | None) -> None:
-        """Notify those who asked to hear of a number of the result. Raises what :meth:`Attempts.emit` raises."""
+        """Send notices about numbers of the result that reached a threshold. Raises like :meth:`Attempts.emit`."""
         if reached := self._thresholds.reached_by_result(result):
             patience_s = self._settings.report_within_s
             await retry_until(patience_s, self._attempts.emit, self._ref, [], None, 0, reached)
@@ -157,12 +157,12 @@ class Thresholds:
         self._known: set[str] = set()
 
     def reached(self, events: Sequence[Event]) -> list[ReachedThreshold]:
-        """Return the first metrics among these events beyond their thresholds."""
+        """Return the first metrics among these events that meet their thresholds."""
         metrics = [cast(MetricEvent, event) for event in events if event["type"] == "metric"]
         return [found for metric in metrics for found in self._new(metric["values"], metric["step"])]
 
     def reached_by_result(self, result: Mapping[str, Any] | None) -> list[ReachedThreshold]:
-        """Return the numbers of a result beyond their thresholds, unless a metric was before."""
+        """Return the numbers of a result that meet their thresholds, unless a metric of that name already did."""
         return self._new(result or {}, None)
 
     def _new(self, numbers: Mapping[str, Any], step: int | None) -> list[ReachedThreshold]:

@@ -25,7 +25,7 @@ def detect(observation: Observation) -> Iterator[Finding]:
 
 
 def _messages(usage: Usage) -> Iterator[str]:
-    pending = usage.marked_while_pending
+    pending = [mark for mark in usage.marks if mark.pending]
     for site, marks in _grouped(pending, lambda mark: str(mark.site)).items():
         yield _marked(site, marks)
     unsafe = [each for each in usage.reentries if each.begins]

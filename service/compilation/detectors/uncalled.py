@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from service.compilation.monitor.uncompiled_calls import compiled_units
+from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
@@ -17,6 +17,16 @@ def detect(observation: Observation) -> Iterator[Finding]:
     for unit in observation.units:
         if unit not in seen:
             yield Finding("vacuous", f"{unit} was never called compiled: {_instead(observation, unit)}")
+
+
+def compiled_units(units: Collection[str], invoked: Collection[str], calls: Calls) -> frozenset[str]:
+    """Return those of ``units`` that ran compiled: ``invoked`` themselves, or called from within one that was."""
+    found = frozenset(invoked)
+    while True:
+        inner = {each.unit for each in calls if each.unit in units and each.within in found}
+        if inner <= found:
+            return found & frozenset(units)
+        found |= inner
 
 
 def _instead(observation: Observation, unit: str) -> str:

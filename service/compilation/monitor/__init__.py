@@ -1,3 +1,1 @@
-"""Records what is seen of a run: what the compiler did, and how the program called its compiled modules and kept
-results.
-"""
+"""Records how a program called its compiled modules, and who kept their results."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -53,16 +53,6 @@ class CallCounts(Counter[Called]):
     def __init__(self) -> None:
         super().__init__()
         self.differentiable: set[str] = set()
-
-
-def compiled_units(units: Collection[str], invoked: Collection[str], calls: Calls) -> frozenset[str]:
-    """Return those of ``units`` that ran compiled: ``invoked`` themselves, or called from within one that was."""
-    found = frozenset(invoked)
-    while True:
-        inner = {each.unit for each in calls if each.unit in units and each.within in found}
-        if inner <= found:
-            return found & frozenset(units)
-        found |= inner
 
 
 @contextmanager

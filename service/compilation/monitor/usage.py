@@ -99,14 +99,6 @@ class Usage:
     lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
     shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)
 
-    @property
-    def threads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(call.thread for call in self.invocations))
-
-    @property
-    def marked_while_pending(self) -> tuple[Mark, ...]:
-        return tuple(mark for mark in self.marks if mark.pending)
-
 
 @dataclass
 class UnitCall:

@@ -9,7 +9,7 @@ compiled call was alive when the next replays began.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.compare_runs import compare_runs
 from service.compilation.run.program_run import ProgramRun, build
-from service.compilation.run.reference import Reference, Run, run
+from service.compilation.run.reference import Reference, Run, judged_beside, run
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot
 from service.jobs.spec.compile import Tolerance
@@ -80,7 +80,7 @@ def audit(
     count = len(reference.eager.records)
     starts = [reference.eager.starts[0].shuffled(compiled, iteration) for iteration in range(count)]
     eager = run(build(compiled.program, compiled.phase), count, starts)
-    other = replace(reference, eager=eager, again=eager, truth=None)
+    other = judged_beside(eager, reference)
     found, usage = follow(compiled, starts)
     names = tuple(map(" ".join, keys))
     for each in compare_runs(found, other, tolerance):

@@ -22,8 +22,7 @@ def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterat
     """Yield every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``, and
     after them come the iterations that go on from each other.
     """
-    for iteration in run.compared:
-        results, oracles = run.tensors(iteration), reference.oracles(iteration)
+    for iteration, (results, oracles) in enumerate(zip(run.tensors, reference.oracles, strict=True)):
         if iteration > len(run.records):
             yield from _compare_running_on(iteration, results, reference, tolerance)
             continue
@@ -36,7 +35,7 @@ def _compare_running_on(
     iteration: int, results: Mapping[Key, Tensor], reference: Reference, tolerance: Tolerance
 ) -> Iterator[Comparison]:
     """Compare, as far as float64 says how far they may drift, what both runs gave."""
-    drift, oracles = reference.drift(iteration), reference.oracles(iteration)
+    drift, oracles = reference.drifts[iteration], reference.oracles[iteration]
     if drift is None:
         return
     for key in sorted(results.keys() & oracles.keys()):
@@ -54,7 +53,7 @@ def _named(
         return comparison
     first = 0 if comparison.iteration < len(reference.eager.records) else len(reference.eager.records) + 1
     for earlier in range(comparison.iteration - 1, first - 1, -1):
-        oracle = reference.oracles(earlier).get(key)
+        oracle = reference.oracles[earlier].get(key)
         if oracle is not None and compare(key, earlier, result, oracle, tolerance).passed:
             return replace(comparison, stale_by=comparison.iteration - earlier)
     return comparison

@@ -10,18 +10,19 @@ the loss along its gradients is compared too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from service.compilation.host_fault import raise_host_fault
 from service.compilation.run.parity import SETTINGS, scale_of
 from service.compilation.run.program_run import ProgramRun, build, record_step
 from service.compilation.run.reference import Reference
-from service.compilation.run.sampling import Key
-from service.compilation.run.slopes import slopes
+from service.compilation.run.sampling import Key, spread
 from service.compilation.run.state import Snapshot
+from service.compilation.torch_internals.switches import nothing_compiled
 from service.jobs.spec.compile import Tolerance
 
 _JUDGED = frozenset({"loss", "output", "gradient"})
@@ -32,6 +33,9 @@ _MOVED = 4
 """Units in the last place."""
 _SLOPES_ROUNDING = 0.01
 """How far rounding may move slopes apart, as a part of their size: they come from small differences."""
+_STEP = 0.01
+"""How far each parameter is moved at most along its gradient, and the loss by that, as a part of their size."""
+Recorded = Callable[[ProgramRun, Snapshot, int], Mapping[Key, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -216,3 +220,58 @@ def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
     """
     apart = (labels @ moment).abs()
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()
+
+
+def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], record: Recorded) -> Tensor | None:
+    """Return, in a row for each seed, the change of the first step's loss along its gradients, as a part of the
+    predicted one. ``record`` runs a step from a state with a seed. ``None`` if beginning again would compile the
+    program again, as with a cache of keys of its own, which takes too long.
+
+    With the same random numbers the loss must change along a gradient by as much as that says: so a gradient whose
+    dropout drew other numbers than the forward's shows with few seeds. Rounding and curvature move the ratio too, in
+    eager as in compiled code, so that the two are compared and neither is judged by itself.
+    """
+    found = []
+    try:
+        with nothing_compiled():
+            for seed in seeds:
+                here = record(program_run.restarted(), start, seed)
+                moved, said = _along_gradients(program_run, start, here)
+                there = record(program_run.restarted(), moved, seed) if said else here
+                found.append((_loss(there) - _loss(here)) / said if said else torch.ones((), dtype=torch.float64))
+    except Exception as error:
+        raise_host_fault(error)
+        return None
+    return torch.stack(found).nan_to_num().view(-1, 1)
+
+
+def _along_gradients(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[Snapshot, float]:
+    """Return a state some way along the gradients, and by how much they say that the loss changes on it."""
+    moves, said = _moves(program_run, start, here)
+    part = min(_STEP, _STEP * float(_loss(here).abs()) / said) if said else 0.0
+    values = (value + part * moves[number] if number in moves else value for number, value in enumerate(start.values))
+    return replace(start, values=tuple(values)), part * said
+
+
+def _moves(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[dict[int, Tensor], float]:
+    """Return, by its place in ``start``, where each parameter goes along its gradient, by as much as it is large; and
+    by how much the loss should change. Of a large one those elements move whose gradient is known.
+    """
+    places = {id(member): number for number, member in enumerate(program_run.members)}
+    moves: dict[int, Tensor] = {}
+    said = 0.0
+    for name, member in program_run.trainable.items():
+        gradient, number = here.get(("gradient", name)), places.get(id(member))
+        if gradient is None or number is None or not start.values[number].is_floating_point():
+            continue
+        value, steep = start.values[number], float(gradient.double().norm())
+        if steep > 0:
+            large = float(value.double().norm())
+            moves[number] = spread(gradient.double() * (large / steep), value).to(value.dtype)
+            said += large * steep
+    return moves, said
+
+
+def _loss(found: Mapping[Key, Tensor]) -> Tensor:
+    losses = [value.double().mean() for (kind, _), value in found.items() if kind == "loss"]
+    return torch.stack(losses).sum() if losses else torch.zeros((), dtype=torch.float64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from service.compilation.program import Program
@@ -49,8 +50,8 @@ def jumps(program: Program, phase: Phase, reference: Reference) -> Mapping[Key, 
     eager = reference.eager
     for units in _UNITS:
         moved = run(build(program, phase), len(eager.records), [each.nudged(units) for each in eager.starts])
-        for iteration in moved.compared:
-            for key, value in moved.tensors(iteration).items():
+        for iteration, tensors in enumerate(moved.tensors):
+            for key, value in tensors.items():
                 found[key] = max(found[key], _off(key, iteration, value, reference))
     return found
 
@@ -69,13 +70,13 @@ def _permitted(comparison: Comparison, reference: Reference, most: Mapping[Key, 
 
 def _off_by(comparison: Comparison, own: Run, reference: Reference) -> float:
     key = (comparison.kind, comparison.name)
-    value = own.tensors(comparison.iteration).get(key)
+    value = own.tensors[comparison.iteration].get(key)
     return float("inf") if value is None else _off(key, comparison.iteration, value, reference)
 
 
 def _off(key: Key, iteration: int, value: Tensor, reference: Reference) -> float:
     """Return how far a tensor is from eager's, as a part of its size; infinitely far where eager has none."""
-    oracle = reference.oracles(iteration).get(key)
+    oracle = reference.oracles[iteration].get(key)
     if oracle is None or not oracle.scale:
         return float("inf")
     return noise_of(oracle.eager, value).rms / oracle.scale
@@ -85,6 +86,12 @@ _REDRAWN = (
     "Dynamo's backend eager computes a checkpointed block again with other random numbers than its forward drew, "
     "which no backend above it does"
 )
+
+
+def drew_otherwise(own: Run, reference: Reference) -> bool:
+    """Return whether any iteration left the generator of random numbers in another state than eager's did."""
+    pairs = zip(own.records, reference.eager.records, strict=False)
+    return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
 
 
 def own_limit(rung: Rung, reference: Reference, comparisons: Sequence[Comparison]) -> str:

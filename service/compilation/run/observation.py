@@ -9,6 +9,7 @@ from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.audit import Audit
 from service.compilation.run.parity import Comparison
+from service.compilation.run.reference import Reference, Run
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.profile import Peak, Profile
@@ -35,6 +36,23 @@ class TrainingOutcome:
     unsharded: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
     backwards_due: tuple[bool, ...] = ()
+
+
+def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
+    """Return what became of the trainable parameters in ``run``, beside eager's."""
+    eager = reference.eager
+    lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
+    return TrainingOutcome(
+        trainable=len(run.parameters),
+        unreached=run.missing.union(*lost),
+        unreached_eager=eager.missing,
+        moved=run.moved,
+        moved_eager=eager.moved - reference.rounding_only,
+        compiled_backwards=tuple(each.compiled_backward for each in run.records),
+        unsharded=run.unsharded,
+        unused=reference.unused,
+        backwards_due=reference.backwards_due,
+    )
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ class StepRecord:
 @dataclass(frozen=True)
 class ProgramRun:
     """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``units`` are
-    the modules that were compiled; ``members`` are all parameters and buffers, each once, as they were before the first
-    step.
+    the modules that were compiled; ``copied`` those whose results the boundary copies; ``members`` are all parameters
+    and buffers, each once, as they were before the first step.
     """
 
     program: Program
@@ -55,6 +55,7 @@ class ProgramRun:
     steps: Iterator[Step]
     trainable: Mapping[str, Tensor]
     units: Mapping[str, nn.Module]
+    copied: frozenset[str]
     members: tuple[Tensor, ...]
 
     def restarted(self) -> ProgramRun:
@@ -70,11 +71,6 @@ class ProgramRun:
             raise ValueError(
                 f"the program's {self.phase} steps ended; they must go on while they are asked for"
             ) from None
-
-    @property
-    def copied(self) -> frozenset[str]:
-        """Units whose results the boundary copies."""
-        return frozenset(name for name in self.units if name.split(".")[0] in self.parts.kept)
 
     @property
     def unsharded(self) -> frozenset[str]:
@@ -108,7 +104,8 @@ def _program_run(program: Program, phase: Phase, parts: Parts, units: Mapping[st
     boundary = StepBoundary(parts.modules, kept=parts.kept)
     held = {id(each): each for part in parts.modules.values() for each in (*part.parameters(), *part.buffers())}
     steps = _steps(program, phase, parts, boundary)
-    return ProgramRun(program, phase, parts, boundary, steps, _trainable(parts), units, tuple(held.values()))
+    copied = frozenset(name for name in units if name.split(".")[0] in parts.kept)
+    return ProgramRun(program, phase, parts, boundary, steps, _trainable(parts), units, copied, tuple(held.values()))
 
 
 def units_of(parts: Parts) -> dict[str, nn.Module]:

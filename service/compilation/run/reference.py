@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,16 @@ from torch import Tensor
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.parity import SETTINGS, Oracle, comparable, is_rounding, noise_of, scale_of, terms_scale
+from service.compilation.run.parity import (
+    SETTINGS,
+    Noise,
+    Oracle,
+    comparable,
+    is_rounding,
+    noise_of,
+    scale_of,
+    terms_scale,
+)
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, generator_state, record_step, units_of
 from service.compilation.run.same_draws import draw_alike
 from service.compilation.run.sampling import Key
@@ -24,10 +35,10 @@ from service.compilation.torch_internals.text import first_line
 from service.compilation.torch_internals.tf32 import InTf32, factors_that_may_lose_bits, full_float32
 from service.jobs.spec.compile import Phase
 
-NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0)
 _OTHER = 2**31 - 1
 """A seed that no iteration has."""
-FREE = " (running on)"
+_FREE = " (running on)"
 """Follows the kind of a tensor of an iteration that goes on from the one before."""
 _HOST_SHARE = 0.25
 """The part of the host's free memory that states of the uncompiled run may take."""
@@ -37,172 +48,58 @@ _TRAJECTORY = "trajectory"
 
 @dataclass(frozen=True)
 class Run:
-    """Iterations of one program run, with its trainable parameters and buffers before and after them.
+    """Iterations of one program run, and what they left.
 
-    ``end``: parameters and buffers after the free iterations that followed, whose losses are in ``trajectory``, and
-    whose other results in ``free``. ``starts``: the states that iterations began with, in turn. ``random``: random
-    numbers were drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
+    ``tensors``: the results of each of ``records``, then its parameters, buffers and trajectory as one more, then the
+    results of the free iterations that followed. ``parameters`` are trainable; ``moved``: those that the updates
+    changed; ``missing``: those that got no gradient in any iteration; ``unsharded``: those that FSDP did not put back
+    among the ranks. ``starts``: the states that iterations began with, in turn. ``random``: random numbers were drawn.
     """
 
     records: tuple[StepRecord, ...]
-    before: dict[Key, Tensor]
-    after: dict[Key, Tensor]
-    end: dict[Key, Tensor]
-    trajectory: dict[Key, Tensor]
-    free: tuple[dict[Key, Tensor], ...] = ()
-    starts: tuple[Snapshot, ...] = field(default=(), repr=False)
+    tensors: tuple[Mapping[Key, Tensor], ...]
+    parameters: tuple[str, ...]
+    moved: frozenset[str]
+    missing: frozenset[str]
+    unsharded: frozenset[str]
+    starts: tuple[Snapshot, ...] = field(repr=False)
     random: bool = False
-    unsharded: frozenset[str] = frozenset()
-
-    def tensors(self, iteration: int) -> dict[Key, Tensor]:
-        """Return the results of an iteration. Behind the iterations come parameters, buffers and trajectory as one
-        more, then the free iterations.
-        """
-        if iteration < len(self.records):
-            return self.records[iteration].tensors
-        beyond = iteration - len(self.records)
-        return self.free[beyond - 1] if beyond else self.after | self.trajectory
-
-    @property
-    def compared(self) -> range:
-        """The iterations that :meth:`tensors` knows."""
-        return range(len(self.records) + 1 + len(self.free))
-
-    @property
-    def missing(self) -> frozenset[str]:
-        """Trainable parameters that got no gradient in any iteration."""
-        sets = [record.missing for record in self.records]
-        return frozenset.intersection(*sets) if sets else frozenset()
-
-    def unreached_beside(self, eager: Run) -> frozenset[str]:
-        """Return the parameters that no iteration reached, and those that some iteration missed although eager's
-        reached them, as the graph of one shape may.
-        """
-        lost = (mine.missing - theirs.missing for mine, theirs in zip(self.records, eager.records, strict=True))
-        return self.missing.union(*lost)
-
-    def drew_otherwise_than(self, eager: Run) -> bool:
-        """Return whether any iteration left the generator of random numbers in another state than eager's did."""
-        pairs = zip(self.records, eager.records, strict=False)
-        return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the trainable parameters."""
-        return tuple(name for kind, name in self.before if kind == "parameter")
-
-    @property
-    def moved(self) -> frozenset[str]:
-        """Trainable parameters that the updates changed."""
-        own = frozenset(self.parameters)
-        changed = (key for key, value in self.before.items() if not torch.equal(value, self.end[key]))
-        return frozenset(name for kind, name in changed if name in own and kind.startswith("parameter"))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """``truth`` is ``None`` where float64 does not compute the same thing (``truth_note`` says why).
+    """Says how to judge each tensor of a compiled run: by that of ``oracles`` of the same iteration and key.
 
-    ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the modules that are to be
-    compiled. ``recomputes``: it checkpoints activations.
+    ``drifts``, for a free iteration: how far eager has moved from float64 by then, as a part of a tensor's size;
+    ``None`` if that is unknown, or so far that an error would not show. ``truth_note`` says why float64 does not
+    compute the same thing, where it does not. ``noise``: the largest distance of two eager runs, as a part of a
+    tensor's size. ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the modules that
+    are to be compiled. ``recomputes``: it checkpoints activations.
     """
 
     eager: Run
-    again: Run
-    truth: Run | None
+    oracles: tuple[Mapping[Key, Oracle], ...]
+    drifts: tuple[float | None, ...]
     truth_note: str
+    noise: float
     overwritten: tuple[str, ...]
     peak: Peak | None
-    calls: Calls = field(default_factory=dict)
-    recomputes: bool = False
-    differentiable: bool = True
-    """Whether gradients flow back through any of those modules."""
-    tf32: tuple[Run, Run] | None = None
-    """Eager in full float32 and in TF32, where that is allowed and changes anything."""
+    calls: Calls
+    recomputes: bool
+    backwards_due: tuple[bool, ...]
+    """For each iteration, whether a compiled backward should run: where eager steps with gradients, or always if it
+    never does; never if no gradient flows through the compiled modules, as through a frozen backbone.
+    """
+    rounding_only: frozenset[str]
+    """Parameters whose gradients are nothing but rounding: chance decides whether updates move them."""
+    rounds_to_tf32: bool
+    """Whether TF32 is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
     """How far TF32 moves eager's results, as a part of their size, if errors could hide in that: everything else is
     then in full float32.
     """
     unused: frozenset[str] = frozenset()
     """Parameters without a gradient of which no loss depends, where that has been looked into."""
-    _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def noise(self) -> float:
-        """Return the largest distance of two eager runs, as a part of a tensor's size."""
-        every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
-        return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
-
-    @property
-    def backwards_due(self) -> tuple[bool, ...]:
-        """Return for each iteration whether a compiled backward should run: where eager steps with gradients, or always
-        if it never does; never if no gradient flows through the compiled modules, as through a frozen backbone.
-        """
-        steps = [len(record.missing) < len(self.eager.parameters) for record in self.eager.records]
-        return tuple(self.differentiable and (step or not any(steps)) for step in steps)
-
-    @property
-    def rounding_only(self) -> frozenset[str]:
-        """Return the parameters whose gradients are nothing but rounding: chance decides whether updates move them."""
-        found: dict[str, bool] = {}
-        for iteration in range(len(self.eager.records)):
-            for (kind, name), oracle in self.oracles(iteration).items():
-                if kind == "gradient":
-                    found[name] = found.get(name, True) and is_rounding(oracle.eager, oracle.truth)
-        return frozenset(name for name, only in found.items() if only)
-
-    def oracles(self, iteration: int) -> dict[Key, Oracle]:
-        """Return how to judge each tensor of an iteration; every rung is judged by the same."""
-        if iteration not in self._oracles:
-            self._oracles[iteration] = self._judging(iteration)
-        return self._oracles[iteration]
-
-    @property
-    def moved_by_tf32(self) -> float:
-        """Return how far TF32 moves eager's results at most, as a part of a tensor's size; it must not move whole
-        numbers.
-        """
-        every = [each for index in range(len(self.eager.records)) for each in self.oracles(index).values()]
-        parts = (each.allowed.rms / each.scale for each in every if each.allowed.rms and each.eager.is_floating_point())
-        whole = any(each.allowed.rms and not each.eager.is_floating_point() for each in every)
-        return math.inf if whole else max(parts, default=0.0)
-
-    def drift(self, iteration: int) -> float | None:
-        """Return how far eager has moved from float64 by this free iteration, as a part of a tensor's size; ``None`` if
-        that is unknown, or so far that an error would not show.
-        """
-        first = len(self.eager.records) + 1
-        if self.truth is None or iteration < first:
-            return None
-        furthest = max((self._apart(index) for index in range(first, iteration + 1)), default=0.0)
-        return furthest if furthest <= SETTINGS.drift_limit else None
-
-    def _apart(self, iteration: int) -> float:
-        """Return how far eager and float64, or two eager runs, are apart in an iteration."""
-        pairs = [each for each in self.oracles(iteration).values() if each.eager.is_floating_point() and each.scale]
-        known = [each for each in pairs if each.truth is not None and each.truth.shape == each.eager.shape]
-        apart = (
-            scale_of(each.eager.double() - each.truth.double()) / each.scale for each in known if each.truth is not None
-        )
-        of_eager = (max(each.noise.rms, each.allowed.rms) / each.scale for each in pairs)
-        return max((*apart, *of_eager), default=0.0)
-
-    def _judging(self, iteration: int) -> dict[Key, Oracle]:
-        eager, again = self.eager.tensors(iteration), self.again.tensors(iteration)
-        truth = self.truth.tensors(iteration) if self.truth else {}
-        full, rounded = (each.tensors(iteration) for each in self.tf32) if self.tf32 else (eager, eager)
-        scales = {key: scale_of(value) for key, value in eager.items()}
-        largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
-        return {
-            key: Oracle(
-                value,
-                truth.get(key),
-                SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
-                noise_of(value, again.get(key, NOTHING)),
-                allowed=noise_of(full.get(key, NOTHING), rounded.get(key, NOTHING)),
-            )
-            for key, value in eager.items()
-        }
 
 
 def run_reference(
@@ -213,7 +110,7 @@ def run_reference(
     errors, everything runs again in full float32, and rungs must too.
     """
     found = _reference(program, phase, iterations, on_any)
-    moved = found.moved_by_tf32
+    moved = _moved_by_tf32(found)
     if not on_any(moved > SETTINGS.tf32_limit):
         return found
     with full_float32():
@@ -232,17 +129,20 @@ def _reference(program: Program, phase: Phase, iterations: int, on_any: Callable
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
     tf32 = _in_tf32(program, phase, iterations, eager)
+    oracles = _oracles(eager, again, truth, tf32)
     return Reference(
         eager,
-        again,
-        truth,
+        oracles,
+        _drifts(oracles, iterations) if truth else (None,) * len(oracles),
         note,
-        tuple(sorted(overwritten)),
-        memory,
-        calls,
-        bool(checkpoints),
-        bool(calls.differentiable),
-        tf32,
+        noise=max((_part(each.noise, each) for each in _all_of(oracles[: iterations + 1])), default=0.0),
+        overwritten=tuple(sorted(overwritten)),
+        peak=memory,
+        calls=calls,
+        recomputes=bool(checkpoints),
+        backwards_due=_backwards_due(eager, differentiable=bool(calls.differentiable)),
+        rounding_only=_rounding_only(oracles[:iterations]),
+        rounds_to_tf32=tf32 is not None,
     )
 
 
@@ -316,16 +216,9 @@ def follow(
     after = state_of(program_run)
     known[0].restore(program_run)
     free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
-    return Run(
-        tuple(records),
-        before,
-        after,
-        state_of(program_run),
-        _trajectory(free),
-        free=tuple({(kind + FREE, name): value for (kind, name), value in each.items()} for each in free),
-        starts=tuple(known),
-        unsharded=program_run.unsharded,
-    )
+    found = _told(program_run, records, before, state_of(program_run), known)
+    running_on = ({(kind + _FREE, name): value for (kind, name), value in each.items()} for each in free)
+    return replace(found, tensors=(*found.tensors, after | _trajectory(free), *running_on))
 
 
 def _follow_inference(
@@ -344,7 +237,29 @@ def _follow_inference(
             beginning.vary(program_run, iteration)
         records.append(step(iteration))
     after = state_of(program_run)
-    return Run(tuple(records), before, after, after, {}, starts=(beginning,), unsharded=program_run.unsharded)
+    found = _told(program_run, records, before, after, [beginning])
+    return replace(found, tensors=(*found.tensors, after))
+
+
+def _told(
+    program_run: ProgramRun,
+    records: Sequence[StepRecord],
+    before: Mapping[Key, Tensor],
+    end: Mapping[Key, Tensor],
+    starts: Sequence[Snapshot],
+) -> Run:
+    """Return the run of these iterations, whose parameters and buffers were ``before`` and at the ``end`` as given."""
+    parameters = tuple(name for kind, name in before if kind == "parameter")
+    changed = (key for key, value in before.items() if not torch.equal(value, end[key]))
+    return Run(
+        tuple(records),
+        tuple(record.tensors for record in records),
+        parameters,
+        frozenset(name for kind, name in changed if name in parameters and kind.startswith("parameter")),
+        frozenset.intersection(*(record.missing for record in records)) if records else frozenset(),
+        program_run.unsharded,
+        tuple(starts),
+    )
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
@@ -370,8 +285,8 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
         what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)
         return None, f"the model does not run in float64 ({what})"
     for index in range(iterations):
-        for key, value in eager.tensors(index).items():
-            exact = truth.tensors(index).get(key)
+        for key, value in eager.tensors[index].items():
+            exact = truth.tensors[index].get(key)
             if key[0] == "output" and value.is_floating_point() and (exact is None or not comparable(value, exact)):
                 return None, f"{key[1]} of iteration {index} is another computation in float64 (random draws differ?)"
     return truth, ""
@@ -382,3 +297,100 @@ def _redrawn(program: Program, phase: Phase) -> StepRecord:
     program_run = build(program, phase)
     seed(_OTHER)
     return record_step(program_run)
+
+
+def _oracles(
+    eager: Run, again: Run, truth: Run | None, tf32: tuple[Run, Run] | None
+) -> tuple[Mapping[Key, Oracle], ...]:
+    """Return how to judge each tensor of each iteration; every rung is judged by the same."""
+    nothing: list[Mapping[Key, Any]] = [{}] * len(eager.tensors)
+    allowed = nothing
+    if tf32:
+        full, rounded = tf32
+        allowed = [_apart_by_tf32(*pair) for pair in zip(full.tensors, rounded.tensors, strict=True)]
+    exact = truth.tensors if truth else nothing
+    return tuple(map(_judging, eager.tensors, again.tensors, exact, allowed))
+
+
+def _apart_by_tf32(full: Mapping[Key, Tensor], rounded: Mapping[Key, Tensor]) -> dict[Key, Noise]:
+    keys = full.keys() | rounded.keys()
+    return {key: noise_of(full.get(key, _NOTHING), rounded.get(key, _NOTHING)) for key in keys}
+
+
+def _judging(
+    eager: Mapping[Key, Tensor], again: Mapping[Key, Tensor], truth: Mapping[Key, Tensor], allowed: Mapping[Key, Noise]
+) -> dict[Key, Oracle]:
+    scales = {key: scale_of(value) for key, value in eager.items()}
+    largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
+    return {
+        key: Oracle(
+            value,
+            truth.get(key),
+            SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
+            noise_of(value, again.get(key, _NOTHING)),
+            allowed=allowed.get(key, Noise()),
+        )
+        for key, value in eager.items()
+    }
+
+
+def judged_beside(eager: Run, reference: Reference) -> Reference:
+    """Return how to judge a run that begins where ``eager`` did, which has neither a second run nor one in float64."""
+    oracles = tuple(
+        _judging(found, found, {}, {key: oracle.allowed for key, oracle in known.items()})
+        for found, known in zip(eager.tensors, reference.oracles, strict=True)
+    )
+    return replace(reference, eager=eager, oracles=oracles, drifts=(None,) * len(oracles))
+
+
+def _all_of(oracles: Iterable[Mapping[Key, Oracle]]) -> Iterator[Oracle]:
+    return chain.from_iterable(each.values() for each in oracles)
+
+
+def _part(noise: Noise, oracle: Oracle) -> float:
+    """Return the noise as a part of the tensor's size."""
+    if not noise.rms:
+        return 0.0
+    return noise.rms / oracle.scale if oracle.scale else math.inf
+
+
+def _moved_by_tf32(reference: Reference) -> float:
+    """Return how far TF32 moves eager's results at most, as a part of a tensor's size: infinitely far for whole
+    numbers, which it must not move.
+    """
+    judged = list(_all_of(reference.oracles[: len(reference.eager.records)]))
+    if any(each.allowed.rms and not each.eager.is_floating_point() for each in judged):
+        return math.inf
+    return max((_part(each.allowed, each) for each in judged), default=0.0)
+
+
+def _drifts(oracles: Sequence[Mapping[Key, Oracle]], iterations: int) -> tuple[float | None, ...]:
+    """Return how far eager has moved from float64, as ``Reference.drifts`` has it."""
+    reached = accumulate((_apart(each.values()) for each in oracles[iterations + 1 :]), max)
+    return (*[None] * (iterations + 1), *(each if each <= SETTINGS.drift_limit else None for each in reached))
+
+
+def _apart(oracles: Iterable[Oracle]) -> float:
+    """Return how far eager and float64, or two eager runs, are apart in an iteration."""
+    pairs = [each for each in oracles if each.eager.is_floating_point() and each.scale]
+    apart = (
+        scale_of(each.eager.double() - each.truth.double()) / each.scale
+        for each in pairs
+        if each.truth is not None and each.truth.shape == each.eager.shape
+    )
+    of_eager = (max(each.noise.rms, each.allowed.rms) / each.scale for each in pairs)
+    return max((*apart, *of_eager), default=0.0)
+
+
+def _backwards_due(eager: Run, *, differentiable: bool) -> tuple[bool, ...]:
+    steps = [len(record.missing) < len(eager.parameters) for record in eager.records]
+    return tuple(differentiable and (step or not any(steps)) for step in steps)
+
+
+def _rounding_only(oracles: Iterable[Mapping[Key, Oracle]]) -> frozenset[str]:
+    found: dict[str, bool] = {}
+    for each in oracles:
+        for (kind, name), oracle in each.items():
+            if kind == "gradient":
+                found[name] = found.get(name, True) and is_rounding(oracle.eager, oracle.truth)
+    return frozenset(name for name, only in found.items() if only)

@@ -12,7 +12,6 @@ from pathlib import Path
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
-from service.compilation.monitor.recorder import Recorder, recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.audit import Audit, audit, names_of, unseen_in
@@ -20,8 +19,8 @@ from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_k
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.distribution import differs_in_distribution
 from service.compilation.run.draws import draws_like_eager, precision, random_numbers
-from service.compilation.run.kinks import are_kinks, doubtful, jumps, own_limit
-from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
+from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
+from service.compilation.run.observation import Cost, Observation, RungCase, training_outcome
 from service.compilation.run.parity import Comparison
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.reference import Reference, Run, follow, seed
@@ -35,6 +34,7 @@ from service.compilation.torch_internals.caches import (
     take_machine_code,
 )
 from service.compilation.torch_internals.profile import peak, reset_peak
+from service.compilation.torch_internals.recorder import Recorder, recorder
 from service.compilation.torch_internals.replays import Replays
 from service.compilation.torch_internals.switches import own_random_numbers, silent_switches
 from service.compilation.torch_internals.text import first_line
@@ -184,7 +184,7 @@ class _RungRun:
         """
         wrong = [each for each in self.comparisons if not each.passed]
         own = own_limit(self.case.rung, self.reference, self.comparisons)
-        otherwise = self.case.rung.decomposes or (not own and run.drew_otherwise_than(self.reference.eager))
+        otherwise = self.case.rung.decomposes or (not own and drew_otherwise(run, self.reference))
         may = otherwise and self.reference.eager.random and not any(each.stale_by for each in wrong)
         if self.plan.agree(float(may and bool(wrong))):
             differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
@@ -275,7 +275,7 @@ class _RungRun:
             comparisons=worth_keeping(comparisons),
             compared=len(comparisons),
             kinds=kinds_of(comparisons),
-            training=_training(run, self.reference) if self.case.phase == "train" else None,
+            training=training_outcome(run, self.reference) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
             notes=tuple(self._notes()),
             units=tuple(program_run.units),
@@ -356,21 +356,6 @@ def _timed(program_run: ProgramRun, iteration: int) -> tuple[StepRecord, float]:
     return seen, time.perf_counter() - start
 
 
-def _training(run: Run, reference: Reference) -> TrainingOutcome:
-    eager = reference.eager
-    return TrainingOutcome(
-        trainable=len(run.parameters),
-        unreached=run.unreached_beside(eager),
-        unreached_eager=eager.missing,
-        moved=run.moved,
-        moved_eager=eager.moved - reference.rounding_only,
-        compiled_backwards=tuple(each.compiled_backward for each in run.records),
-        backwards_due=reference.backwards_due,
-        unsharded=run.unsharded,
-        unused=reference.unused,
-    )
-
-
 def _notes(reference: Reference, usage: Usage) -> Iterator[str]:
     if reference.eager.random:
         yield "draws random numbers"
@@ -384,13 +369,13 @@ def _notes(reference: Reference, usage: Usage) -> Iterator[str]:
             f"TF32 (allow_tf32) moves eager's own results by up to {moved:.1%} of their size, and would hide errors: "
             "judged, and timed, in full float32"
         )
-    if reference.tf32:
+    if reference.rounds_to_tf32:
         yield "float32 factors may be rounded to TF32 (allow_tf32); the tolerance is wider by twice what that moves"
     if reference.unused:
         names = names_of(sorted(reference.unused))
         yield f"no gradient, in eager neither, and no loss depends on them: {names}"
-    if len(usage.threads) > 1:
-        yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
+    if len(threads := dict.fromkeys(call.thread for call in usage.invocations)) > 1:
+        yield f"compiled modules are called from several threads: {', '.join(threads)}"
     if usage.outside:
         yield f"called past the boundary: {', '.join(sorted({str(origin) for origin in usage.outside}))}"
     for each, count in reference.calls.items():

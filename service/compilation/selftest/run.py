@@ -20,11 +20,10 @@ from service.compilation.detectors import judge
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.reference import run_reference
 from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_untimed
-from service.compilation.rungs import REHEARSAL, Rung
+from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
-from service.compilation.verdicts import Finding
 from service.jobs.atomic import atomic_write
-from service.jobs.spec.compile import Phase, Tolerance
+from service.jobs.spec.compile import Tolerance
 
 PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
 
@@ -72,19 +71,15 @@ def _older_objects_set_aside() -> Iterator[None]:
 def _proof(fault: Fault) -> Proof:
     found = [
         finding
-        for finding in _findings(fault.program, fault.rung, fault.phase)
+        for finding in judge(_seen(fault.program, RungCase(fault.rung, fault.phase)))
         if finding.verdict == fault.verdict and fault.words in finding.message
     ]
     return Proof(fault.detector, fault.name, bool(found), found[0].message if found else "")
 
 
 def _silence() -> Proof:
-    found = _findings(SOUND, REHEARSAL, "train")
+    found = judge(_seen(SOUND, RungCase(REHEARSAL, "train")))
     return Proof("none", "nothing", bool(found), found[0].message if found else "")
-
-
-def _findings(program: FaultyProgram, rung: Rung, phase: Phase) -> tuple[Finding, ...]:
-    return judge(_seen(program, RungCase(rung, phase)))
 
 
 def _seen(program: FaultyProgram, case: RungCase) -> Observation:

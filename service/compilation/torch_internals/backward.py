@@ -25,7 +25,7 @@ def watched_backwards() -> Iterator[list[int]]:
     def counting(run: Callable[..., Any]) -> Callable[..., Any]:
         def counted(roots: Any, *arguments: Any, **keywords: Any) -> Any:
             one = isinstance(roots, Tensor | GradientEdge)  # an edge is a tuple too
-            counts.append(_compiled_backwards([roots] if one else roots))
+            counts.append(sum(_COMPILED_NODE in node.name() for node in _nodes([roots] if one else roots)))
             return run(roots, *arguments, **keywords)
 
         return counted
@@ -36,11 +36,6 @@ def watched_backwards() -> Iterator[list[int]]:
         patch.object(watched, "grad", counting(watched.grad)),
     ):
         yield counts
-
-
-def _compiled_backwards(roots: Sequence[Tensor | GradientEdge]) -> int:
-    """Return the nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
-    return sum(_COMPILED_NODE in node.name() for node in _nodes(roots))
 
 
 def _nodes(roots: Sequence[Tensor | GradientEdge]) -> set[Node]:

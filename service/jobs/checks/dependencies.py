@@ -65,7 +65,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
             yield Problem(needed.path, f"job {job.id} is a {job.kind} job", job.id, expected)
         elif needed.kind is not None and job.children is not None:
             yield Problem(
-                needed.path, f"job {job.id} is a sweep, which makes nothing itself", job.id, "one of its jobs"
+                needed.path, f"job {job.id} is a sweep, which produces nothing itself", job.id, "one of its jobs"
             )
         elif needed.weights is not None:
             yield from _check_weights(needed, job, context)
@@ -166,7 +166,7 @@ def check_files(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
     """Yield which of the files that the spec names were never uploaded."""
     for path, file in files_of(spec):
         if not context.has_file(file):
-            yield Problem(path, f"there is no {file}", file, "the id that an upload to /v1/files gave")
+            yield Problem(path, f"there is no {file}", file, "an id that an upload to /v1/files returned")
 
 
 def _files(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:

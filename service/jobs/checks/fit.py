@@ -26,7 +26,7 @@ def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
         yield from _check_robustness(spec.property.robustness, spec.model, config)
     elif isinstance(reads, Tokens):
         path = f"model.{_form(spec.model)}"
-        message = "token ids have no box around them to certify"
+        message = "token ids have no box to certify around them"
         yield Problem(path, message, config.family, "a model that reads features")
     elif isinstance(spec.property, BoxProperty):
         yield from _check_box(spec.property.box, reads)
@@ -149,7 +149,7 @@ def check_pipeline(spec: TrainSpec | CompileSpec, micro_batches: int) -> Iterato
     except ScheduleError as error:
         yield Problem("pipeline.schedule", f"{numbers}: {error}", pipeline.schedule, "another schedule")
     except ValueError as error:
-        yield Problem("pipeline.micro_batches", f"{numbers}: {error}", micro_batches, "numbers that the schedule takes")
+        yield Problem("pipeline.micro_batches", f"{numbers}: {error}", micro_batches, "numbers that it accepts")
 
 
 def pool_of(spec: CommonSpec, context: CheckContext) -> Literal["cuda", "cpu"]:

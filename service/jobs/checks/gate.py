@@ -28,7 +28,7 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
     if checked is None:  # the check of dependencies reports this, unless it is unknown
         return
     if checked.model is None:
-        yield Problem(GATE, "it checks a program of a package", spec.compile.gate, "a compile job about this model")
+        yield Problem(GATE, "it checks a program from a package", spec.compile.gate, "a compile job about this model")
         return
     if spec.objective != CrossEntropy():
         message = "compile jobs check models that minimise cross entropy"
@@ -58,18 +58,18 @@ def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
             message = f"the gate's job checks {' and '.join(checked.phases)} only"
             yield Problem(f"compile.{phase}", message, True, f"false, or a compile job with the phase {phase}")
     if checked.modes == ("eager",):
-        yield Problem(GATE, "it goes no higher than eager, which compiles nothing", spec.compile.gate, "more modes")
+        yield Problem(GATE, "it climbs no higher than eager, which compiles nothing", spec.compile.gate, "more modes")
 
 
 def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
     ours, theirs = _known(spec), _known(checked)
     for path in ours.keys() & theirs.keys():
         if ours[path] != theirs[path]:
-            message = f"the gate's job was run with {theirs[path]}, and this one comes to {ours[path]}"
+            message = f"the gate's job ran with {theirs[path]}, and this one has {ours[path]}"
             yield Problem(path, message, ours[path], f"{theirs[path]}, or another compile.gate")
     stages = spec.parallel.pp
     if checked.parallel.pp not in {1, stages}:
-        message = f"the gate's job was run with {checked.parallel.pp}"
+        message = f"the gate's job ran with {checked.parallel.pp}"
         yield Problem("parallel.pp", message, stages, f"{checked.parallel.pp}, or another compile.gate")
 
 

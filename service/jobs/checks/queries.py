@@ -66,7 +66,7 @@ def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[P
         expected = "a model without them"
         if model.instead:
             expected = (
-                f"model.outputs of what needs none of them, as {', '.join(map(repr, model.instead[:MOST_SHOWN]))}"
+                f"model.outputs that need none of them, such as {', '.join(map(repr, model.instead[:MOST_SHOWN]))}"
             )
         yield Problem(path, message, file, expected)
 

@@ -47,7 +47,7 @@ def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
     """Yield why stages could not pass on a transformer's residual stream: each rank has a part of the tokens."""
     gives, tp = spec.data.gives, spec.parallel.tp
     if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
-        message = f"a pipeline passes on parts of a sequence: {gives.sequence} does not divide by tp={tp}"
+        message = f"a pipeline sends parts of a sequence: {gives.sequence} does not divide by tp={tp}"
         yield Problem("data.sequence", message, gives.sequence, f"a multiple of {tp}")
 
 
@@ -96,9 +96,9 @@ def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Proble
         got = spec.data.model_dump(mode="json", by_alias=True)
         yield Problem("data", f"job {job.id} trains on other data", str(got), f"its data, or model: {{job: {job.id}}}")
     if spec.seed != first.seed:
-        yield Problem("seed", f"job {job.id} draws its batches by another seed", spec.seed, str(first.seed))
+        yield Problem("seed", f"job {job.id} draws its batches with another seed", spec.seed, str(first.seed))
     if spec.batch.global_ != first.batch.global_:
-        message = f"job {job.id} counts its place in the data by batches of another size"
+        message = f"job {job.id} counts its place in the data in batches of another size"
         yield Problem("batch.global", message, spec.batch.global_, str(first.batch.global_))
 
 

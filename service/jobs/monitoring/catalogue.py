@@ -71,13 +71,11 @@ GAUGES = (
         "Devices by host, pool and state: free, held, or lost (held by an attempt that was given up)",
         ("host", "pool", "state"),
     ),
-    MetricDeclaration("trivet_host_heartbeat_age_seconds", "gauge", "Time since a host was last heard of", ("host",)),
+    MetricDeclaration("trivet_host_heartbeat_age_seconds", "gauge", "Time since a host last reported", ("host",)),
     MetricDeclaration(
-        "trivet_host_clock_skew_seconds", "gauge", "Clock of a host less that of the broker at its heartbeat", ("host",)
+        "trivet_host_clock_skew_seconds", "gauge", "A host's clock less the broker's at its heartbeat", ("host",)
     ),
-    MetricDeclaration(
-        "trivet_host_failing", "gauge", "1 while parts that are placed on a host do not start", ("host",)
-    ),
+    MetricDeclaration("trivet_host_failing", "gauge", "1 while parts placed on a host do not start", ("host",)),
     MetricDeclaration("trivet_queue_wait_seconds", "gauge", "Longest present wait for devices"),
     MetricDeclaration(
         "trivet_pending_jobs",
@@ -93,21 +91,19 @@ GAUGES = (
         ("device",),
         values=DEVICES,
     ),
-    MetricDeclaration(
-        "trivet_outbox_parts", "gauge", "Parts that were dispatched or are to be, and nobody claimed yet"
-    ),
-    MetricDeclaration("trivet_outbox_oldest_seconds", "gauge", "Time since the oldest of them was placed"),
+    MetricDeclaration("trivet_outbox_parts", "gauge", "Parts that are dispatched or due, and not yet claimed"),
+    MetricDeclaration("trivet_outbox_oldest_seconds", "gauge", "Time since the oldest of these parts was placed"),
     MetricDeclaration("trivet_leases", "gauge", "Parts that hold devices"),
-    MetricDeclaration("trivet_broker_round_trip_seconds", "gauge", "Time of a write to the broker and its read"),
+    MetricDeclaration("trivet_broker_round_trip_seconds", "gauge", "Time to write to the broker and read it back"),
     MetricDeclaration("trivet_broker_memory_bytes", "gauge", "Memory that the broker uses"),
     MetricDeclaration(
-        "trivet_broker_memory_limit_bytes", "gauge", "Memory that it may use: its maxmemory, else the machine's"
+        "trivet_broker_memory_limit_bytes", "gauge", "Memory that the broker may use: its maxmemory, else the machine's"
     ),
     MetricDeclaration("trivet_broker_append_only", "gauge", "1 while the broker keeps an append-only file"),
     MetricDeclaration("trivet_broker_append_only_ok", "gauge", "0 after a write of that file failed"),
     MetricDeclaration("trivet_broker_rewrite_ok", "gauge", "0 after a rewrite of that file or a snapshot failed"),
     MetricDeclaration(
-        "trivet_broker_fork_seconds", "gauge", "Time of the broker's latest fork, during which it stands"
+        "trivet_broker_fork_seconds", "gauge", "Duration of the broker's latest fork, during which it stands still"
     ),
     MetricDeclaration("trivet_broker_clients", "gauge", "Connections to the broker"),
     MetricDeclaration("trivet_data_free_bytes", "gauge", "Free space of the file system with the data folder"),
@@ -126,15 +122,15 @@ COUNTS = (
         ("outcome", "cause"),
     ),
     MetricDeclaration("trivet_attempts_placed_total", "counter", "Attempts that got devices"),
-    MetricDeclaration("trivet_attempts_started_total", "counter", "Attempts all parts of which were claimed"),
+    MetricDeclaration("trivet_attempts_started_total", "counter", "Attempts with all parts claimed"),
     MetricDeclaration("trivet_lease_expiries_total", "counter", "Leases that ran out"),
     MetricDeclaration("trivet_failed_starts_total", "counter", "Parts that did not start"),
-    MetricDeclaration("trivet_dispatches_total", "counter", "Messages to hosts, to start a part"),
-    MetricDeclaration("trivet_dispatch_retries_total", "counter", "Those for a part that was dispatched before"),
-    MetricDeclaration("trivet_events_total", "counter", "Events of jobs that the broker took"),
+    MetricDeclaration("trivet_dispatches_total", "counter", "Messages that ask hosts to start a part"),
+    MetricDeclaration("trivet_dispatch_retries_total", "counter", "Repeats of such messages"),
+    MetricDeclaration("trivet_events_total", "counter", "Events of jobs that the broker accepted"),
     MetricDeclaration("trivet_sign_ins_refused_total", "counter", "Refused sign-ins"),
     MetricDeclaration(
-        "trivet_broker_failures_total", "counter", "Requests that failed since the broker was out of reach"
+        "trivet_broker_failures_total", "counter", "Requests that failed because the broker was out of reach"
     ),
     MetricDeclaration("trivet_queue_time_seconds", "histogram", "Time from queueing to placement", buckets=_WAIT_S),
     MetricDeclaration(
@@ -153,7 +149,7 @@ COUNTS = (
     MetricDeclaration(
         "trivet_event_loop_lag_seconds",
         "histogram",
-        "Delay of a timer in an API process, looked at twice a second",
+        "Delay of a timer in an API process, measured twice a second",
         buckets=_FAST_S,
     ),
 )

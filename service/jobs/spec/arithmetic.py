@@ -18,9 +18,9 @@ class PrecisionSpec(Strict):
     """Chooses the types in which a model is computed and its gradients are summed."""
 
     param: Literal["fp32", "bf16"] = Field(
-        "fp32", description="the type that forwards and backwards compute in; master weights stay in fp32"
+        "fp32", description="the type of forwards and backwards; master weights stay in fp32"
     )
-    reduce: Literal["fp32", "bf16"] = Field("fp32", description="the type that gradients are summed in over ranks")
+    reduce: Literal["fp32", "bf16"] = Field("fp32", description="the type in which gradients are summed over ranks")
     float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
 
     @property

@@ -142,41 +142,41 @@ class CommonSpec(Strict):
     priority: int = Field(0, ge=-100, le=100, description="higher runs first; age decides between equals")
     preemptible: bool = Field(
         False,
-        description="it may be asked to make room for a job of higher priority that fits nowhere: then it writes a "
-        "checkpoint, is queued again and goes on later, without using a retry",
+        description="whether it may be asked to make room for a job of higher priority that fits nowhere: it then "
+        "writes a checkpoint, is queued again and continues later, without using a retry",
     )
     retries: int = Field(0, ge=0, le=100, description="attempts after the first one")
     timeout_s: float | None = Field(None, gt=0, description="limit on the running time of one attempt, in seconds")
     stall_s: float | None = Field(
         3600.0,
         gt=0,
-        description="an attempt fails when its ranks report and print nothing for so many seconds; null for no limit",
+        description="seconds without a report or output of its ranks after which an attempt fails; null for no limit",
     )
     after: list[JobId] = Field(default_factory=list, max_length=64, description="jobs that must succeed first")
     parallel: ParallelSpec = ParallelSpec()
-    max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")
+    max_hosts: int = Field(1, ge=1, le=1024, description="most hosts over which the ranks may be spread")
     device: _DeviceChoice = Field(
-        "auto", description="where the ranks run; auto: on GPUs where hosts have any, else on CPU slots"
+        "auto", description="where the ranks run; auto: on GPUs if hosts have any, else on CPU slots"
     )
     launcher: str | None = Field(
         None,
         pattern=LAUNCHER_NAME.pattern,
         exclude_if=lambda name: name is None,  # a worker of an older version does not know the field
-        description="what gives it devices: `local`, the hosts of the service, or a scheduler's launcher, such as "
-        "`slurm`; the operator's choice when absent",
+        description="where its devices come from: `local`, the hosts of the service, or a scheduler's launcher, such "
+        "as `slurm`; the operator's choice when absent",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="of weights, data order and everything else that is random")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of weights, data order and everything else that is random")
     notify: NotifySpec | None = Field(
         None,
         exclude_if=lambda notify: notify is None,  # a worker of an older version does not know the field
-        description="a URL that is told how the job goes, by signed requests",
+        description="a URL that gets signed requests about the job's progress",
     )
     export: ExportTargets = Field(
         ExportTargets(),
         exclude_if=lambda export: export == ExportTargets(),  # as above
-        description="services that are told of the job when it ends",
+        description="services that get the job's metrics and results when it ends",
     )
-    sweep: SweepSpec | None = Field(None, description="values of other fields: each combination is a job of its own")
+    sweep: SweepSpec | None = Field(None, description="values of other fields; each combination is its own job")
 
     @model_validator(mode="wrap")
     @classmethod

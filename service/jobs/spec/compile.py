@@ -53,31 +53,35 @@ _OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "shar
 class Tolerance(Strict):
     """A compiled run may be this far from eager, or this many times further from float64 than eager is."""
 
-    absolute: float = Field(1e-4, gt=0, description="the least difference from eager PyTorch that counts")
-    ratio: float = Field(2.0, ge=1, description="by how much it may exceed what rounding explains")
+    absolute: float = Field(1e-4, gt=0, description="the smallest difference from eager PyTorch that counts")
+    ratio: float = Field(2.0, ge=1, description="the factor by which it may exceed what rounding explains")
 
 
 class CompileSpec(CommonSpec):
     """Find the highest safe ``torch.compile`` rung for ``model``, or for an installed ``program``, per phase."""
 
     kind: Literal["compile"] = Field("compile", description="a compile check")
-    model: ModelRef | None = Field(None, description="what is checked, unless a program is")
-    program: ProgramRef | None = Field(None, description="several modules and their steps, from an installed package")
-    data: DataSpec | None = Field(None, description="inputs of the real kind; random ones that fit when absent")
+    model: ModelRef | None = Field(None, description="the model to check, unless a program is checked")
+    program: ProgramRef | None = Field(
+        None, description="a program of several modules and their steps, from an installed package"
+    )
+    data: DataSpec | None = Field(None, description="source of real inputs; random ones that fit when absent")
     modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(
         ("train", "inference"), min_length=1, fail_fast=True, description="training steps, or forwards alone"
     )
     steps: int = Field(4, ge=2, le=1000, description="iterations per rung and phase")
     shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (16,), min_length=1, description="samples of a forward, in turn"
+        (16,), min_length=1, description="numbers of samples of a forward, in turn"
     )
     micro_batches: int = Field(1, ge=1, le=1024, description="forwards per step, whose gradients add up")
     pipeline: PipelineSpec = PipelineSpec()
     tolerance: Tolerance = Tolerance()
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
-    activation_checkpoint: ActivationCheckpoint = Field("none", description="as in the training that the gate is for")
+    activation_checkpoint: ActivationCheckpoint = Field(
+        "none", description="activations that a backward computes again, as in the training that the gate is for"
+    )
 
     @property
     def forwards(self) -> int:

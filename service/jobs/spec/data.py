@@ -11,7 +11,8 @@ from service.jobs.plugins import DataConfig, DataSource, Features, FileId, Sampl
 from service.jobs.plugins.catalogue import catalogue
 
 _TestFraction = Annotated[
-    float, Field(gt=0, lt=1, description="of the samples, from the end, unless there is a test_file")
+    float,
+    Field(gt=0, lt=1, description="share of the samples kept for testing, from the end, unless there is a test_file"),
 ]
 
 
@@ -26,12 +27,12 @@ class FileTokens(DataConfig):
     format: Literal["tokens"] = Field("tokens", description="tokens: one sequence that is cut into samples")
     file: FileId = Field(description="the id of the upload")
     encoding: Literal["uint8", "uint16", "uint32", "npy", "text"] = Field(
-        "uint16", description="how the file holds token ids; text: not yet as ids, with its tokenizer"
+        "uint16", description="encoding of the token ids in the file; text: not ids yet, but text with its tokenizer"
     )
-    tokenizer: FileId | None = Field(None, description="for the encoding text")
+    tokenizer: FileId | None = Field(None, description="the id of a tokenizer.json, for the encoding text")
     sequence: int = Field(ge=1, le=2**20, description="tokens per sample")
-    vocabulary: int = Field(ge=2, le=2**24, description="every id is below it")
-    test_file: FileId | None = Field(None, description="of the same encoding")
+    vocabulary: int = Field(ge=2, le=2**24, description="number of token ids; every id is below it")
+    test_file: FileId | None = Field(None, description="the id of an upload for testing, of the same encoding")
     test_fraction: _TestFraction = 0.1
 
     @property
@@ -60,8 +61,10 @@ class FileArrays(DataConfig):
     shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
         min_length=1, max_length=4, description="of one sample"
     )
-    classes: int = Field(ge=2, le=2**20, description="every label is below it")
-    test_file: FileId | None = Field(None, description="with arrays inputs and targets")
+    classes: int = Field(ge=2, le=2**20, description="number of classes; every label is below it")
+    test_file: FileId | None = Field(
+        None, description="the id of an upload for testing, with arrays inputs and targets"
+    )
     test_fraction: _TestFraction = 0.2
 
     @property
@@ -73,7 +76,7 @@ class DigitsData(DataConfig):
     """scikit-learn's 1,797 handwritten digits: 64 features in [0, 1], 10 classes; the last fifth is the test split."""
 
     source: Literal["digits"] = Field(
-        "digits", description="1,797 scans of handwritten digits of 8 × 8 pixels, which scikit-learn brings"
+        "digits", description="1,797 scans of handwritten digits of 8 × 8 pixels, from scikit-learn"
     )
 
     @property
@@ -88,7 +91,7 @@ class DigitsData(DataConfig):
 class TokensData(DataConfig):
     """Next-byte prediction on the text of Python's own language reference; the last tenth is the test split."""
 
-    source: Literal["tokens"] = Field("tokens", description="a text that Trivet brings, as bytes")
+    source: Literal["tokens"] = Field("tokens", description="a built-in text, as bytes")
     corpus: Literal["python-docs"] = Field("python-docs", description="the language reference of Python")
     sequence: int = Field(64, ge=1, le=2**20, description="tokens per sample")
 

@@ -62,7 +62,7 @@ class FromSafetensors(Strict):
     """
 
     safetensors: FileId = Field(description="the id of an uploaded file of weights")
-    config: ModelConfig = Field(description="the family and sizes of the model that they are of")
+    config: ModelConfig = Field(description="the family and sizes of the model")
 
     @classmethod
     def read(cls, value: Any, flat: ValidatorFunctionWrapHandler) -> FromSafetensors:

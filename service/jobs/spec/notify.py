@@ -60,14 +60,14 @@ class NotifySpec(Strict):
     on: list[JobState] = Field(
         default_factory=_ends,
         max_length=7,
-        description="states to tell of; those that end the job, when absent",
+        description="states to report; when absent, the states that end the job",
         examples=[["failed"]],
     )
     when: dict[_Name, _Threshold] = Field(
         default_factory=dict,
         max_length=16,
-        description="thresholds by the name of a metric, or of a number of the result: one of `>=`, `<=`, `>`, `<` and "
-        "a number; the first value beyond it is told",
+        description="thresholds by the name of a metric, or of a number of the result: one of `>=`, `<=`, `>`, `<` "
+        "and a number; the first value that meets it is reported",
         examples=[{"eval_accuracy": ">= 0.9"}],
     )
 
@@ -76,10 +76,10 @@ class NotifySpec(Strict):
         try:
             check_url(self.webhook)
         except ValueError as error:
-            message = "not a URL that webhooks are sent to"
+            message = "not a URL that webhooks may go to"
             raise disagreement("webhook", message, self.webhook, str(error)) from None
         if not self.on and not self.when:
-            raise disagreement("on", "there is nothing to tell of", self.on, "a state, or a threshold in when")
+            raise disagreement("on", "there is nothing to report", self.on, "a state, or a threshold in when")
         return self
 
     @model_validator(mode="after")

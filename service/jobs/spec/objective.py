@@ -30,16 +30,16 @@ class Certified(ObjectiveConfig):
     """
 
     name: Literal["certified"] = Field("certified", description="training for certified accuracy")
-    eps: float = Field(gt=0, description="in the data's units")
+    eps: float = Field(gt=0, description="radius of the ball around each sample, in the data's units")
     bound: Literal["ibp", "crown-ibp"] = Field(
-        "ibp", description="what bounds the outputs on the ball of eps around a sample"
+        "ibp", description="method of the bounds on the ball of eps around a sample"
     )
     warmup: int = Field(0, ge=0, description="steps with eps 0")
     ramp: int = Field(0, ge=0, description="steps over which eps grows")
     kappa: float = Field(0.5, ge=0, le=1, description="weight of the clean loss at the end")
     beta: float = Field(0.0, ge=0, le=1, description="crown-ibp: weight of the CROWN-IBP bound at the end")
-    lower: float | None = Field(None, description="least number in an input; what the source knows when absent")
-    upper: float | None = Field(None, description="largest number in an input; what the source knows when absent")
+    lower: float | None = Field(None, description="least number in an input; the source's own when absent")
+    upper: float | None = Field(None, description="largest number in an input; the source's own when absent")
 
     @model_validator(mode="after")
     def _lower_is_below_upper(self) -> Certified:

@@ -32,8 +32,8 @@ class OptimizerSpec(Strict):
     betas: tuple[_Beta, _Beta] = Field(
         (0.9, 0.95), description="decay rates of the mean gradient and of the mean square"
     )
-    eps: float = Field(1e-8, gt=0, description="what keeps the division by the root mean square finite")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient, per step times lr")
+    eps: float = Field(1e-8, gt=0, description="the number that keeps the division by the root mean square finite")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, decoupled from the gradient, per step times lr")
     clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
 
 
@@ -41,26 +41,31 @@ class ScheduleSpec(Strict):
     """Learning rate: linear warmup, then constant or cosine decay to ``floor · lr`` at the last step."""
 
     warmup: int = Field(0, ge=0, description="steps")
-    decay: Literal["constant", "cosine"] = Field("cosine", description="what follows the warmup")
-    floor: float = Field(0.1, ge=0, le=1, description="what cosine ends at, as a share of lr")
+    decay: Literal["constant", "cosine"] = Field("cosine", description="the decay after the warmup")
+    floor: float = Field(0.1, ge=0, le=1, description="the end of cosine, as a share of lr")
 
 
 class BatchSpec(Strict):
     """Samples per optimizer step (``global``) and per forward of one data-parallel rank (``micro``)."""
 
     global_: int = Field(64, ge=1, alias="global", description="samples of one optimizer step, over all ranks")
-    micro: int | None = Field(None, ge=1, description="all of a rank's share, or a pipeline's part of it, when absent")
+    micro: int | None = Field(
+        None, ge=1, description="samples of one forward; when absent, a rank's whole share, or a pipeline's part of it"
+    )
 
 
 class ShardingSpec(Strict):
     """Chooses what FSDP2 keeps between the micro-batches of a step: memory against traffic."""
 
     reshard: Literal["auto", "always", "never"] = Field(
-        "auto", description="free gathered parameters after each use; auto: where a step has one micro-batch only"
+        "auto",
+        description="when to free gathered parameters: after each use, or never; auto: after each use if a step has "
+        "only one micro-batch",
     )
     reduce: Literal["last", "every"] = Field(
         "last",
-        description="reduce gradients after the last micro-batch, keeping unsharded ones till then, or after every one",
+        description="when to reduce gradients: after the last micro-batch, which keeps unsharded ones till then, or "
+        "after every one",
     )
 
     def resolved(self, micro_batches: int) -> ShardingSpec:
@@ -108,23 +113,25 @@ class CompileChoice(Strict):
     def _needs_gate(self) -> CompileChoice:
         if (self.train or self.inference) and self.gate is None:
             expected = "the id of a compile job whose report allows it"
-            raise disagreement("gate", "what is compiled needs a gate", self.gate, expected)
+            raise disagreement("gate", "compiling needs a gate", self.gate, expected)
         return self
 
 
 class CheckpointSpec(Strict):
     """Chooses when the state of a training is saved, and how many such states are kept."""
 
-    every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
-    keep: int = Field(2, ge=1, description="checkpoints that stay: the newest")
-    async_: bool = Field(True, alias="async", description="write while training goes on")
+    every: int | None = Field(None, ge=1, description="steps between two; only at the end when absent")
+    keep: int = Field(2, ge=1, description="number of checkpoints that stay, the newest")
+    async_: bool = Field(True, alias="async", description="whether to write while training goes on")
 
 
 class EvaluateSpec(Strict):
     """Chooses when the model is evaluated on the test split, and on how much of it."""
 
-    every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
-    samples: int | None = Field(None, ge=1, description="the first ones of the test split; all when absent")
+    every: int | None = Field(None, ge=1, description="steps between two; only at the end when absent")
+    samples: int | None = Field(
+        None, ge=1, description="number of samples, the first of the test split; all when absent"
+    )
 
 
 class ExportSpec(ExportTargets):
@@ -149,25 +156,27 @@ class TrainSpec(CommonSpec):
     """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``."""
 
     kind: Literal["train"] = Field("train", description="a training job")
-    model: ModelRef = Field(description="what is trained: a family with its sizes, or weights to start from")
-    data: DataSpec = Field(description="what it learns from")
+    model: ModelRef = Field(description="the model: a family with its sizes, or weights to start from")
+    data: DataSpec = Field(description="the data to learn from")
     objective: ObjectiveSpec = CrossEntropy()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     steps: int = Field(ge=1, le=10**9, description="optimizer steps")
-    resume: ResumeSpec | None = Field(None, description="the checkpoint of another job to go on from")
+    resume: ResumeSpec | None = Field(None, description="the checkpoint of another job from which to continue")
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
     activation_checkpoint: ActivationCheckpoint = Field(
-        "none", description="what a backward pass computes again rather than keep: memory against time"
+        "none",
+        description="activations that a backward pass computes again in place of keeping them: less memory, more time",
     )
     pipeline: PipelineSpec = PipelineSpec()
     compile: CompileChoice = CompileChoice()
     checkpoint: CheckpointSpec = CheckpointSpec.model_validate({})
     evaluate: EvaluateSpec = EvaluateSpec()
     export: ExportSpec = Field(
-        ExportSpec(), description="forms of the finished model, and services that are told of the job when it ends"
+        ExportSpec(),
+        description="forms of the finished model, and services that get the job's metrics and results when it ends",
     )
 
     @property

@@ -29,17 +29,17 @@ Real = Annotated[float, BeforeValidator(_kept)]
 class Robustness(Strict):
     """No input within ``eps`` (in the data's units, by ``norm``) of a test sample changes its correct class.
 
-    Of a sequence of tokens the input is their embedding, and the class the token that follows the last.
+    For a sequence of tokens, the input is their embedding and the class is the token that follows the last.
     """
 
-    data: DataSpec = Field(description="where the samples are from: its test split")
+    data: DataSpec = Field(description="the source of the samples; its test split is used")
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
     eps: Real = Field(gt=0, description="the radius of the ball around each sample, in the data's units")
     norm: Literal["inf", 2] = Field("inf", description="inf: no entry moves by more than eps; 2: Euclidean distance")
     clip: Literal["data"] | tuple[Real, Real] | None = Field(
         None,
-        description="the least and the greatest number of an input, as [0, 1], or data: those that the source knows; "
-        "nothing beyond them is looked at. Without it the whole ball is",
+        description="range of the inputs: the least and the greatest number, such as [0, 1], or data for the source's "
+        "own range; without it the whole ball is verified",
     )
 
     @property
@@ -60,7 +60,7 @@ class Robustness(Strict):
             raise disagreement("clip", "inputs are embeddings of tokens, which have no range", self.clip, "none")
         if self.limits is None:
             message = f"the range of source={self.data.source} is not known"
-            raise disagreement("clip", message, self.clip, "the least and the greatest number, as [0, 1]")
+            raise disagreement("clip", message, self.clip, "the least and the greatest number, such as [0, 1]")
         if self.limits[0] >= self.limits[1]:
             raise disagreement("clip", "the range is empty", self.clip, "the least number before the greatest")
         return self
@@ -69,7 +69,7 @@ class Robustness(Strict):
 class OutputHalfspace(Strict):
     """``coefficients · output ≥ threshold`` must hold on the whole box."""
 
-    coefficients: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="one for each output")
+    coefficients: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="a coefficient for each output")
     threshold: Real = Field(0.0, description="the least value that the weighted sum may have")
 
 
@@ -82,7 +82,7 @@ class Box(Strict):
     lower: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="the least value of each input")
     upper: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="the greatest value of each input")
     output: tuple[OutputHalfspace, ...] = Field(
-        (), fail_fast=True, description="what must hold of the outputs; none: they are only bounded"
+        (), fail_fast=True, description="conditions on the outputs; none: they are only bounded"
     )
 
     @model_validator(mode="after")
@@ -109,7 +109,8 @@ class FromOnnx(Strict):
         (),
         max_length=1000,
         fail_fast=True,
-        description="names of the outputs to bound, or of any other values in the file; without, all that can be",
+        description="names of the outputs to bound, or of any other values in the file; when absent, every output "
+        "that can be bounded",
     )
     inputs: dict[str, Real | tuple[Real, ...]] = Field(
         {},
@@ -119,8 +120,8 @@ class FromOnnx(Strict):
     dimensions: dict[str, Annotated[int, Field(ge=1, le=2**24)]] = Field(
         {},
         max_length=1000,
-        description="lengths that the file leaves open, by their names there, or INPUT.PLACE (from 0) of one without; "
-        "the first of an input is 1 unless it is given",
+        description="lengths that the file leaves open, by name, or by INPUT.PLACE (from 0) if they have none; an "
+        "input's first length is 1 unless it is given",
     )
 
     def choices(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class InstancesProperty(Strict):
 
 
 class RobustnessProperty(Strict):
-    robustness: Robustness = Field(description="that no small change of a sample changes its class")
+    robustness: Robustness = Field(description="whether no small change of a sample changes its class")
 
 
 class BoxProperty(Strict):
@@ -213,47 +214,46 @@ class VerifyBudget(Strict):
         20,
         ge=1,
         le=10**5,
-        description="of the optimisation of slopes; a search over activations takes three times as many of a whole "
-        "box, and a quarter of each domain that it splits off",
+        description="iterations of the optimisation of slopes; a search over activations takes three times as many "
+        "for a whole box, and a quarter for each domain that it splits off",
     )
     seconds: float | None = Field(
         None,
         gt=0,
         le=10**6,
-        description="for an instance, from the start of its bounds to its row: "
-        f"{SECONDS:g} unless given where it may be searched, and then its verdict is timeout; "
-        f"{SECONDS_OF_BOUNDS:g} for bounds alone, and then they are by intervals, as its reason says",
+        description="seconds of an instance, from the start of its bounds to its row; when absent, "
+        f"{SECONDS:g} if it may be searched, after which its verdict is timeout, and "
+        f"{SECONDS_OF_BOUNDS:g} for bounds alone, after which it gets interval bounds, as its reason says",
     )
     domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")
     memory_gib: float | None = Field(
         None,
         gt=0,
         le=10**6,
-        description="GiB of memory that each rank may take: on a CUDA device what torch allocates, on a CPU all of "
-        "the process; none: what is free",
+        description="GiB of memory for each rank: on a CUDA device torch's allocations, on a CPU the whole process; "
+        "all free memory when absent",
     )
-    restarts: int = Field(
-        ATTACK_RESTARTS, ge=0, le=10**6, description="starts of the attack that comes before a search; 0: none"
-    )
+    restarts: int = Field(ATTACK_RESTARTS, ge=0, le=10**6, description="starts of the attack before a search; 0: none")
 
 
 class VerifySpec(CommonSpec):
     """Certify ``property`` of ``model`` with bound propagation."""
 
     kind: Literal["verify"] = Field("verify", description="a verification")
-    model: _VerifiedModel | None = Field(None, description="of every property but instances, which bring their own")
-    property: Property = Field(description="what is to be certified")
+    model: _VerifiedModel | None = Field(None, description="the model; property.instances brings its own")
+    property: Property = Field(description="the property to certify")
     method: Literal["ibp", "crown-ibp", "crown", "alpha-crown", "beta-crown"] = Field(
         "crown",
-        description="how bounds are found; beta-crown searches for a verdict, with any method a VNN-LIB query does",
+        description="method of the bounds; beta-crown searches for a verdict, and so does every method for a VNN-LIB "
+        "query",
     )
     intermediate: Literal["optimised", "fixed"] = Field(
-        "optimised", description="of alpha-crown: whether the bounds of hidden layers are optimised too"
+        "optimised", description="whether alpha-crown optimises the bounds of hidden layers too"
     )
     rigorous: bool = Field(
         False,
-        description="bounds that hold in real arithmetic: every rounding of their computation is accounted for, and a "
-        "search goes by nothing else",
+        description="whether bounds account for every rounding of their computation, so that they hold in real "
+        "arithmetic; a search then uses no others",
     )
     budget: VerifyBudget = VerifyBudget()
 

@@ -172,7 +172,7 @@ def access_list(passwords: Mapping[str, str]) -> str:
 def role_of(user: str) -> Role:
     """Return a user's role, by its name. Raises ``ValueError`` for a name that none has."""
     if not _NAME.fullmatch(user):
-        raise ValueError(f"{user!r} is no user of the broker: api, host, or host- with the name of a host")
+        raise ValueError(f"{user!r} is not a user of the broker; expected api, host, or host- with the name of a host")
     return API if user == "api" else HOST
 
 

@@ -227,7 +227,7 @@ def _error(ref: AttemptRef, outcome: PartOutcome) -> JobError:
     if outcome.error is not None:
         return outcome.error
     said = {
-        "failed": "failed without saying why",
+        "failed": "failed without a reason",
         "stopped": "was stopped from outside",
         "interrupted": "was interrupted",
         "lost": "was lost with its supervisor",

@@ -182,7 +182,7 @@ class AuditLog:
                 if is_held:
                     self._move(self.client.call("XLEN", AUDIT()) - self.kept)
         except (OSError, StoreUnavailable) as error:
-            log.warning("the older part of the audit log was not written, and stays in the broker: %s", error)
+            log.warning("the older part of the audit log could not be written, and stays in the broker: %s", error)
 
     def _move(self, surplus: int) -> None:
         archived = self.files.head().number

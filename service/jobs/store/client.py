@@ -110,7 +110,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except redis.AuthenticationError as error:
-        raise BrokerRefused(f"the broker takes neither this user nor this password: {error}") from error
+        raise BrokerRefused(f"the broker rejects this user or this password: {error}") from error
     except redis.exceptions.NoPermissionError as error:
         raise BrokerRefused(f"the broker does not let this user do that: {error}") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:

@@ -205,7 +205,7 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             self.fetch(file_id)
         if not path.is_file():
-            raise NotFound(f"the content of file {file_id} is gone from the data directory")
+            raise NotFound(f"the content of file {file_id} is missing from the data folder")
         return StoredFile.model_validate_json(text), path
 
     def fetch(self, file_id: str) -> None:

@@ -88,7 +88,7 @@ class Gauges:
         started = time.monotonic()
         self.client.call("SET", key, value, "PX", 1000)
         if self.client.call("GETDEL", key) != value:
-            raise StoreUnavailable("the broker did not give back what was written")
+            raise StoreUnavailable("the broker did not return what was written")
         return time.monotonic() - started
 
     def _jobs(self) -> Numbers:

@@ -53,7 +53,7 @@ def _artifacts_by_job(client: BrokerClient, project: str, most: int) -> str:
     flat = client.call("ZRANGE", PROJECT_ARTIFACTS(project), 0, _MOST_NAMED - 1, "REV", "WITHSCORES")
     largest = ", ".join(f"{job} has {round(float(held))}" for job, held in zip(flat[::2], flat[1::2], strict=True))
     said = f"project '{project}' has {used} of {most} bytes of artifacts"
-    return f"{said}; the largest: {largest}; to delete these jobs frees theirs" if largest else said
+    return f"{said}; the largest: {largest}; deleting these jobs frees their bytes" if largest else said
 
 
 _DESCRIPTIONS: Mapping[str, Callable[[BrokerClient, str, int], str]] = MappingProxyType(
@@ -69,7 +69,7 @@ def _dependency_problem(spec: CommonSpec, place: str, job_id: str, state: str) -
 
 def _upload_problem(spec: CommonSpec, place: str, file_id: str, _: str) -> Problem:
     path = next((path for path, named in files_of(spec) if named == file_id), "")
-    return Problem(joined(place, path), f"there is no {file_id}", file_id, "the id that an upload to /v1/files gave")
+    return Problem(joined(place, path), f"there is no {file_id}", file_id, "an id that an upload to /v1/files returned")
 
 
 def _quota_problem(spec: CommonSpec, place: str, quota: str, bound: str) -> Problem:
@@ -80,7 +80,7 @@ def _quota_problem(spec: CommonSpec, place: str, quota: str, bound: str) -> Prob
     if quota == "devices":
         message = f"project '{project}' may not use so many devices at once"
         return Problem(joined(place, "parallel"), message, spec.parallel.world_size, f"at most {most:g}, its {quota}")
-    message = f"jobs of project '{project}' need a time limit, and none so long"
+    message = f"jobs of project '{project}' need a shorter time limit"
     return Problem(joined(place, "timeout_s"), message, spec.timeout_s, f"at most {most:g} s, its {quota}")
 
 

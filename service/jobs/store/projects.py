@@ -29,7 +29,7 @@ from service.jobs.store_limits import StoreLimits
 
 _PLACEMENT = ("devices", "device_hours")
 """Quotas that the script of placement keeps."""
-_DEFAULT = Project(name=DEFAULT_PROJECT, description="what names no other project")
+_DEFAULT = Project(name=DEFAULT_PROJECT, description="jobs, keys and uploads that name no other project")
 
 
 @dataclass(frozen=True)

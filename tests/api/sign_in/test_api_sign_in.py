@@ -244,7 +244,7 @@ def test_a_state_is_good_once(site: Site) -> None:
     assert site.finish(came_back).status_code == 200
     site.browser.cookies.update(kept)
     again = site.finish(came_back)
-    assert (again.status_code, "over already" in again.json()["detail"]) == (401, True)
+    assert (again.status_code, "has already ended" in again.json()["detail"]) == (401, True)
 
 
 def test_a_sign_in_of_another_browser_is_refused(site: Site) -> None:
@@ -358,7 +358,7 @@ def test_pages_offer_the_provider_where_there_is_one(site: Site, tmp_path: Any) 
         ({"oidc_issuer": "issuer.example"}, "https"),
         ({"oidc_issuer": "https://issuer.example", "oidc_roles": ""}, "oidc_roles"),
         ({"oidc_issuer": "https://issuer.example", "oidc_client_id": None}, "oidc_client_id"),
-        ({"oidc_roles": "vision-team"}, "is no rule"),
+        ({"oidc_roles": "vision-team"}, "is not a rule"),
         ({"oidc_roles": "vision-team=vision:owner"}, "is not a role"),
         ({"oidc_roles": "vision-team=Vision:viewer"}, "not the name of a project"),
         ({"oidc_scopes": "email profile"}, "openid"),

@@ -144,7 +144,7 @@ def replayed(_imports_set_aside: None) -> Iterator[Replayed]:
 
 
 def silent(usage: Usage) -> bool:
-    alarms = (usage.marked_while_pending, usage.reads, usage.held, usage.gradients)
+    alarms = ([mark for mark in usage.marks if mark.pending], usage.reads, usage.held, usage.gradients)
     return not any(alarms) and not any(each.begins for each in usage.reentries)
 
 

@@ -12,7 +12,8 @@ from lanes import first_fast, slow_but_for
 from programs import callings
 from programs.callings import Calling, Lens
 
-from service.compilation.monitor.uncompiled_calls import Called, compiled_units, counted_calls
+from service.compilation.detectors.uncalled import compiled_units
+from service.compilation.monitor.uncompiled_calls import Called, counted_calls
 from service.compilation.rungs import LADDER, RUNGS
 from service.jobs.spec.compile import Phase
 

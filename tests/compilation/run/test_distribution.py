@@ -14,10 +14,9 @@ from programs import drawing, sound
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
-from service.compilation.run.distribution import PLAN, _standing_out
+from service.compilation.run.distribution import PLAN, _standing_out, slopes
 from service.compilation.run.program_run import ProgramRun, build, record_step
 from service.compilation.run.sampling import Key
-from service.compilation.run.slopes import slopes
 from service.compilation.run.state import Snapshot
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends

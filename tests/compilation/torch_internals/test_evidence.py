@@ -17,7 +17,6 @@ from torch._inductor import cudagraph_utils
 from service.compilation.detectors import judge
 from service.compilation.evidence import CompilerEvidence, CudaGraphs, Reason
 from service.compilation.ladder import Result
-from service.compilation.monitor.recorder import recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed
@@ -26,6 +25,7 @@ from service.compilation.rungs import LADDER, RUNGS
 from service.compilation.torch_internals import cudagraphs
 from service.compilation.torch_internals.cudagraphs import watched_captures
 from service.compilation.torch_internals.profile import Profile, profiled
+from service.compilation.torch_internals.recorder import recorder
 
 CPU = torch.device("cpu")
 CASE = RungCase(RUNGS["reduce-overhead"], "inference")

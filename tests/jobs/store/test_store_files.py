@@ -71,7 +71,7 @@ def test_unknown_files_are_not_found(store: Store, name: str) -> None:
 def test_a_file_whose_bytes_are_gone_is_not_found(store: Store) -> None:
     stored = store.files.add([b"x"], "text/plain")
     store.files.get(stored.id)[1].unlink()
-    with pytest.raises(NotFound, match="gone"):
+    with pytest.raises(NotFound, match="missing"):
         store.files.get(stored.id)
 
 
@@ -123,7 +123,7 @@ def test_a_job_has_no_more_artifacts_than_it_may(broker: str, store: Store, data
 
     record("a", 4)
     record("b", 6)
-    with pytest.raises(Conflict, match=r"has 2 artifacts, as many as one may have \(TRIVET_MAX_JOB_ARTIFACTS\)"):
+    with pytest.raises(Conflict, match=r"has 2 artifacts, the most that are allowed \(TRIVET_MAX_JOB_ARTIFACTS\)"):
         record("c", 0)
     with pytest.raises(Conflict, match="has 5 bytes and the job's other artifacts 6, and together they may have 10"):
         record("a", 5)

@@ -53,7 +53,7 @@ def test_losses_have_an_allowance_of_their_own_and_use_no_retry(
     assert [state for state, _ in told] == ["queued", "queued", "failed"]
     assert ["queued again without using a retry (1 of 2)" in said for _, said in told] == [True, False, False]
     assert ["queued again without using a retry (2 of 2)" in said for _, said in told] == [False, True, False]
-    assert told[2][1].startswith("3 attempts were lost by no fault of the job's")
+    assert told[2][1].startswith("3 attempts were lost by no fault of the job;")
     assert ended.error is not None
     assert ended.error.type == "LeaseLost"
 

@@ -53,7 +53,7 @@ def test_a_worker_is_where_it_reaches_its_broker_from() -> None:
 
 def test_loopback_is_refused_where_the_broker_is_elsewhere() -> None:
     address = own_address()
-    with pytest.raises(CannotWork, match=f"reached from this host alone.*Leave it out for {address}"):
+    with pytest.raises(CannotWork, match=f"reached only from this host.*Leave it out for {address}"):
         address_of(Settings(worker_address="127.0.0.1"), f"redis://{address}:6379/0")
 
 

@@ -60,5 +60,5 @@ def test_a_worker_whose_password_is_wrong_says_so(tmp_path: Path, data: DataLayo
             cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert ran.returncode == 2, ran.stderr
-    assert "neither this user nor this password" in ran.stderr
+    assert "rejects this user or this password" in ran.stderr
     assert "Traceback" not in ran.stderr

@@ -131,17 +131,17 @@ def test_what_kubernetes_refuses_is_told(
     with pytest.raises(LauncherUnavailable, match="Kubernetes"):
         launcher.allocations()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match="no access to Kubernetes"):
+    with pytest.raises(ValueError, match="Kubernetes cannot be reached"):
         Kubernetes(LauncherContext("one", tmp_path, options(), 10.0))
 
 
 @pytest.mark.parametrize(
     ("given_options", "said"),
     [
-        ("", "needs --template=FILE"),
+        ("", "--template=FILE is missing"),
         ("--template={folder}/nothing.yaml --queue", "expected one argument"),
-        ("--template={folder}/empty.yaml", "no manifest of a Job with a container"),
-        (f"--template={TEMPLATE} --devices-per-pod=0", "1 at least"),
+        ("--template={folder}/empty.yaml", "not a manifest of a Job with a container"),
+        (f"--template={TEMPLATE} --devices-per-pod=0", "at least 1"),
         (f"--template={TEMPLATE} --gpus=2", "there is no option --gpus=2"),
     ],
 )

@@ -62,7 +62,7 @@ def test_pipes_and_what_grows_meanwhile_are_no_artifacts(paths: JobPaths) -> Non
 
     with pytest.raises(UnusableArtifact, match="was written to"):
         publish(paths, "large", "text/plain", copied_bytes=10, is_over=append)
-    with pytest.raises(UnusableArtifact, match="the attempt was over"):
+    with pytest.raises(UnusableArtifact, match="the attempt ended before"):
         publish(paths, "large", "text/plain", is_over=lambda: True)
     assert list(paths.published.iterdir()) == []
 
@@ -224,6 +224,6 @@ def test_held_back_lines_are_counted(tmp_path: Path) -> None:
     relayed = [event["line"] for number in range(5) for event in log.add(str(number), "stdout")]
     assert relayed == ["0", "1"]
     (notice,) = log.close()
-    assert notice["line"] == "[3 lines were not relayed: too many at once; the log of the job has them]"
+    assert notice["line"] == "[3 lines were not relayed: too many at once; the job's log has them]"
     assert notice["live"]
     assert list(log.tail) == ["0", "1", "2", "3", "4"]

@@ -20,20 +20,26 @@ class ConvnetConfig(ModelConfig):
     """
 
     family: Literal["convnet"] = Field("convnet", description="convolutions, then fully connected layers")
-    in_channels: int = Field(1, ge=1, le=2**16, description="of an image: 1 grey, 3 colours")
+    in_channels: int = Field(1, ge=1, le=2**16, description="channels of an image: 1 for grey, 3 for colours")
     height: int = Field(ge=1, le=2**16, description="of an image, in pixels")
     width: int = Field(ge=1, le=2**16, description="of an image, in pixels")
     channels: tuple[_Width, ...] = Field(
-        (16, 32), min_length=1, max_length=1024, fail_fast=True, description="of each convolution in turn"
+        (16, 32),
+        min_length=1,
+        max_length=1024,
+        fail_fast=True,
+        description="output channels of each convolution in turn",
     )
     kernel: int = Field(3, ge=1, le=1023, description="odd")
     stride: int = Field(1, ge=1, le=64, description="of every convolution")
-    pool: int = Field(1, ge=1, le=64, description="window and stride of an average after every activation; 1: none")
+    pool: int = Field(
+        1, ge=1, le=64, description="window and stride of an average pool after every activation; 1: none"
+    )
     hidden: tuple[_Width, ...] = Field(
         (64,), max_length=1024, fail_fast=True, description="widths of the fully connected layers before the last"
     )
     out_features: int = Field(ge=1, le=2**24, description="numbers in an output: classes")
-    activation: Literal["relu", "gelu", "tanh"] = Field("relu", description="after each layer but the last")
+    activation: Literal["relu", "gelu", "tanh"] = Field("relu", description="activation after each layer but the last")
 
     @property
     def in_shape(self) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ class MlpConfig(ModelConfig):
         (64, 64), min_length=1, max_length=1024, fail_fast=True, description="widths of the layers before the last"
     )
     out_features: int = Field(ge=1, le=2**24, description="numbers in an output: classes")
-    activation: Literal["relu", "gelu", "tanh"] = Field("relu", description="between the layers")
+    activation: Literal["relu", "gelu", "tanh"] = Field("relu", description="activation between the layers")
 
     @property
     def places(self) -> int:

@@ -13,7 +13,7 @@ from service.jobs.plugins import ModelConfig, Strict, Tokens, disagreement
 class RopeScaling(Strict):
     """Slower rotary frequencies for sequences longer than those that a model was first trained on (Llama 3.1)."""
 
-    factor: float = Field(ge=1, description="by how much low frequencies are slowed down")
+    factor: float = Field(ge=1, description="factor by which low frequencies are slowed down")
     low_freq_factor: float = Field(
         1.0, gt=0, description="waves longer than original_sequence over this are slowed down in full"
     )
@@ -32,21 +32,19 @@ class TransformerConfig(ModelConfig):
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     family: Literal["transformer"] = Field("transformer", description="a decoder as in Llama")
-    vocab_size: int = Field(
-        256, ge=2, le=2**24, description="tokens that there are; any number of them divides over tp"
-    )
+    vocab_size: int = Field(256, ge=2, le=2**24, description="size of the vocabulary; any size divides over tp")
     dim: int = Field(64, ge=2, le=2**20, description="features of a token")
     layers: int = Field(2, ge=1, le=4096, description="blocks of attention and feed-forward")
-    heads: int = Field(4, ge=1, le=4096, description="of the attention")
+    heads: int = Field(4, ge=1, le=4096, description="heads of the attention")
     kv_heads: int | None = Field(None, ge=1, le=4096, description="key/value heads; as many as heads when absent")
     head_dim: int | None = Field(None, ge=2, le=2**20, description="features of a head; dim/heads when absent")
     qkv_bias: bool = Field(False, description="biases of queries, keys and values, as Qwen2 has them")
     ffn_dim: int | None = Field(None, ge=1, le=2**24, description="SwiGLU width; 4·dim when absent")
     max_sequence: int = Field(128, ge=1, le=2**24, description="the most tokens of a sample")
-    norm_eps: float = Field(1e-5, gt=0, description="what keeps the division of RMSNorm finite")
+    norm_eps: float = Field(1e-5, gt=0, description="the number that keeps the division of RMSNorm finite")
     rope_theta: float = Field(10_000.0, gt=0, description="the base of the rotary positions")
     rope_scaling: RopeScaling | None = Field(
-        None, description="as Llama 3.1 stretches rotary positions to longer texts"
+        None, description="stretching of rotary positions to longer texts, as in Llama 3.1"
     )
     tied_embeddings: bool = Field(False, description="one table of vocab_size × dim for both embedding and head")
 

@@ -5,7 +5,7 @@
 -- RETURNS: 1
 
 if redis.call("HLEN", KEY.webhooks()) >= most then
-  return refuse("CONFLICT", "there are " .. most .. " webhooks, as many as may be; delete one first")
+  return refuse("CONFLICT", "there are " .. most .. " webhooks, the most that are allowed; delete one first")
 end
 redis.call("HSET", KEY.webhooks(), webhook, entry)
 redis.call("SET", KEY.webhooks_present(), "1")

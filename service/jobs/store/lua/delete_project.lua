@@ -7,7 +7,7 @@
 if not project_exists(project) then
   return no_such_project(project)
 elseif project == "default" then
-  return refuse("CONFLICT", "the project default is always there")
+  return refuse("CONFLICT", "the project default cannot be deleted")
 end
 local jobs, keys = redis.call("ZCARD", KEY.jobs_by("project:" .. project)), 0
 local uploads = redis.call("HLEN", KEY.uploads(project))

@@ -14,7 +14,7 @@ local function too_much(id, name, bytes, before, limits)
   local held = tonumber(redis.call("ZSCORE", KEY.project_artifacts(project_of(id)), id) or 0)
   local is_new = redis.call("HEXISTS", KEY.job_artifacts(id), name) == 0
   if is_new and redis.call("HLEN", KEY.job_artifacts(id)) >= limits.max_job_artifacts then
-    return "the job has " .. limits.max_job_artifacts .. " artifacts, as many as one may have (TRIVET_MAX_JOB_ARTIFACTS)"
+    return "the job has " .. limits.max_job_artifacts .. " artifacts, the most that are allowed (TRIVET_MAX_JOB_ARTIFACTS)"
   elseif bytes > before and held - before + bytes > limits.max_job_artifact_bytes then
     return "it has " .. whole(bytes) .. " bytes and the job's other artifacts " .. whole(held - before)
       .. ", and together they may have " .. whole(limits.max_job_artifact_bytes) .. " (TRIVET_MAX_JOB_ARTIFACT_BYTES)"

@@ -138,7 +138,7 @@ local function end_faulty(id, limits, kind, fault)
   elseif kind == "lost" or kind == "unclaimed" then
     local lost, most = redis.call("HINCRBY", KEY.job(id), "lost_attempts", 1), limits.max_lost_attempts
     if lost > most then
-      local reason = lost .. " attempts were lost by no fault of the job's; no more than " .. most .. " are made up for"
+      local reason = lost .. " attempts were lost by no fault of the job; at most " .. most .. " are repeated"
       return end_job(id, limits.stream_cap, "failed", reason, fault)
     end
     keep_lost(id)

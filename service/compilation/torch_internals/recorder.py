@@ -1,4 +1,4 @@
-"""Keeps what Dynamo records about its compilations.
+"""Keeps all that the compiler records while a rung runs.
 
 ``torch._dynamo.utils.counters``, ``get_compilation_metrics`` and ``graph_break_reasons`` exist on torch 2.11 to 2.13.
 They are global to the process: one recording at a time.
@@ -7,49 +7,68 @@ They are global to the process: one recording at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
-from torch._dynamo import utils
+import torch
+from torch._dynamo import symbolic_convert, utils
 
-from service.compilation.evidence import CompilerEvidence, GraphBreak, Recompile
+from service.compilation.evidence import CompilerEvidence, GraphBreak, Reason, Recompile
+from service.compilation.rungs import Rung
+from service.compilation.torch_internals.cudagraphs import Captures, watched_captures
 from service.compilation.torch_internals.text import FRAME, first_line
 
 _RECORDS_KEPT = 4096
-LIMIT = "recompile limit"
+_LIMIT = "recompile limit"
+_HOOKS = "torch/distributed/fsdp/"
 
 
-def clear_records() -> None:
-    """Forget all records so far, and keep enough of the coming ones (the default is 64)."""
+@contextmanager
+def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
+    """Record from an empty state; enter it after earlier compilations are forgotten."""
     utils.counters.clear()
     utils.graph_break_reasons.clear()
-    utils.set_compilation_metrics_limit(_RECORDS_KEPT)
+    utils.set_compilation_metrics_limit(_RECORDS_KEPT)  # the default is 64
     utils.clear_compilation_metrics()
+    with watched_captures() if rung.cuda_graphs else nullcontext() as captures, _traced_hooks() as hooks:
+        yield Recorder(device, captures, hooks)
 
 
 @dataclass
-class CompilationRecords:
-    """Reads Dynamo's records, iteration by iteration, since ``clear_records``; not those that were excused."""
+class Recorder:
+    """Reads the records, iteration by iteration, since it began; not those that were excused. ``captures`` are those of
+    CUDA graphs, for a rung that makes them, ``hooks`` those of FSDP that Dynamo has traced.
+    """
 
+    device: torch.device
+    captures: Captures | None
+    hooks: list[str]
     marks: list[int] = field(default_factory=list)
     excused: list[Any] = field(default_factory=list)
 
     def end_iteration(self) -> bool:
-        """Close an iteration; true if anything was compiled in it."""
+        """Close an iteration; true if anything was compiled, or a CUDA graph recorded, in it."""
         before = self.marks[-1] if self.marks else 0
         self.marks.append(len(self._records()))
-        return self.marks[-1] > before
+        recorded = self.captures is not None and self.captures.end_iteration()
+        return recorded or self.marks[-1] > before
 
     def excuse(self) -> None:
-        """Leave out of account what was compiled since the last iteration was closed."""
+        """Leave out of account what was compiled or recorded since the last iteration was closed."""
         self.excused += self._records()[self.marks[-1] :]
+        if self.captures is not None:
+            self.captures.recorded[-1] = 0
 
     def _records(self) -> list[Any]:
         return [record for record in _records() if not any(record is each for each in self.excused)]
 
-    def evidence(self, warm_up: int, switches: Iterable[str]) -> CompilerEvidence:
-        """Return everything seen; iterations from ``warm_up`` on that compiled something are late."""
+    def evidence(self, warm_up: int, steady: int, switches: Iterable[str] = ()) -> CompilerEvidence:
+        """Return everything seen: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no CUDA
+        graph recorded.
+        """
         records = self._records()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
@@ -64,6 +83,8 @@ class CompilationRecords:
             failures=tuple(_failure(record) for record in failed if _is_silent_failure(record)),
             switches=tuple(switches),
             autograd_captures=int(utils.counters["compiled_autograd"]["captures"]),
+            hooks=tuple(Reason(name, count) for name, count in Counter(self.hooks).items()),
+            cuda_graphs=self.captures.evidence(self.device, steady) if self.captures else None,
         )
 
     def _recompiles(self, forward: list[Any]) -> Iterable[Recompile]:
@@ -97,7 +118,7 @@ def _guard(text: str) -> str:
 
 
 def _is_limit(record: Any) -> bool:
-    return LIMIT in str(record.fail_reason)
+    return _LIMIT in str(record.fail_reason)
 
 
 def _is_silent_failure(record: Any) -> bool:
@@ -134,3 +155,27 @@ def _placed(reason: Any) -> tuple[str, str, int, str]:
 def _readable(reason: str) -> str:
     """Return words for a reason: Dynamo's own name for a jump on a tensor says little to a user."""
     return f"data-dependent branch ({reason})" if reason.startswith("generic_jump") else reason
+
+
+@contextmanager
+def _traced_hooks() -> Iterator[list[str]]:
+    """Yield a list that gets FSDP's hooks that Dynamo inlines into a graph within: they gather and reshard parameters,
+    and must stay outside of graphs.
+
+    ``InliningInstructionTranslator.inline_call`` is private, and the same on torch 2.11 to 2.13 in what is used here.
+    """
+    found: list[str] = []
+    translator: Any = symbolic_convert.InliningInstructionTranslator
+    inline = getattr(translator.inline_call, "__func__", None)
+    if inline is None:  # it is no class method any more, so nothing is known
+        yield found
+        return
+
+    def watched(cls: Any, parent: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        code = getattr(function, "get_code", lambda: None)()
+        if code is not None and _HOOKS in code.co_filename.replace("\\", "/"):
+            found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
+        return inline(cls, parent, function, *arguments, **keywords)
+
+    with patch.object(translator, "inline_call", classmethod(watched)):
+        yield found

@@ -1,0 +1,142 @@
+"""Saves the checkpoints of a run, and takes up the newest; names the tensors in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from service.models import WeightsError
+from service.parallel import checkpoint
+from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
+from service.parallel.tensor.placement import global_parameters, global_rows
+from service.training.setup import Training
+
+MODEL_PREFIX = "model."
+_OPTIMIZER_PREFIX = "optimizer."
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Checkpoints:
+    """The checkpoints of a run. ``saved_step`` is the step of the job's newest one, if there is one.
+
+    ``tell`` is called with each that is complete on disk.
+    """
+
+    def __init__(self, training: Training, tell: Callable[[Checkpoint], None]) -> None:
+        self._training = training
+        self._rows = _training_rows(training.stages.values())
+        choice = training.spec.checkpoint
+        kind = BackgroundSaver if choice.async_ else DirectSaver
+        self.saver: Saver = kind(training.context.paths.checkpoints, choice.keep, self._rows, tell)
+        self.saved_step: int | None = None
+
+    def take_up(self) -> Checkpoint | None:
+        """Load the newest complete checkpoint of the job, else that of the job that it resumes, whatever layout wrote
+        it; ``None`` where there is neither.
+        """
+        training = self._training
+        own = newest_checkpoint(training.context.paths.checkpoints, training.device)
+        newest = own or self._of_resumed_job()
+        _prime(training.optimizer, newest.step if newest else 0)
+        self.saver.expect(self._state())
+        if newest is None:
+            return None
+        _check_same_data(newest, training.dataset.sha256)
+        saved = checkpoint.load(newest.path, self._state(), rows=self._rows)
+        training.tied.take_up(training.optimizer)
+        self.saved_step = own.step if own else None
+        return saved
+
+    def _of_resumed_job(self) -> Checkpoint | None:
+        """Return the checkpoint of another job that the spec resumes. Raises :class:`WeightsError` without one."""
+        if (resume := self._training.spec.resume) is None:
+            return None
+        folder = self._training.context.data.job(resume.job).checkpoints
+        found = newest_checkpoint(folder, self._training.device, None if resume.step == "latest" else resume.step)
+        if found is None:
+            left = [each.step for each in checkpoint.complete(folder)]
+            raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
+        return found
+
+    def save(self, step: int, loss: float) -> None:
+        """Take a checkpoint; it may still be being written afterwards."""
+        config = self._training.config.model_dump(mode="json")
+        self.saver.save(step, self._state(), {"model": config, **self._training.origin, "loss": loss})
+        self.saved_step = step
+
+    def _state(self) -> dict[str, Tensor]:
+        return _training_tensors(self._training.stages.values(), self._training.optimizer)
+
+
+def newest_checkpoint(folder: Path, device: torch.device, step: int | None = None) -> Checkpoint | None:
+    """Return the newest complete checkpoint that the first rank sees, or that of a step; a shared folder may look
+    different elsewhere.
+    """
+    newest = checkpoint.latest(folder) if step is None else checkpoint.read(folder / f"step_{step}")
+    found = torch.tensor(newest.step if newest else -1, device=device)
+    if dist.is_initialized():
+        dist.broadcast(found, src=0)
+    return None if found < 0 else checkpoint.require(folder / f"step_{int(found)}")
+
+
+def _check_same_data(saved: Checkpoint, sha256: str) -> None:
+    recorded = saved.meta.get("data_sha256")
+    if recorded != sha256:
+        raise ValueError(
+            f"{saved.path} was trained on data {recorded}, but here it is {sha256}: "
+            "the data set differs between the two machines (its text comes with the Python version)"
+        )
+
+
+def _named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of this rank's stages under their global names.
+
+    Of a tied parameter whose two copies are both here, only the first is given.
+    """
+    known: set[str] = set()
+    for module in modules:
+        for name, parameter in global_parameters(module):
+            if name not in known:
+                known.add(name)
+                yield name, parameter
+
+
+def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
+    return {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in _named_parameters(modules)}
+
+
+def _training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str, Tensor]:
+    """Return the model and AdamW moments, as views: loading into them restores the run.
+
+    AdamW's step count isn't among them. It is the same for every parameter, so the checkpoint's step says it
+    (see :func:`_prime`).
+    """
+    modules = list(modules)
+    moments = {
+        f"{_OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
+        for name, parameter in _named_parameters(modules)
+        for moment in _MOMENTS
+    }
+    return model_tensors(modules) | moments
+
+
+def _training_rows(modules: Iterable[nn.Module]) -> dict[str, int]:
+    """Return, by the same names, the rows without padding of each padded tensor."""
+    known = {name: rows for module in modules for name, rows in global_rows(module).items()}
+    moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in _MOMENTS}
+    return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | moments
+
+
+def _prime(optimizer: AdamW, step: int) -> None:
+    """Give AdamW the state that it would have created by ``step``, so that a checkpoint can be loaded into it."""
+    on_device = bool(optimizer.defaults["fused"] or optimizer.defaults["capturable"])
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            count = torch.tensor(float(step), device=parameter.device if on_device else "cpu")
+            zeros = {moment: torch.zeros_like(parameter) for moment in _MOMENTS}
+            optimizer.state[parameter] = {"step": count, **zeros}
