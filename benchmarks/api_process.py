@@ -1,4 +1,6 @@
-"""An API in a process of its own on a free port, which may be stopped and started again: for measurements and tests."""
+"""Runs an API in a process of its own on a free port, for measurements and tests; it may be stopped and started
+again.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class ApiProcess:
 
     settings: Mapping[str, str]
     log: Path
-    """What the process says is appended here."""
+    """The process's output is appended here."""
     program: Sequence[str] = ("api",)
     """The module that Python runs, and its arguments before the port."""
     port: int = field(default_factory=free_port)
@@ -46,9 +48,8 @@ class ApiProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and return when it is ready.
-
-        :raises RuntimeError: with its log, where it ends instead or takes longer than ``LIMIT_S``.
+        """Start it, and return when it is ready. :raises RuntimeError: with its log, if it ends instead or takes
+        longer than ``LIMIT_S``.
         """
         outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
         command = [sys.executable, "-m", *self.program, "--port", str(self.port)]

@@ -1,4 +1,4 @@
-"""How soon pages of the dashboard show what they are for, in a real browser, with much in them.
+"""Measures how soon pages of the dashboard show their content, in a real browser, with large data.
 
 A broker, an API in a process of its own, jobs that are only on record, and Chromium. Quiet cores: ``taskset -c 0,1``.
 
@@ -8,8 +8,8 @@ A broker, an API in a process of its own, jobs that are only on record, and Chro
 curve has its points, with the thinned curves of its attempt and without. ``list``: ``jobs`` jobs, to the first row.
 ``compare``: as many runs of ``points`` recorded steps each, to the first curves; and the API's answer alone.
 ``restart``: a page stays open while the API is stopped and started again, from the first answer of the new one to a
-page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's measure
-of what moved, at most 0.1.
+page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's
+measure of layout shift, at most 0.1.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def serving() -> Iterator[Dashboard]:
 
 
 def timed(page: Page, name: str, address: str, wanted: str, repeat: int) -> None:
-    """Open an address again and again; print when ``wanted`` was painted, and what moved."""
+    """Open an address repeatedly; print when ``wanted`` was painted, and the layout shift."""
     found, shifts = [], []
     for _ in range(repeat):
         page.goto("about:blank")

@@ -1,4 +1,4 @@
-"""How quickly the API answers beside many open event streams, some of which are never read.
+"""Measures how quickly the API answers beside many open event streams, some of which are never read.
 
 Starts a broker and one API process, without hosts, so that jobs wait and nothing else computes. All of it, and the
 clients of this script, are pinned to two cores. Then, in phases of some seconds each: nothing else; submissions; open
@@ -39,7 +39,7 @@ PER_KEY = 100
 EVENTS_PER_S = 100
 PROBE_EVERY_S = 0.03
 WATCHED = 10
-"""Streams that are read event by event, to see that nothing is missing."""
+"""Streams that are read event by event, to check that nothing is missing."""
 SPEC = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
@@ -148,7 +148,7 @@ class _Reader(asyncio.Protocol):
 
 
 def follow(port: int, readers: list[str], streams: int, unread: int, pipe: Connection) -> None:
-    """Be the process of those who follow: open all, say so, and say at the end what came."""
+    """Run the followers' process: open all streams, say so, and report at the end what they received."""
     asyncio.run(_follow(port, readers, streams, unread, pipe))
 
 

@@ -1,8 +1,8 @@
-"""Traces what becomes of a job, from the request to its steps, for OpenTelemetry's collectors.
+"""Traces a job from its request to its steps, for OpenTelemetry's collectors.
 
 OpenTelemetry's own variables turn it on (``OTEL_EXPORTER_OTLP_ENDPOINT``, or that of traces alone); without them
-nothing of its SDK is imported. Where a trace goes on is told as W3C's ``traceparent``, which a client may give, and
-which the job's record keeps.
+nothing of its SDK is imported. A trace continues through W3C's ``traceparent``, which a client may send and the
+job's record keeps.
 """
 
 from __future__ import annotations

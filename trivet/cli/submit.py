@@ -195,7 +195,7 @@ def upload(
 
 _NEXT = MappingProxyType(
     {
-        "train": "certify it: trivet submit verify.yaml --set model.job={id}   (trivet init verify writes the file)",
+        "train": "certify it: trivet submit verify.yaml --set model.job={id}\n  (trivet init verify writes the file)",
         "verify": "each instance: trivet bounds {id}",
         "compile": "each rung: trivet report {id}",
     }
@@ -209,7 +209,7 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
     if job.state == "succeeded":
         for line in result_lines(job.result or {}):
             out.print(f"  {line}")
-        out.print(_NEXT.get(job.kind, _ANY_KIND).format(id=job.id))
+        out.block(_NEXT.get(job.kind, _ANY_KIND).format(id=job.id))
         if command := _gated(job):
             out.print(command)
         return

@@ -1,4 +1,4 @@
-"""One traversal of rows, backward from a node to where they end, in the arithmetic that it is given."""
+"""Runs one traversal of rows, backward from a node to their ends, in a given arithmetic."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from service.bounds.relaxation import Relaxed
 
 
 class RowArithmetic(ABC):
-    """The arithmetic of one traversal, with the account of its bounds: plain, or with every rounding charged for.
+    """The arithmetic of one traversal, with the account of its bounds: plain, or with every rounding charged.
 
-    ``accumulates`` says that sums are free: they may keep the structure of their terms, and be taken within a step.
+    ``accumulates`` says that sums cost nothing: they may keep the structure of their terms, and be computed within a
+    step.
     """
 
     accumulates: ClassVar[bool] = False
 
     @abstractmethod
     def ends(self, node: Node, arrived: Pending) -> bool:
-        """Return whether coefficients end at a node; account for their least value if they do."""
+        """Return whether coefficients end at a node, and if so, account for their least value."""
 
     @abstractmethod
     def relaxation(self, node: Node) -> Relaxed:
@@ -60,7 +61,7 @@ class RowArithmetic(ABC):
         return frozenset()
 
     def across_ranks(self, node: Node, coefficients: Tensor, own: bool) -> Tensor:
-        """Return coefficients as they go through a node at which ranks communicate."""
+        """Return coefficients after a node at which ranks communicate."""
         return coefficients
 
 
@@ -82,16 +83,16 @@ class RowTraversal:
     pending: dict[str, Pending] = field(default_factory=dict)
 
     def begin(self, name: str, rows: Pending) -> None:
-        """Let rows wait at a node, beside what waits there already."""
+        """Add rows to those that wait at a node."""
         self.pending[name] = self.join(name, self.pending[name], rows) if name in self.pending else rows
 
     def run(self, start: str) -> None:
-        """Take all rows from ``start``, and from nodes before it, to where they end."""
+        """Take all rows from ``start``, and from nodes before it, to their ends."""
         nodes = self.network.graph.nodes[self.network.position[start] :: -1]
         traverse_backward(nodes, self.pending, self.propagate, self.join)
 
     def propagate(self, node: Node, arrived: Pending) -> Iterable[tuple[str, Pending]]:
-        """Take what waits at a node one step back."""
+        """Take the waiting rows of a node one step back."""
         if self.arithmetic.ends(node, arrived):
             return ()
         if (leap := self.arithmetic.leap(node)) is not None:
@@ -129,7 +130,7 @@ class RowTraversal:
         return True
 
     def _step(self, node: Node, arrived: Pending) -> tuple[Propagated, bool, bool]:
-        """Return the step through one node, and whether rows are this rank's alone at the node and before it."""
+        """Return the step through one node, and whether rows belong only to this rank at the node and before it."""
         if not isinstance(arrived.rows, Tensor):
             structured = self.arithmetic.structured_step(node, arrived.rows)
             if structured is not None:
@@ -155,7 +156,7 @@ class RowTraversal:
         terms = [sharding.coefficients(node, each, self.like) for each in (earlier, new)]
         own = all(held_alone for _, held_alone in terms)
         first, second = (sharding.over_rows(node, each, held_alone=alone, own=own) for each, alone in terms)
-        # A tensor that nothing else holds, and as it was: it may take the sum.
+        # Nothing else holds this unchanged tensor, so it may take the sum.
         held = [first] if earlier.fresh and first is earlier.rows else []
         held += [second] if new.fresh and second is new.rows else []
         if held and not torch.is_grad_enabled() and first.shape == second.shape:

@@ -2,7 +2,7 @@
 
 Inside a region the bound is ``Σ_r A_r·v_r``: every rank holds the coefficients of its own values, and a bias that
 is partial. Outside, values and coefficients are replicated. So the collectives of the two directions are each
-other's adjoints: forward one all-reduce where a region ends, backward one where it begins.
+other's adjoints: forward one all-reduce at the end of a region, backward one at its beginning.
 
 With sequence parallelism nothing is replicated between layers: each rank has some of the tokens, and an all-reduce is
 a reduce-scatter and an all-gather. Those two never leave a region, and backward they change places.
@@ -35,7 +35,7 @@ class _EnteringCollective(Collective):
 
     @abstractmethod
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward`` does, where every rank brings rows of its own instead of its part of common rows.
+        """Propagate like ``backward``, but every rank brings rows of its own instead of its part of common rows.
 
         The result has all ranks' rows, in rank order, on all ranks.
         """
@@ -47,15 +47,15 @@ class _EnteringCollective(Collective):
 
 
 class Begin(_EnteringCollective):
-    """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
+    """A collective at the beginning of a region. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward`` does, but give each rank its own rows only; their number divides by the ranks."""
+        """Propagate like ``backward``, but give each rank its own rows only; their number divides by the ranks."""
 
     @abstractmethod
     def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward_own`` does, but let each rank keep its own rows."""
+        """Propagate like ``backward_own``, but let each rank keep its own rows."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
@@ -66,13 +66,13 @@ class Begin(_EnteringCollective):
 
 
 class End(Collective):
-    """A collective with which a region ends. A pass may come with the rows divided over the ranks."""
+    """A collective at the end of a region. A pass may come with the rows divided over the ranks."""
 
     crossing = Crossing.LEAVE
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate the rows of all ranks, in rank order, of which each rank brings its own, as ``backward`` does."""
+        """Propagate the rows of all ranks, in rank order, like ``backward``; each rank brings its own."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool

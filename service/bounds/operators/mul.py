@@ -143,9 +143,9 @@ class Product(Elementwise, Bilinear):
 
 @dataclass(frozen=True, eq=False)
 class _BlendedProduct:
-    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`.
+    """Each side has two planes, and all planes between them are sound: 0 is the plane of :class:`_ProductPlanes`.
 
-    One parameter does for an entry of a row, since a row's coefficient has one sign.
+    One parameter suffices for an entry of a row, since a row's coefficient has one sign.
     """
 
     left: Interval

@@ -59,7 +59,7 @@ class Reshape(ExactOperator):
         return Propagated((patches,)) if alike else None
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """The dimension joins those after it, or is split; what comes before it keeps its entries."""
+        """The dimension joins those after it, or is split; the dimensions before it keep their entries."""
         cut, before = cuts[node.inputs[0]], node.input_shapes[0]
         outer = prod(before[: cut.dim])
         for dim, length in enumerate(node.shape):

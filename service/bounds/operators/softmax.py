@@ -1,8 +1,8 @@
 """The product of a softmax, ``x_i · (1 / Σ_j x_j)``, whose entries add up to one.
 
-A row of coefficients c over such entries is worth what c − m is, and m besides, for any number m. What relaxations lose
-grows with the size of the coefficients that pass through them, so m is chosen to leave little: the median of c, each
-entry weighted by its width, for which Σ w_i·|c_i − m| is least.
+A row of coefficients c over such entries equals the row c − m plus m, for any number m. The loss of relaxations
+grows with the size of the coefficients that pass through them, so m is chosen to leave little: the median of c,
+each entry weighted by its width, which minimises Σ w_i·|c_i − m|.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SoftmaxProduct(Product):
 
     @staticmethod
     def widths(bounds: Sequence[Interval]) -> Tensor:
-        """About how wide each entry is, ``(batch, *shape)``: only what is chosen depends on it."""
+        """About how wide each entry is, ``(batch, *shape)``; it only steers the choice of m."""
         x, y = bounds
         ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper]).detach()
         return (ends.amax(dim=0) - ends.amin(dim=0)).nan_to_num(nan=0.0, posinf=1.0)

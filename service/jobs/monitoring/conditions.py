@@ -26,7 +26,7 @@ class Moment:
 
 
 History = Sequence[Moment]
-"""Moments in order of time; questions are about the last one."""
+"""Moments in order of time; conditions are about the last one."""
 
 
 class Quantity(Protocol):
@@ -209,7 +209,7 @@ class Both:
 
 @dataclass(frozen=True)
 class ServiceUnreachable:
-    """Nothing answers a scrape, which only Prometheus can see: a process that computes this is running."""
+    """No process answers a scrape. Only Prometheus can see this: a process that computes it is running."""
 
     promql: str = 'up{job="trivet"} == 0'
     metrics: frozenset[str] = frozenset()

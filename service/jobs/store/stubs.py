@@ -12,7 +12,7 @@ from service.jobs.store.scripts import script
 Flat = list[str]
 """A hash as Redis gives it from a script: field, value, field, value, …"""
 Outcome = tuple[str, str, str, *tuple[Flat, ...]]
-"""What became of a submission, see ``lua/submit.lua``; the record of a single job follows."""
+"""The outcome of a submission, see ``lua/submit.lua``; the record of a single job follows."""
 
 
 @script("submit")

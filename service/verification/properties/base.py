@@ -1,4 +1,4 @@
-"""A property as boxes and linear inequalities on the output, instance by instance."""
+"""Defines a property as boxes and linear inequalities on the output, instance by instance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InstanceBatch:
 
 
 class Property(Protocol):
-    """All instances of one specification. ``eps`` is the radius, where there is one."""
+    """All instances of one specification. ``eps`` is the radius, if there is one."""
 
     @property
     def count(self) -> int:
@@ -54,13 +54,13 @@ class Property(Protocol):
         """Return the user's name for the instance, if there is one."""
 
     def label(self, instance: int) -> int | None:
-        """Return the class of its sample, where there is one."""
+        """Return the class of its sample, if there is one."""
 
     def seconds(self, instance: int) -> float | None:
-        """Return the seconds of search, where the property says so itself."""
+        """Return the seconds of search, if the property itself sets them."""
 
     def query(self, instance: int) -> Query | None:
-        """Return the conditions of a counterexample of the instance; ``None`` where nothing has to hold."""
+        """Return the conditions of a counterexample of the instance; ``None`` if nothing has to hold."""
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         """Return these instances as tensors, in the dtype and on the device of ``like``."""
