@@ -41,7 +41,7 @@ Weights = Mapping[str, _Weight]
 
 
 class WeightsError(RefusedError, ValueError):
-    """Weights that are not there, or do not fit the model that asks for them."""
+    """Weights are missing, or do not fit the model that asks for them."""
 
 
 def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Tensor]:
@@ -85,8 +85,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
-    """Return the configuration and weights that a training job left, in any layout; they are read where parts of them
-    are taken.
+    """Return the configuration and weights that a training job left, in any layout; parts of them are read when
+    taken.
 
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
@@ -109,7 +109,7 @@ def _shape(parameter: Tensor, rows: int | None) -> torch.Size:
 
 
 def _fill(target: Tensor, whole: _Weight, own: tuple[slice, ...], rows: int | None) -> None:
-    """Copy a rank's own part; what of it lies behind ``rows`` is padding, and zero."""
+    """Copy a rank's own part; its rows behind ``rows`` are padding, and zero."""
     if rows is not None and own[0].stop > rows:
         target[(count := max(rows - own[0].start, 0)) :] = 0
         target, own = target[:count], (slice(own[0].start, own[0].start + count), *own[1:])
@@ -124,8 +124,8 @@ def _full(parameter: Tensor) -> Tensor:
 
 
 def _own_part(parameter: Tensor) -> tuple[slice, ...]:
-    """Return this rank's part of the whole, in every dimension; where a rank has nothing, its start may lie behind the
-    end.
+    """Return this rank's part of the whole, in every dimension; if a rank has nothing, its start may lie behind
+    the end.
     """
     shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
     if isinstance(parameter, DTensor):

@@ -155,7 +155,7 @@ def _adjoint(operator: Any) -> Any:
 
 
 def _identity_or_copy(gradient: Tensor, group: str) -> Tensor:
-    """Return the adjoint of the all-reduce; a node of the graph only where a second derivative may go through it."""
+    """Return the adjoint of the all-reduce; a node of the graph only if a second derivative may go through it."""
     return _copy_to_group(gradient, group) if torch.is_grad_enabled() else gradient
 
 
@@ -218,7 +218,7 @@ _SHOWN = 200
 
 
 class DisagreementError(RuntimeError):
-    """Ranks have different values for the same thing; all of them raise it, with the same words."""
+    """Ranks have different values of the same name; all of them raise it, with the same message."""
 
 
 def agree(values: Mapping[str, object]) -> None:

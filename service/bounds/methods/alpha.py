@@ -45,7 +45,7 @@ def _optimised_lower_bounds(
     ascent: Ascent,
     brought: Brought | None = None,
 ) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds where there are any.
+    """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds if there are any.
 
     Parts of one shape share a record on a device. ``brought`` gets the gain of the iterations.
     """

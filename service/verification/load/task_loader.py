@@ -1,4 +1,4 @@
-"""Tasks for the models of a job on this rank, and refusals of those that do not fit."""
+"""Loads the tasks for the models of a job on this rank, and refuses those that do not fit."""
 
 from __future__ import annotations
 
