@@ -28,7 +28,7 @@ _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
 
 class _Weight(Protocol):
-    """A whole tensor, in memory or in files, of which parts can be taken: for every dimension a slice."""
+    """A whole tensor, in memory or in files, that can be taken in parts: a slice for every dimension."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -104,7 +104,7 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
 
 
 def _shape(parameter: Tensor, rows: int | None) -> torch.Size:
-    """Return the shape of the whole parameter, of which ``rows`` come before the padding."""
+    """Return the shape of the whole parameter, with ``rows`` before the padding."""
     return parameter.shape if rows is None else torch.Size((rows, *parameter.shape[1:]))
 
 

@@ -239,7 +239,7 @@ class _StagedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _RecordingBox(Interval):
-    """Records the coefficients ``(batch or 1, rows, *shape)`` of which it is asked for the minimum."""
+    """Records the coefficients ``(batch or 1, rows, *shape)`` whose minimum is requested."""
 
     arrived: list[Tensor]
 
