@@ -225,7 +225,7 @@ def agree(values: Mapping[str, object]) -> None:
     """Raise :class:`DisagreementError` on every rank unless each gives the same ``values``, by name.
 
     Every rank of the job calls it at the same point. Values are compared as text. One exchange of a few bytes through
-    the host, also where the ranks compute on CUDA: no device is waited for.
+    the host, even if the ranks compute on CUDA: no device is waited for.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

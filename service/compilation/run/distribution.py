@@ -134,7 +134,7 @@ def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference,
 
 
 def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-    """Return ``compiled`` without gradients that are zero where eager has none, as for an unused parameter."""
+    """Return ``compiled`` without gradients that are zero if eager has none, such as those of an unused parameter."""
     return {key: each for key, each in compiled.items() if key in eager or key[0] != "gradient" or each.any()}
 
 

@@ -93,7 +93,7 @@ class Increase:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One value divided by another that has no labels of its own; nothing where that is 0."""
+    """One value divided by another that has no labels of its own; nothing if that is 0."""
 
     dividend: Quantity
     divisor: Quantity

@@ -188,7 +188,7 @@ def _by_method(method: Method, network: Network, box: Interval, options: BoundOp
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:
-    """Return the slope, zero where the bound comes from intervals of hidden values and ignores the box."""
+    """Return the slope, zero if the bound comes from intervals of hidden values and ignores the box."""
     if not least.requires_grad:
         return torch.zeros_like(ends.lower)
     lower, upper = torch.autograd.grad(
