@@ -9,12 +9,18 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.layout import DataLayout
+from service.jobs.store import Store, StoreLimits
 
 LIMIT_S = 300
 """How long an API may take until it is ready: many times what it takes."""
@@ -66,3 +72,20 @@ class ApiProcess:
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
+
+
+@contextlib.contextmanager
+def api_with_broker(
+    settings: Mapping[str, str] = MappingProxyType({}), limits: StoreLimits | None = None
+) -> Iterator[tuple[Store, DataLayout, ApiProcess]]:
+    """Yield a store over a broker of its own, and an API of both that is still to be started; end all of them."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
+        layout = DataLayout(Path(folder) / "data")
+        store = Store.connect(broker.url, layout, limits)
+        own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url, **settings}
+        api = ApiProcess(own, Path(folder) / "api.log")
+        try:
+            yield store, layout, api
+        finally:
+            api.stop()
+            store.close()

@@ -22,7 +22,6 @@ import platform
 import resource
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,10 +30,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from api_process import ApiProcess
+from api_process import api_with_broker
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.jobs.store.keyspace import JOB_EVENTS
 
@@ -76,20 +73,12 @@ class Api:
 
 @contextlib.contextmanager
 def serving(streams: int) -> Iterator[Api]:
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
-        layout = DataLayout(Path(folder) / "data")
-        store = Store.connect(broker.url, layout)
-        own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url, "TRIVET_MAX_STREAMS": str(streams)}
-        opened = ApiProcess(own, Path(folder) / "api.log")
-        try:
-            admin = store.keys.create("bench", ["admin"])[1]
-            readers = [store.keys.create(f"reader{n}", ["read"])[1] for n in range(-(-streams // PER_KEY))]
-            opened.start()
-            assert opened.process is not None
-            yield Api(opened.port, admin, readers, store, opened.process)
-        finally:
-            opened.stop()
-            store.close()
+    with api_with_broker({"TRIVET_MAX_STREAMS": str(streams)}) as (store, _, opened):
+        admin = store.keys.create("bench", ["admin"])[1]
+        readers = [store.keys.create(f"reader{n}", ["read"])[1] for n in range(-(-streams // PER_KEY))]
+        opened.start()
+        assert opened.process is not None
+        yield Api(opened.port, admin, readers, store, opened.process)
 
 
 @dataclass

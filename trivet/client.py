@@ -14,6 +14,7 @@ import httpx2
 import orjson
 from pydantic import TypeAdapter
 
+from service.jobs.levels import Level
 from service.jobs.records import (
     Artifact,
     Job,
@@ -261,18 +262,20 @@ class Client(FileCalls, HostCalls):
         stream: Literal["stdout", "stderr", "service"] | None = None,
         attempt: int | None = None,
         q: str | None = None,
+        level: Level | None = None,
         tail: int | None = None,
         jsonl: bool = False,
     ) -> Iterator[str]:
         """Yield the output of ranks, oldest first, with time and rank, as text or as JSON: all of it, or the
-        lines of one rank, stream or attempt, those that contain ``q`` in any case, or the last ``tail`` of
-        them.
+        lines of one rank, stream or attempt, those that contain ``q`` in any case or speak of a warning or
+        an error (``level``), or the last ``tail`` of them.
         """
         params = {
             "rank": rank,
             "stream": stream,
             "attempt": attempt,
             "q": q,
+            "level": level,
             "tail": tail,
             "format": "jsonl" if jsonl else "text",
         }

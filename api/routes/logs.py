@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -20,6 +20,7 @@ from api.context import HubDep, SettingsDep, StoreDep
 from api.frames import Cursor
 from api.params import After, resume_point, stream_id, wants_stream
 from api.security import Reader
+from service.jobs.levels import Level, is_at_least
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
 
@@ -28,6 +29,7 @@ router = APIRouter(tags=["logs"])
 _LOGS = frozenset({"log"})
 _PAGE = 2000
 _WHOLE_LOG = 1_000_000
+_TOGETHER = 1000
 
 
 class LogLine(BaseModel):
@@ -75,6 +77,9 @@ async def get_job_logs(
     ] = None,
     attempt: Annotated[int | None, Query(ge=1, description="only this attempt")] = None,
     q: Annotated[str | None, Query(max_length=200, description="only lines with this text, in any case")] = None,
+    level: Annotated[
+        Level | None, Query(description="only lines that speak of an error; with `warning`, of a warning too")
+    ] = None,
     tail: Annotated[int | None, Query(ge=0, le=_WHOLE_LOG, description="only the last lines")] = None,
     after: After = None,
     format: Literal["text", "jsonl"] = "text",  # noqa: A002
@@ -84,7 +89,7 @@ async def get_job_logs(
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
         return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
-    wanted = _Wanted(rank, stream, None if q is None else q.casefold())
+    wanted = _Wanted(rank, stream, None if q is None else q.casefold(), level)
     start = stream_id("after", after)
     if start != BEGINNING:
         lines = await run_in_threadpool(_last, _since(store, job.id, start), wanted, tail)
@@ -93,10 +98,18 @@ async def get_job_logs(
         lines = await run_in_threadpool(_newest, newest, wanted, tail)
     else:
         found = history.events(store, settings.layout, job.id, _LOGS, attempt=attempt)
-        lines = filter(wanted, map(_as_line, _kept(found)))
+        lines = map(_as_line, filter(wanted, _kept(found)))
     if format == "jsonl":
-        return StreamingResponse((f"{line.model_dump_json()}\n" for line in lines), media_type="application/x-ndjson")
-    return StreamingResponse((line.text for line in lines), media_type="text/plain; charset=utf-8")
+        written = (f"{line.model_dump_json()}\n" for line in lines)
+        return StreamingResponse(_together(written), media_type="application/x-ndjson")
+    return StreamingResponse(_together(line.text for line in lines), media_type="text/plain; charset=utf-8")
+
+
+def _together(lines: Iterable[str]) -> Iterator[str]:
+    """Yield many lines at once: each piece of an answer costs a change of threads."""
+    left = iter(lines)
+    while piece := "".join(islice(left, _TOGETHER)):
+        yield piece
 
 
 @dataclass(frozen=True)
@@ -106,12 +119,14 @@ class _Wanted:
     rank: int | None
     stream: str | None
     text: str | None
+    level: Level | None
 
-    def __call__(self, line: LogLine) -> bool:
+    def __call__(self, event: Mapping[str, Any]) -> bool:
         return (
-            (self.rank is None or line.rank == self.rank)
-            and (self.stream is None or line.stream == self.stream)
-            and (self.text is None or self.text in line.line.casefold())
+            (self.rank is None or event["rank"] == self.rank)
+            and (self.stream is None or event["stream"] == self.stream)
+            and (self.text is None or self.text in event["line"].casefold())
+            and (self.level is None or is_at_least(self.level, event["line"]))
         )
 
 
@@ -126,16 +141,16 @@ def _as_line(event: dict[str, Any]) -> LogLine:
 
 def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:
     """Return the last requested lines without reading those before them."""
-    found = filter(wanted, map(_as_line, _kept(newest_first)))
-    return list(islice(found, count))[::-1]
+    found = filter(wanted, _kept(newest_first))
+    return [_as_line(event) for event in islice(found, count)][::-1]
 
 
-def _last(lines: Iterator[LogLine], wanted: _Wanted, count: int | None) -> Iterable[LogLine]:
-    found = filter(wanted, lines)
+def _last(events: Iterator[dict[str, Any]], wanted: _Wanted, count: int | None) -> Iterable[LogLine]:
+    found = map(LogLine.model_validate, filter(wanted, events))
     return found if count is None else deque(found, maxlen=count)
 
 
-def _since(store: Store, job_id: str, after: str) -> Iterator[LogLine]:
+def _since(store: Store, job_id: str, after: str) -> Iterator[dict[str, Any]]:
     while (page := store.events.page(job_id, after=after, types=_LOGS, limit=_PAGE)).items:
-        yield from (LogLine.model_validate({**item.event, "id": item.id}) for item in page.items)
+        yield from ({**item.event, "id": item.id} for item in page.items)
         after = page.next_after

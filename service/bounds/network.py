@@ -105,10 +105,12 @@ class Before(Protocol):
     """
 
     @property
-    def entries(self) -> int: ...
+    def entries(self) -> int:
+        """Return how large a row gets, on all tensor-parallel ranks together."""
 
     @property
-    def features(self) -> int: ...
+    def features(self) -> int:
+        """Return the number of the model's inputs."""
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Return lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
@@ -130,7 +132,8 @@ class OptimisedBefore(Protocol):
     gradient is a step of the stages' parameters.
     """
 
-    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor: ...
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        """Return lower bounds ``(batch, rows)``, as those of :class:`Before`."""
 
     def restart(self) -> None:
         """Reset the parameters to their start."""

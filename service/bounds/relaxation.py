@@ -52,7 +52,8 @@ class Family(Protocol):
     """
 
     @property
-    def start(self) -> tuple[Tensor, ...]: ...
+    def start(self) -> tuple[Tensor, ...]:
+        """Return the parameters of CROWN's member."""
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
         """Return the member of parameters ``(batch, rows or 1, *any)``, whose results are differentiable in them."""

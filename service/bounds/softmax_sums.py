@@ -41,5 +41,4 @@ class _WithParts(Network):
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def operator_of(self, node: Node) -> NonlinearOperator:
-        operator = super().operator_of(node)
-        return SoftmaxProduct(operator, self.axes[node.name]) if node.name in self.axes else operator
+        return SoftmaxProduct(self.axes[node.name]) if node.name in self.axes else super().operator_of(node)

@@ -147,6 +147,7 @@ def test_logs_by_rank_tail_and_position(client: TestClient, worker: Worker, stor
     assert lines(after=sixth) == ["6", "7", "8", "9"]
     worker.emit(ref, [log("An Error", 1, stream="stderr"), log("lines were not relayed", 1) | {"live": True}])
     assert lines(q="ERROR") == lines(q="error", tail=5) == lines(stream="stderr") == ["An Error"]
+    assert lines(level="warning") == lines(level="error", tail=5) == ["An Error"]
     assert lines(rank=0, q="error") == lines(attempt=2) == lines(attempt=2, tail=3) == []
     assert lines(attempt=1, tail=2) == ["9", "An Error"]
     assert client.get(f"/v1/jobs/{job_id}/logs", params={"attempt": 0}).status_code == 422

@@ -217,7 +217,7 @@ def test_a_running_job_has_its_curve_and_a_waiting_one_its_place(page: Page, fle
     row = page.locator(f"tr[data-job='{running.job_id}']")
     expect(row.locator(".note")).to_have_text("loss 0.1250")
     expect(row.get_by_role("img", name="from 1 to 0.1250")).to_be_visible()
-    expect(page.locator("#rows tr").nth(1).locator(".note")).to_contain_text("no. 1 in the queue · waits for")
+    expect(page.locator("#rows tr").nth(1).locator(".note")).to_contain_text("no. 1 · waits for")
     heights = page.locator("#rows tr").evaluate_all("rows => rows.map((row) => row.offsetHeight)")
     assert max(heights) <= 36
 

@@ -128,6 +128,15 @@ def test_the_log_is_followed_paused_and_filtered(page: Page, fleet: Fleet) -> No
     expect(page.get_by_text("No line like that")).to_be_visible()
     page.get_by_label("Search the log").fill("")
     expect(lines).to_have_count(33)
+    attempt.log("RuntimeError: no", rank=1)
+    page.get_by_label("Level").select_option("error")
+    expect(lines).to_have_text([re.compile("RuntimeError: no")])
+    attempt.log("nothing odd", rank=1)
+    attempt.log("another ERROR", rank=1)
+    expect(lines).to_have_count(2)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert "not for rank 1" in download.value.path().read_text()
 
 
 def test_rows_of_a_verification_stream_in(page: Page, fleet: Fleet) -> None:
@@ -186,6 +195,10 @@ def test_searches_are_followed_and_what_they_cost_is_shown(page: Page, fleet: Fl
     expect(page.locator("#cost")).to_contain_text("75 %")
     expect(page.locator("#cost .note")).to_have_text("means over ranks · 0.500 GiB at most")
     expect(page.locator("#layers .rail i")).to_have_count(2)
+    expect(search.locator("canvas").first).to_be_visible()
+    search.get_by_label("Instance").select_option("5")
+    expect(search.locator(".note")).to_contain_text("instance 5 · 7 domains")
+    expect(search.locator("canvas").first).to_be_hidden()
 
 
 @pytest.mark.slow

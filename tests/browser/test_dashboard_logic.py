@@ -189,6 +189,12 @@ def test_a_noisy_race_is_called_neither_won_nor_lost(run: Any, worth: dict[str, 
     assert run("report", "payoff", worth) == shown
 
 
+def test_sentences_of_a_report_do_not_repeat_its_cards(run: Any) -> None:
+    stopped = "Inference must not be compiled: inductor raises an error (no)."
+    told = ["Training may be compiled with inductor: all 3 rungs passed.", "It is not worth it: a step takes 1.2×."]
+    assert run("report", "more", [*told, stopped]) == [stopped]
+
+
 def test_of_cells_that_share_a_pixel_one_is_drawn(bench: Page) -> None:
     cells = bench.evaluate("""async () => {
       const { drawn } = await import("/static/lib/gantt.js");

@@ -87,6 +87,22 @@ def test_pages_say_when_there_is_nothing(page: Page, complaints: Complaints) -> 
     expect(page.get_by_text("No such job")).to_be_visible()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/files",
+        *(pytest.param(f"/{name}", marks=pytest.mark.slow) for name in ("keys", "specs", "compare?q=x", "submit")),
+    ],
+)
+def test_a_page_that_nobody_answered_asks_again(page: Page, complaints: Complaints, path: str) -> None:
+    complaints.expected = ("ERR_FAILED",)
+    page.route("**/v1/**", lambda route: route.abort())
+    page.goto(path)
+    expect(page.get_by_text("The service cannot be reached.").first).to_be_visible()
+    page.unroute("**/v1/**")
+    expect(page.get_by_text("The service cannot be reached.")).to_have_count(0)
+
+
 @pytest.mark.slow
 def test_headers_and_unknown_paths(page: Page, service: Service) -> None:
     for path in ("/login", "/", "/hosts", "/jobs/x"):

@@ -20,7 +20,7 @@ def test_a_sweeps_page_is_a_table_of_its_jobs(page: Page, fleet: Fleet, service:
     page.goto(f"/jobs/{answer.json()['id']}")
     rows = page.locator("#sweep tbody tr")
     expect(rows).to_have_count(2)
-    expect(rows.nth(0)).to_contain_text(first)
+    expect(rows.nth(0)).to_contain_text(first[-5:])
     expect(rows.nth(1)).to_contain_text("0.2")
     fleet.begin(first).succeed({"loss": 0.125})
     expect(rows.nth(0)).to_contain_text("succeeded")

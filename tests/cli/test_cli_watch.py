@@ -24,10 +24,11 @@ def test_watching_a_success_exits_0(trivet: Cli, worker: Worker) -> None:
     ran = trivet("submit", trivet.spec(), "--watch")
     thread.join()
     assert ran.code == 0, ran.err
-    *states, result, following = ran.out.splitlines()
+    *states, result, following, _ = ran.out.splitlines()
     assert [line.rpartition(": ")[2] for line in states] == ["queued", "starting", "running", "succeeded"]
     assert result == "  loss: 0.3"
     assert following.startswith("certify it: trivet submit verify.yaml --set model.job=job_")
+    assert len(following) <= 80, "a command to be copied fits into a narrow terminal"
 
 
 def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) -> None:

@@ -111,6 +111,7 @@ def _metric(seen: _JobView, event: dict[str, Any]) -> None:
 
 def _bound(seen: _JobView, event: dict[str, Any]) -> None:
     seen.verdicts[event["instance"]] = event["verdict"]
+    seen.done = max(seen.done, len(seen.verdicts))
     seen.searching = ""
 
 

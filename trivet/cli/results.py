@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from service.jobs import documents
+from service.jobs.levels import Level, is_at_least
 from service.jobs.states import TERMINAL
 from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
 from trivet.client import Client
@@ -39,6 +40,7 @@ def logs(
     stream: Annotated[str | None, typer.Option(help="only stdout, stderr or service")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="only this attempt")] = None,
     grep: Annotated[str | None, typer.Option("--grep", "-g", help="only lines with this text, in any case")] = None,
+    level: Annotated[Level | None, typer.Option(help="only lines that speak of an error, or of a warning too")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="only the last lines")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -50,21 +52,26 @@ def logs(
         if follow:
             if attempt is not None or tail is not None:
                 refuse("--follow shows the job from its beginning and excludes --attempt and --tail")
-            _follow_logs(service, job_id, lambda event: _passes(event, rank, chosen, grep), as_json)
+            _follow_logs(service, job_id, lambda event: _passes(event, rank, chosen, grep, level), as_json)
             return
-        found = service.logs(job_id, rank=rank, stream=chosen, attempt=attempt, q=grep, tail=tail, jsonl=as_json)
+        found = service.logs(
+            job_id, rank=rank, stream=chosen, attempt=attempt, q=grep, level=level, tail=tail, jsonl=as_json
+        )
         for line in found:
             if as_json:
                 out.write_json_text(line)
             else:
-                out.write_line(_uncoloured(line))
+                out.write_line(_COLOURS.sub("", line))
 
 
-def _passes(event: Mapping[str, Any], rank: int | None, stream: str | None, text: str | None) -> bool:
+def _passes(
+    event: Mapping[str, Any], rank: int | None, stream: str | None, text: str | None, level: Level | None
+) -> bool:
     return (
         (rank is None or event["rank"] == rank)
         and (stream is None or event["stream"] == stream)
         and (text is None or text.casefold() in event["line"].casefold())
+        and (level is None or is_at_least(level, event["line"]))
     )
 
 
@@ -76,12 +83,7 @@ def _follow_logs(service: Client, job_id: str, wanted: Callable[[Mapping[str, An
             out.write_json_line(event)
         else:
             who = "service" if event["rank"] is None else f"rank {event['rank']}"
-            out.write_line(f"[{who}] {_uncoloured(event['line'])}", at_once=True)
-
-
-def _uncoloured(line: str) -> str:
-    """Strip a printed line of the colour and weight sequences that many programs write."""
-    return _COLOURS.sub("", line)
+            out.write_line(f"[{who}] {_COLOURS.sub('', event['line'])}", at_once=True)
 
 
 def metrics(

@@ -83,7 +83,7 @@ class Pass:
     def _traversed(self, start: str, rows: InitialRows, own: bool) -> Tensor:
         """Return bounds of this rank's share of the rows, which are divided at ``start``."""
         arithmetic = PlainRowArithmetic(self)
-        traversal = RowTraversal(arithmetic, self.divided)
+        traversal = RowTraversal(arithmetic, self.network, self.sharding, self.like, self.divided, self.ascends)
         traversal.begin(start, Pending(rows, own))
         traversal.run(start)
         total = arithmetic.total(own or self.sharding.divides(start))
@@ -99,18 +99,6 @@ class PlainRowArithmetic(RowArithmetic):
 
     backward: Pass
     biases: Biases = field(default_factory=lambda: Biases([], [], []))
-
-    @property
-    def sharding(self) -> RowSharding:
-        return self.backward.sharding
-
-    @property
-    def like(self) -> Tensor:
-        return self.backward.like
-
-    @property
-    def ascends(self) -> bool:
-        return self.backward.ascends
 
     def relaxation(self, node: Node) -> Relaxed:
         return self.backward.relaxations[node.name]
@@ -135,13 +123,13 @@ class PlainRowArithmetic(RowArithmetic):
                     step = self.backward.relaxations[node.name].propagate_backward(wider)
                 else:
                     step = linear.propagate_backward(node, wider, network.tp_group)
-            if step is not None or self.sharding.ranks > 1:
+            if step is not None or self.backward.sharding.ranks > 1:
                 return step
             wider = wider.wider(node.shape, self.backward.like)
         return None
 
     def add_bias(self, node: Node, own: bool, bias: Tensor) -> None:
-        self.sharding.account(self.biases, node.name, own).append(bias)
+        self.backward.sharding.account(self.biases, node.name, own).append(bias)
 
     def charge_step(self, node: Node, arrived: Pending) -> None:
         """Charge nothing: rounding is not accounted for."""
@@ -156,7 +144,7 @@ class PlainRowArithmetic(RowArithmetic):
             return True
         if not in_frontier and node is not network.graph.input:
             return False
-        coefficients, own = self.sharding.coefficients(node, arrived, self.like)
+        coefficients, own = self.backward.sharding.coefficients(node, arrived, self.backward.like)
         before = backward.before or network.before
         if before is None or in_frontier:
             self.add_bias(node, own, backward.intervals[node.name].least(coefficients))

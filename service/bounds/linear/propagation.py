@@ -67,7 +67,8 @@ class _Named(Protocol):
     """A node, or its stand-in."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return the name of the value."""
 
 
 N = TypeVar("N", bound=_Named)

@@ -185,7 +185,7 @@ class RigorousPass:
         own = self.sharding.ranks == 1 or (self.network.is_own(start) if own is None else own)
         divided = self.divided or own
         arithmetic = _RigorousRowArithmetic(self, own, divided, shared=divided and not own)
-        traversal = RowTraversal(arithmetic, divided)
+        traversal = RowTraversal(arithmetic, self.network, self.sharding, self.like, divided)
         for name, multipliers in held.items():
             traversal.begin(name, arithmetic.held(name, multipliers))
         traversal.begin(start, arithmetic.placed(start, rows))
@@ -221,14 +221,6 @@ class _RigorousRowArithmetic(RowArithmetic):
     arrived: Pending | None = None
     """The coefficients of the input, once it is reached."""
 
-    @property
-    def sharding(self) -> RowSharding:
-        return self.backward.sharding
-
-    @property
-    def like(self) -> Tensor:
-        return self.backward.like
-
     def total(self) -> Tensor:
         """Return lower bounds of the rows, from all terms and their errors."""
         tp_group = self.backward.network.tp_group
@@ -236,16 +228,16 @@ class _RigorousRowArithmetic(RowArithmetic):
 
     def gathered(self, found: Tensor, rows: InitialRows) -> Tensor:
         """Return the bounds of all ranks, if the rows were shared among them."""
-        return self.sharding.gathered(found, rows) if self.shared else found
+        return self.backward.sharding.gathered(found, rows) if self.shared else found
 
     def placed(self, name: str, rows: InitialRows) -> Pending:
         """Return the initial rows at a node: this rank's own, or its share of common ones, or all."""
         if not self.shared:
             return Pending(rows, self.own)
-        whole, network = self.sharding.filled(rows), self.backward.network
+        whole, network = self.backward.sharding.filled(rows), self.backward.network
         if network.is_own(name):
             return Pending(whole, own=False)
-        return Pending(self.sharding.own_share(whole, network.nodes[name].shape, self.like), own=True)
+        return Pending(self.backward.sharding.own_share(whole, network.nodes[name].shape, self.backward.like), own=True)
 
     def held(self, name: str, multipliers: Tensor) -> Pending:
         """Return the initial −δ at a node, and count the least value of ``δ·z``."""
@@ -283,7 +275,7 @@ class _RigorousRowArithmetic(RowArithmetic):
         return coefficients
 
     def add_bias(self, node: Node, own: bool, bias: Tensor) -> None:
-        self._terms(node.name, own).values.append(bias.expand(len(self.like), bias.shape[1]))
+        self._terms(node.name, own).values.append(bias.expand(len(self.backward.like), bias.shape[1]))
 
     def charge_step(self, node: Node, arrived: Pending) -> None:
         assert isinstance(arrived.rows, InitialRows)
@@ -332,7 +324,7 @@ class _RigorousRowArithmetic(RowArithmetic):
         self._terms(node.name, arrived.own).values.append(found)
 
     def _dense(self, node: Node, pending: Pending) -> Tensor:
-        return dense(node, pending.rows, self.like)
+        return dense(node, pending.rows, self.backward.like)
 
     def _terms(self, name: str, own: bool) -> RoundedTerms:
-        return self.sharding.account(self.sums, name, own)
+        return self.backward.sharding.account(self.sums, name, own)

@@ -28,20 +28,6 @@ class RowArithmetic(ABC):
 
     accumulates: ClassVar[bool] = False
 
-    @property
-    @abstractmethod
-    def sharding(self) -> RowSharding: ...
-
-    @property
-    @abstractmethod
-    def like(self) -> Tensor:
-        """Return a tensor with the batch, the dtype and the device of the bounds."""
-
-    @property
-    def ascends(self) -> bool:
-        """Return whether gradients only choose relaxations, so that they may be rounded."""
-        return False
-
     @abstractmethod
     def ends(self, node: Node, arrived: Pending) -> bool:
         """Return whether coefficients end at a node, and if so, account for their least value."""
@@ -84,15 +70,17 @@ class RowTraversal:
     """The coefficients of one traversal, which wait at nodes in ``pending``.
 
     Where it is ``divided``, collectives leave each rank with a share of the rows outside of tensor-parallel regions.
+    ``like`` has the batch, the dtype and the device of the bounds. With ``ascends``, gradients only choose relaxations,
+    so that they may be rounded.
     """
 
     arithmetic: RowArithmetic
+    network: Network
+    sharding: RowSharding
+    like: Tensor
     divided: bool
+    ascends: bool = False
     pending: dict[str, Pending] = field(default_factory=dict)
-
-    @property
-    def network(self) -> Network:
-        return self.arithmetic.sharding.network
 
     def begin(self, name: str, rows: Pending) -> None:
         """Add rows to those that wait at a node."""
@@ -108,7 +96,7 @@ class RowTraversal:
         if self.arithmetic.ends(node, arrived):
             return ()
         if (leap := self.arithmetic.leap(node)) is not None:
-            through, bias = leap.backward(dense(node, arrived.rows, self.arithmetic.like))
+            through, bias = leap.backward(dense(node, arrived.rows, self.like))
             self.arithmetic.add_bias(node, arrived.own, bias)
             return [(leap.source.name, Pending(through, arrived.own, fresh=True))]
         if self._is_accumulated(node, arrived):
@@ -147,7 +135,7 @@ class RowTraversal:
             structured = self.arithmetic.structured_step(node, arrived.rows)
             if structured is not None:
                 return structured, arrived.own, arrived.own
-        coefficients, own = self.arithmetic.sharding.coefficients(node, arrived, self.arithmetic.like)
+        coefficients, own = self.sharding.coefficients(node, arrived, self.like)
         linear, tp_group = self.network.linear_operator_of(node), self.network.tp_group
         if linear is None:
             return Propagated(*self.arithmetic.relaxation(node).backward(coefficients)), own, own
@@ -155,17 +143,17 @@ class RowTraversal:
             coefficients = self.arithmetic.across_ranks(node, coefficients, own)
             step, still_own = collective.backward_across_ranks(node, coefficients, tp_group, own, self.divided)
             return step, own, still_own
-        backward = linear.backward_in_ascent if self.arithmetic.ascends else linear.backward
+        backward = linear.backward_in_ascent if self.ascends else linear.backward
         return backward(node, coefficients, tp_group), own, own
 
     def join(self, name: str, earlier: Pending, new: Pending) -> Pending:
         """Add the coefficients of two consumers of one value."""
-        arithmetic, sharding, node = self.arithmetic, self.arithmetic.sharding, self.network.nodes[name]
+        arithmetic, sharding, node = self.arithmetic, self.sharding, self.network.nodes[name]
         if arithmetic.accumulates and not sharding.divides(name):
             total = self._structured_sum(node, earlier, new)
             if total is not None:
                 return Pending(total, earlier.own and new.own)
-        terms = [sharding.coefficients(node, each, arithmetic.like) for each in (earlier, new)]
+        terms = [sharding.coefficients(node, each, self.like) for each in (earlier, new)]
         own = all(held_alone for _, held_alone in terms)
         first, second = (sharding.over_rows(node, each, held_alone=alone, own=own) for each, alone in terms)
         # Nothing else holds this unchanged tensor, so it may take the sum.
@@ -182,8 +170,6 @@ class RowTraversal:
         if any(isinstance(term.rows, Tensor) for term in terms):
             return None
         first, second = (
-            term.rows.wider(node.shape, self.arithmetic.like) or term.rows
-            for term in terms
-            if not isinstance(term.rows, Tensor)
+            term.rows.wider(node.shape, self.like) or term.rows for term in terms if not isinstance(term.rows, Tensor)
         )
         return first.plus(second)

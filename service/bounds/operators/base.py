@@ -40,7 +40,8 @@ class Operator(ABC):
 
     ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a converter
     for each ONNX operator that it is; often none. ``composite``: torch would decompose it when a model is traced, and
-    it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order.
+    it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order. ``always_mixes``:
+    :meth:`mixes` holds for every node.
     """
 
     overloads: ClassVar[tuple[str, ...]]
@@ -48,6 +49,7 @@ class Operator(ABC):
     composite: ClassVar[bool] = False
     crossing: Crossing | None = None
     keeps_order: ClassVar[bool] = False
+    always_mixes: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
         """Return why this node cannot be bounded although its operator has a rule; ``None`` if it can."""
@@ -55,7 +57,7 @@ class Operator(ABC):
 
     def mixes(self, node: Node) -> bool:
         """Return whether an entry of the output depends on more than one entry of the inputs."""
-        return False
+        return self.always_mixes
 
     @abstractmethod
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
@@ -143,6 +145,13 @@ class LinearOperator(BackwardRules, Operator):
         return self.backward(node, coefficients, tp_group)
 
 
+class ExactOperator(LinearOperator):
+    """An operator whose :meth:`backward` rounds nothing: it moves coefficients, or changes their signs."""
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
+
+
 class AccumulatingOperator(LinearOperator):
     """An operator that returns new coefficients, to which others may be added in place."""
 
@@ -154,7 +163,15 @@ class AccumulatingOperator(LinearOperator):
 
 
 class Collective(LinearOperator):
-    """An operator over a tensor-parallel group."""
+    """An operator over a tensor-parallel group. ``adds_up``: :meth:`backward` adds up the ranks' coefficients."""
+
+    adds_up: ClassVar[bool]
+
+    def refusal(self, node: Node) -> str | None:
+        return "it divides the batch over the group" if "dim" in node.arguments and divided_dim(node) == 0 else None
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(over_ranks=self.adds_up)
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it is itself where values are divided or put together")
@@ -230,3 +247,9 @@ class NonlinearOperator(Operator):
         """Return, for each input, its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the
         relaxation.
         """
+
+
+def divided_dim(node: Node) -> int:
+    """Return a collective's ``dim``, counted from 0 with the batch."""
+    given = int(node.arguments["dim"])
+    return given if given >= 0 else given + len(node.shape) + 1

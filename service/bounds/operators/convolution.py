@@ -30,13 +30,11 @@ class Convolution(LinearOperator):
 
     overloads = ("aten.convolution.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
+    always_mixes = True
     is_fresh = True
 
     def refusal(self, node: Node) -> str | None:
         return constant_only(node, "weight", "bias")
-
-    def mixes(self, node: Node) -> bool:
-        return True
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
         if node.arguments["transposed"]:

@@ -16,52 +16,27 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.mul import Product
 from service.bounds.operators.onnx import Converter
-from service.bounds.operators.pieces import TwoPieces
-from service.bounds.operators.sharding import Cut, Whole
-from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Relaxed, RigorousStep
+from service.bounds.relaxation import Family, Relaxed
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxProduct(NonlinearOperator):
-    """A ``product`` whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
+class SoftmaxProduct(Product):
+    """A product whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
 
     overloads = ()
     onnx: ClassVar[Mapping[str, Converter]] = {}
-    product: NonlinearOperator
     axes: tuple[int, ...]
-
-    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return self.product.interval(node, inputs, tp_group)
-
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return self.product.rigorous_interval(node, inputs, tp_group)
-
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
-        return self.product.rigorous_step(node, inputs, chosen, rows)
-
-    def mixes(self, node: Node) -> bool:
-        return self.product.mixes(node)
-
-    def pieces(self, node: Node) -> TwoPieces | None:
-        return self.product.pieces(node)
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
         return coefficients - self.middle(coefficients, self.widths(bounds))
 
-    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        return self.product.shard(node, cuts, ranks)
-
-    def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        return self.product.unstable_on(node, bounds)
-
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        return _Centred(self.product.relax_on(node, bounds), self, self.widths(bounds))
+        return _Centred(super().relax_on(node, bounds), self, self.widths(bounds))
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return _CentredFamily(self.product.family(node, bounds), self, self.widths(bounds))
+        return _CentredFamily(super().family(node, bounds), self, self.widths(bounds))
 
     @staticmethod
     def widths(bounds: Sequence[Interval]) -> Tensor:

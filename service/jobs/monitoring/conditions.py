@@ -33,14 +33,15 @@ class Quantity(Protocol):
     """Computes the answer to a query of Prometheus."""
 
     @property
-    def promql(self) -> str: ...
+    def promql(self) -> str:
+        """Return the query."""
 
     @property
     def metrics(self) -> frozenset[str]:
         """Return the names of the series that it reads."""
-        ...
 
-    def of(self, history: History) -> Values: ...
+    def of(self, history: History) -> Values:
+        """Return the answer at the last moment."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,15 @@ class Condition(Protocol):
     """Keeps the label sets for which something holds."""
 
     @property
-    def promql(self) -> str: ...
+    def promql(self) -> str:
+        """Return the query."""
 
     @property
     def metrics(self) -> frozenset[str]:
         """Return the names of the series that it reads."""
-        ...
 
-    def holds(self, history: History) -> Values: ...
+    def holds(self, history: History) -> Values:
+        """Return the values of the label sets that are kept at the last moment."""
 
 
 @dataclass(frozen=True)

@@ -45,15 +45,7 @@ class BrokerClient:
 
     def __init__(self, url: str, timeouts: BrokerTimeouts | None = None) -> None:
         timeouts = timeouts or BrokerTimeouts()
-        self._pool = PatientPool.from_url(
-            url,
-            decode_responses=True,
-            protocol=2,
-            socket_connect_timeout=timeouts.connect_s,
-            socket_timeout=timeouts.reply_s,
-            health_check_interval=timeouts.health_check_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = PatientPool.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts.of_a_pool())
         self._pool.outage = BrokerOutage(timeouts.outage_s)
         self._redis = redis.Redis.from_pool(self._pool)
         self._url = url

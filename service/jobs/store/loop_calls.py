@@ -92,15 +92,7 @@ class SharedTrips:
     """
 
     def __init__(self, url: str, timeouts: BrokerTimeouts) -> None:
-        pool = PatientAsyncPool.from_url(
-            url,
-            decode_responses=True,
-            protocol=2,
-            socket_connect_timeout=timeouts.connect_s,
-            socket_timeout=timeouts.reply_s,
-            health_check_interval=timeouts.health_check_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        pool = PatientAsyncPool.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts.of_a_pool())
         pool.outage = BrokerOutage(timeouts.outage_s)
         self.loop = asyncio.get_running_loop()
         self._pool: Any = pool  # whose library has no types

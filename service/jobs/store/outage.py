@@ -25,6 +25,11 @@ class BrokerTimeouts:
     outage_s: float = 0.0
     """Wait so long, from when it went away, for a broker that accepts no connection or is reading its data."""
 
+    def of_a_pool(self) -> dict[str, Any]:
+        """Return the arguments of a pool of connections, whose answers are text."""
+        waits = {"socket_connect_timeout": self.connect_s, "socket_timeout": self.reply_s}
+        return {**waits, "health_check_interval": self.health_check_s, "decode_responses": True, "protocol": 2}
+
 
 @dataclass
 class BrokerOutage:

@@ -79,7 +79,8 @@ class SearchStrategy(Protocol):
         method: Method,
         deadline: float,
         listener: ProgressListener,
-    ) -> Search: ...
+    ) -> Search:
+        """Return the search, begun."""
 
 
 @dataclass(frozen=True)

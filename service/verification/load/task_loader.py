@@ -80,7 +80,7 @@ class TaskLoader:
         """
         self.report.phase("preparing")
         if self.line.size > 1:
-            return StagesEngine.of(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
+            return StagesEngine(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_content(self, module: nn.Module, input_shape: Sequence[int], content: str) -> BoundingEngine:
@@ -96,7 +96,7 @@ class TaskLoader:
         """Return the engine of a model whose traced graph has all stages; all ranks of the model call it."""
         self.report.phase("preparing")
         if self.line.size > 1:
-            return StagesEngine.of(divide_into_stages(graph, self.mesh.tp, self.line), self.arithmetic)
+            return StagesEngine(divide_into_stages(graph, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(from_graph(graph.to(self.device), self.mesh.tp), self.arithmetic, self.device)
 
     def task(self, module: nn.Module, engine: BoundingEngine, asked: Property, runtime: Running | None = None) -> Task:

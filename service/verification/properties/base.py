@@ -39,10 +39,12 @@ class Property(Protocol):
     """All instances of one specification. ``eps`` is the radius, if there is one."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Return the number of instances."""
 
     @property
-    def eps(self) -> float | None: ...
+    def eps(self) -> float | None:
+        """Return the radius, where there is one."""
 
     @property
     def has_labels(self) -> bool:
@@ -62,6 +64,19 @@ class Property(Protocol):
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         """Return these instances as tensors, in the dtype and on the device of ``like``."""
+
+
+class Unnamed:
+    """Instances of which nothing is known beside their boxes; a property answers what it knows more of."""
+
+    def name(self, instance: int) -> str | None:
+        return None
+
+    def label(self, instance: int) -> int | None:
+        return None
+
+    def seconds(self, instance: int) -> float | None:
+        return None
 
 
 def below(coefficients: Mapping[int, float], threshold: float) -> Halfspace:

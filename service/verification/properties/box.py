@@ -12,11 +12,11 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
-from service.verification.properties.base import InstanceBatch, PropertyError, below
+from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 
 
 @dataclass(frozen=True, eq=False)
-class OneBox:
+class OneBox(Unnamed):
     """One instance; the witness is the centre. Without halfspaces there is nothing to prove, only bounds."""
 
     box: Box
@@ -24,15 +24,6 @@ class OneBox:
     count: int = 1
     eps: float | None = None
     has_labels: bool = False
-
-    def name(self, instance: int) -> None:
-        return None
-
-    def label(self, instance: int) -> None:
-        return None
-
-    def seconds(self, instance: int) -> None:
-        return None
 
     def query(self, instance: int) -> Query | None:
         """Return the query for a violation; equality is not a violation."""

@@ -12,11 +12,11 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Bundle, Query, VnnlibError, parse, rounded_down, rounded_up, sources
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VnnlibProperty
-from service.verification.properties.base import InstanceBatch, PropertyError
+from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed
 
 
 @dataclass(frozen=True, eq=False)
-class Queried:
+class Queried(Unnamed):
     """The bounds asked for are those on the smallest box around all of a query's; the verdict is the search's.
 
     ``names`` are the queries' paths in their archive, empty without one; ``limits`` are the seconds of search
@@ -35,9 +35,6 @@ class Queried:
 
     def name(self, instance: int) -> str | None:
         return self.names[instance] or None
-
-    def label(self, instance: int) -> None:
-        return None
 
     def seconds(self, instance: int) -> float | None:
         return self.limits[instance] if self.limits else None

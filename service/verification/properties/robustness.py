@@ -17,11 +17,11 @@ from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
-from service.verification.properties.base import InstanceBatch, PropertyError, below
+from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 
 
 @dataclass(frozen=True, eq=False)
-class RobustSamples:
+class RobustSamples(Unnamed):
     """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise or by norm.
 
     The ball is clipped to ``limits``, the least and the greatest number of an input, which no sample exceeds; without
@@ -46,14 +46,8 @@ class RobustSamples:
     def count(self) -> int:
         return len(self.samples)
 
-    def name(self, instance: int) -> None:
-        return None
-
     def label(self, instance: int) -> int:
         return int(self.samples.take(torch.tensor([instance])).targets[0])
-
-    def seconds(self, instance: int) -> None:
-        return None
 
     def query(self, instance: int) -> Query:
         """Return a disjunct for each other class that comes above the label. A tie changes no class."""

@@ -21,6 +21,8 @@ const MANY = 200;
 const TOGETHER = 100;
 /** What is asked for with the names of what there is: most often that is what will be drawn. */
 const FIRST = "loss";
+/** Frames after which nobody waits for curves that are out of sight. */
+const FRAMES = 5;
 /** Jobs whose speed and memory are asked for beside the metric that is drawn. */
 const MEASURED_JOBS = 100;
 const AXES = {
@@ -29,10 +31,17 @@ const AXES = {
 };
 
 export class Curves {
-  /** @param {(metric: string) => void} chosen told which metric the user wants @param {() => void} redrawn told that other curves are drawn */
-  constructor(chosen, redrawn) {
+  /**
+   * @param {(metric: string) => void} chosen told which metric the user wants
+   * @param {() => void} redrawn told that other curves are drawn
+   * @param {() => void} previewed told that curves are there before their jobs
+   */
+  constructor(chosen, redrawn, previewed) {
+    this.previewed = previewed;
     /** @type {Job[]} */
     this.jobs = [];
+    /** Those that are alike but for their seeds, found once. @type {{jobs: Job[], groups: number[][]}} */
+    this.grouped = { jobs: [], groups: [] };
     /** @type {string[]} */
     this.names = [];
     this.metric = "";
@@ -44,6 +53,8 @@ export class Curves {
     /** Series by job and metric. @type {Map<string, Series>} */
     this.series = new Map();
     this.turn = 0;
+    /** Whether the curves are there and the jobs are not. */
+    this.isPreview = false;
     /** What was asked for before the jobs were known. @type {Promise<void> | undefined} */
     this.coming = undefined;
     /** When the first of these answers was given, by the service's clock, in milliseconds. */
@@ -90,7 +101,27 @@ export class Curves {
    * @param {string[]} ids @param {string} wanted
    */
   expect(ids, wanted) {
-    this.coming ??= this.fetch(ids, ids.length, wanted || FIRST).catch(() => this.known.clear());
+    this.coming ??= this.fetch(ids, ids.length, wanted || FIRST).then(() => this.preview(ids, wanted || FIRST)).catch(() => this.known.clear());
+  }
+
+  /** Shows many curves that came before their jobs; a legend would change with their names. @param {string[]} ids @param {string} metric */
+  preview(ids, metric) {
+    if (this.turn > 0 || ids.length <= TOLD_APART || !ids.some((id) => this.series.has(`${id} ${metric}`))) return;
+    this.isPreview = true;
+    this.jobs = ids.map((id) => /** @type {Job} */ ({ id }));
+    this.names = ids;
+    this.metric = metric;
+    this.relist([metric], metric);
+    this.draw();
+    this.previewed();
+  }
+
+  /** Until the curves were seen: they are painted a frame or two after they are there, while they can be seen. */
+  async painted() {
+    for (let frame = 0; frame < FRAMES; frame += 1) {
+      await new Promise((resolve) => requestAnimationFrame(() => window.setTimeout(resolve)));
+      if (!this.chart || this.chart.surface.painted > 0) return;
+    }
   }
 
   /** Whether a job may have ended after its curve was asked for. @param {Job} job */
@@ -105,9 +136,10 @@ export class Curves {
    */
   async show(jobs, names, wanted) {
     const mine = ++this.turn;
+    await this.coming;
+    this.isPreview = false;
     this.jobs = jobs;
     this.names = names;
-    await this.coming;
     const asked = jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state) || this.hasJustEnded(job));
     this.answeredAt = Number.POSITIVE_INFINITY;
     await this.ask(asked, wanted || FIRST);
@@ -155,7 +187,10 @@ export class Curves {
 
   /** The jobs of each curve, by their places. @returns {number[][]} */
   groups() {
-    const groups = bySeed(this.jobs);
+    this.seeds.hidden = true;
+    if (this.isPreview) return this.jobs.map((_, index) => [index]);
+    if (this.grouped.jobs !== this.jobs) this.grouped = { jobs: this.jobs, groups: bySeed(this.jobs) };
+    const { groups } = this.grouped;
     this.seeds.hidden = groups.length === this.jobs.length;
     return this.means.checked && !this.seeds.hidden ? groups : this.jobs.map((_, index) => [index]);
   }

@@ -44,7 +44,7 @@ export class Plane {
     }
     this.across = h("label", { class: "choice" }, "Across", this.x);
     this.place = h("div", { class: "plane" });
-    this.reading = h("p", { class: "reading muted" }, "\u00a0");
+    this.reading = h("p", { class: "reading muted" });
     this.switches = /** @type {const} */ (["points", "lines"]).map((view) => {
       const button = h("button", { class: "tiny", type: "button" }, view);
       button.addEventListener("click", () => chosen("view", view));
@@ -107,16 +107,18 @@ export class Plane {
     const both = this.values.map((each) => isThere(each.get(x)) && isThere(each.get(y)));
     if (both.filter(Boolean).length < 2) return null;
     const kept = (/** @type {string} */ path) => this.all(path).filter((_, index) => both[index]);
-    const area = { left: 58, right: width - 18, top: 12, bottom: HEIGHT - 44 };
+    const area = { left: 58, right: width - 18, top: 32, bottom: HEIGHT - 44 };
     const room = Math.max(Math.floor(width / 110), 2);
+    const upwards = kept(y);
     const across = axis(kept(x), [area.left, area.right], room, room);
-    const up = axis(kept(y), [area.bottom, area.top], 6);
+    const up = axis(upwards, [area.bottom, area.top], 6);
     const shown = this.jobs.flatMap((_, index) => (both[index] ? [index] : []));
     const at = shown.map((index) => ({ x: across.at(this.values[index]?.get(x)), y: up.at(this.values[index]?.get(y)) }));
     const labels = places(at, shown.map((index) => cut(this.names[index] ?? "")), { ...area, right: width });
-    const marks = shown.map((index, order) => this.point(index, at[order] ?? { x: 0, y: 0 }, labels[order] ?? null, kept(y)));
+    const marks = shown.map((index, order) => this.point(index, at[order] ?? { x: 0, y: 0 }, labels[order] ?? null, upwards));
     const words = `${marks.length} jobs: ${this.wordsOf(y)} against ${this.wordsOf(x)}`;
     return this.picture(width, words, ...grid(across, up, area),
+      s("text", { class: "name", x: 0, y: 12 }, this.wordsOf(y)),
       s("text", { class: "name", x: (area.left + area.right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, this.wordsOf(x)), ...marks);
   }
 
@@ -137,7 +139,7 @@ export class Plane {
   lines(width) {
     const chosen = abreast(this.quantities, this.y.value, Math.min(Math.max(Math.floor(width / LANE), 2), ABREAST));
     if (chosen.length < 2) return null;
-    const [top, bottom, side] = [34, HEIGHT - 14, 70];
+    const [top, bottom, side] = [34, HEIGHT - 26, 70];
     const axes = chosen.map((one, index) => ({ ...one, x: side + (index / (chosen.length - 1)) * (width - 2 * side),
       ...axis(this.all(one.path), [bottom, top], 5) }));
     const all = this.all(this.y.value);
@@ -163,7 +165,7 @@ export class Plane {
     const link = s("a", { href: `/jobs/${encodeURIComponent(job?.id ?? "")}`, class: "mark", "data-job": job?.id ?? "", "aria-label": words,
       tabindex: count > REACHED ? -1 : null }, ...marks);
     const tell = (/** @type {boolean} */ there) => {
-      setText(this.reading, there ? words : "\u00a0");
+      setText(this.reading, there ? words : "");
       this.pointed(there ? name : null);
     };
     for (const event of ["pointerenter", "focus"]) link.addEventListener(event, () => tell(true));

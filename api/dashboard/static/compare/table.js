@@ -9,8 +9,9 @@ import { now, stateMark } from "../ui/parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
-/** What is told as a duration. */
+/** What is told as a duration; and so is each part of a job's time. */
 const SECONDS = new Set(["duration", "result.seconds", "result.wall_seconds"]);
+const PART = "result.time.";
 /** How long a job ran is no result of its own, such as the `seconds` of a training. */
 const FIXED = ["job", "state", "duration"];
 
@@ -74,7 +75,7 @@ export class JobTable {
     const link = h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, name);
     const row = h("tr", { "data-job": job.id }, h("th", { scope: "row" }, this.isToldApart && (curve !== undefined ? swatchOf(curve) : h("span", { class: "swatch none" })), link),
       h("td", {}, stateMark(job.state)),
-      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path), path === "duration" || path.startsWith("result."), SECONDS.has(path))));
+      ...paths.slice(2).map((path) => cell(values.get(path), numeric.has(path), path === "duration" || path.startsWith("result."), SECONDS.has(path) || path.startsWith(PART))));
     row.addEventListener("pointerenter", () => this.pointed(name));
     row.addEventListener("pointerleave", () => this.pointed(null));
     link.addEventListener("focus", () => this.pointed(name));

@@ -1,7 +1,7 @@
 /** The ladder of a compile check: a row per rung and phase, its findings, and the gate that follows. */
 
 import { number } from "../lib/format.js";
-import { climbed, entries, fastest, furthest, held, invocations, payoff, provisional, title, tone } from "../lib/report.js";
+import { climbed, entries, fastest, furthest, held, invocations, more, payoff, provisional, title, tone } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { copy } from "../ui/clipboard.js";
@@ -77,7 +77,7 @@ export class Compile extends Section {
   update(report) {
     const rungs = /** @type {Rung[]} */ (report.rungs ?? []);
     const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, name)));
-    fill(this.body, gate(report.gate ?? {}, rungs, this.job?.id ?? ""), sentences(report.summary ?? []), this.causes(report.diagnoses ?? []),
+    fill(this.body, gate(report.gate ?? {}, rungs, this.job?.id ?? ""), sentences(more(report.summary ?? [])), this.causes(report.diagnoses ?? []),
       h("div", { class: "scroll" }, h("table", { class: "table ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)))),
       ...lifetimes(rungs), ...calls(rungs), proofs(report.selftest ?? []));
   }

@@ -1,10 +1,11 @@
 /** The log as it is written: follow or pause, one rank or all, lines with a text; the newest of them. */
 
 import { clock, dateTime, many } from "../lib/format.js";
-import { KEEP, LogStore, breaking, fromEvent, hasText, logQuery, passes } from "../lib/log.js";
+import { KEEP, LogStore, breaking, fromEvent, hasText, isAtLeast, logQuery, passes } from "../lib/log.js";
 import { isTerminal } from "../lib/state.js";
 import { callLines, jobPath } from "../ui/api.js";
 import { fill, h, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
+import { downloadLink } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
 import { Section } from "./section.js";
 
@@ -13,6 +14,7 @@ import { Section } from "./section.js";
 const TAIL = 1000;
 /** Within this many pixels of the foot, the reader is at the foot. */
 const NEAR = 24;
+const LEVELS = /** @type {const} */ ([["", "All levels"], ["warning", "Warnings, errors"], ["error", "Errors"]]);
 /** After so long without a key the text is searched for, in ms. */
 const TYPED_MS = 300;
 
@@ -24,6 +26,7 @@ export class Log extends Section {
     this.fresh = [];
     this.filter = "all";
     this.text = "";
+    this.level = "";
     this.typed = 0;
     /** @type {import("../lib/types.js").Job | null} */
     this.job = null;
@@ -35,7 +38,9 @@ export class Log extends Section {
     this.follow = h("button", { class: "tiny", type: "button", "aria-pressed": "true", id: "follow" }, "Following");
     this.body.append(this.view, this.empty);
     this.search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log" });
-    this.aside.append(this.search, this.select, this.follow);
+    this.levels = h("select", { "aria-label": "Level" }, ...LEVELS.map(([value, words]) => h("option", { value }, words)));
+    this.whole = h("span", { class: "whole" });
+    this.aside.append(this.search, this.levels, this.select, this.whole, this.follow);
     /** Where it broke. @type {HTMLElement | null} */
     this.broke = null;
     this.height = 0;
@@ -49,6 +54,7 @@ export class Log extends Section {
       this.filter = this.select.value;
       this.reload();
     });
+    this.levels.addEventListener("change", () => this.reload());
     this.search.addEventListener("input", () => {
       clearTimeout(this.typed);
       this.typed = setTimeout(() => this.reload(), TYPED_MS);
@@ -87,18 +93,18 @@ export class Log extends Section {
   /** @param {import("../lib/types.js").Job} job */
   async fetch(job) {
     this.job = job;
-    const { text, filter } = this;
-    const events = await callLines(jobPath(job.id, `/logs?${logQuery(text, filter, TAIL)}`));
-    if (text !== this.text || filter !== this.filter) return;
+    const { text, filter, level } = this;
+    const events = await callLines(jobPath(job.id, `/logs?${logQuery(text, filter, level, TAIL)}`));
+    if (text !== this.text || filter !== this.filter || level !== this.level) return;
     const before = this.store;
     this.store = new LogStore(events.map(fromEvent), before.ranks());
     const newest = this.store.lines.at(-1)?.time ?? -Infinity;
     // What arrived while this was fetched.
-    for (const line of before.lines) if (line.time > newest && hasText(line, text)) this.store.add(line);
+    for (const line of before.lines) if (line.time > newest && this.isWanted(line)) this.store.add(line);
     this.broke = null;
     this.redraw();
     this.setFollowing(true);
-    if (job.state === "failed" && text === "") this.toError(job.error?.rank ?? null);
+    if (job.state === "failed" && text === "" && level === "") this.toError(job.error?.rank ?? null);
   }
 
   /** A log of a job that broke is read from where it broke. @param {number | null} rank */
@@ -115,14 +121,20 @@ export class Log extends Section {
   /** Fetch what the reader asks for now: the service has lines that this page never saw. */
   reload() {
     this.text = this.search.value;
+    this.level = this.levels.value;
     if (this.job !== null) this.fetch(this.job).catch((problem) => this.remark(String(problem.message)));
+  }
+
+  /** @param {LogLine} line */
+  isWanted(line) {
+    return hasText(line, this.text) && isAtLeast(line, this.level);
   }
 
   /** @param {import("../lib/types.js").StreamedEvent} streamed */
   take({ event }) {
     if (event.type !== "log") return;
     const line = fromEvent(event);
-    if (!hasText(line, this.text) || !this.store.add(line)) return;
+    if (!this.isWanted(line) || !this.store.add(line)) return;
     this.fresh.push(line);
     this.flush();
   }
@@ -156,9 +168,14 @@ export class Log extends Section {
     const count = this.store.lines.length;
     this.view.hidden = count === 0;
     this.remark(count ? `${this.store.dropped || count >= TAIL ? "last " : ""}${many(count, "line")}` : "");
-    this.search.hidden = count === 0 && this.text === "";
+    const isAll = this.text === "" && this.level === "" && this.filter === "all";
+    for (const part of [this.search, this.levels, this.whole]) part.hidden = count === 0 && isAll;
+    if (this.job && !this.whole.firstChild) {
+      const download = { class: "button small", download: `${this.job.id}.log`, title: "All that was printed, as text" };
+      this.whole.append(downloadLink(download, jobPath(this.job.id, "/logs"), "Download"));
+    }
     const nothing = this.ended ? "This job wrote no log" : "Nothing written yet";
-    fill(this.empty, count === 0 && blank(this.text === "" && this.filter === "all" ? nothing : "No line like that"));
+    fill(this.empty, count === 0 && blank(isAll ? nothing : "No line like that"));
   }
 
   /** @param {(number | null)[]} ranks */

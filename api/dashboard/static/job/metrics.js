@@ -89,6 +89,7 @@ export class Metrics extends Section {
   update() {
     const wanted = panels(this.series.keys());
     this.element.hidden = wanted.length === 0 && !this.always;
+    this.aside.hidden = wanted.length === 0;
     fill(this.empty, wanted.length === 0 && blank(
       this.ended ? "This job reported no metrics" : "No metrics yet", this.ended ? "" : "Curves appear with the first step."));
     this.start = Math.min(...[...this.series.values()].map((series) => series.time[0] ?? Number.POSITIVE_INFINITY));

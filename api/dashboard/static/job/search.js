@@ -29,7 +29,8 @@ export class Search extends Section {
     this.ended = false;
     this.choice.addEventListener("change", () => this.choose(this.choice.value === "" ? null : Number(this.choice.value)));
     this.aside.append(this.choice);
-    this.body.append(h("div", { class: "pair" }, this.domains.element, this.bound.element));
+    this.pair = h("div", { class: "pair" }, this.domains.element, this.bound.element);
+    this.body.append(this.pair);
     this.element.hidden = true;
     this.draw = oncePerFrame(() => this.update());
   }
@@ -70,6 +71,8 @@ export class Search extends Section {
     const moments = (instance !== null && this.searches.get(instance)) || [];
     const last = moments.at(-1);
     if (!last) return;
+    // The one moment of a search that ended at once stands in the heading: there is nothing to draw.
+    this.pair.hidden = this.ended && moments.length < 2;
     const found = curves(moments);
     const reach = extent([[0, last.seconds]]);
     this.domains.set(found.domains, reach);

@@ -69,7 +69,7 @@ function row(job, paths, metric, best) {
   const time = h("td", { class: "right" });
   showDuration(time, job);
   return h("tr", { "data-job": job.id },
-    h("td", {}, h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, job.id)),
+    h("td", {}, h("a", { class: "code", href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, `…${job.id.slice(-5)}`)),
     ...paths.map((path) => h("td", {}, shown(job.parameters?.[path]))),
     h("td", {}, stateMark(job.state)),
     metric && h("td", { class: "right" }, best ? h("strong", {}, measured(job, metric)) : measured(job, metric)),

@@ -59,18 +59,28 @@ export function word(value) {
   return typeof value === "string" ? value : (JSON.stringify(value) ?? "–");
 }
 
-/** The numbers among some values, in order: they are looked at once for each value. @type {WeakMap<unknown[], number[]>} */
+/** The rank of each number among some values, and how many there are: asked for once for each value. @type {WeakMap<unknown[], {ranks: Map<number, number>, count: number}>} */
 const ranked = new WeakMap();
+
+/** @param {unknown[]} all */
+function ranksOf(all) {
+  const sorted = /** @type {number[]} */ (all.filter(Number.isFinite)).sort((one, other) => one - other);
+  /** @type {Map<number, number>} */
+  const ranks = new Map();
+  sorted.forEach((each, rank) => ranks.has(each) || ranks.set(each, rank));
+  return { ranks, count: sorted.length };
+}
 
 /**
  * Which of some shades a value has: 0 for the least, the last for the greatest, null where there is none.
  * @param {unknown} value @param {unknown[]} all @param {number} shades
  */
 export function shade(value, all, shades) {
-  const sorted = ranked.get(all) ?? /** @type {number[]} */ (all.filter(Number.isFinite)).sort((one, other) => one - other);
-  ranked.set(all, sorted);
-  if (typeof value !== "number" || !Number.isFinite(value) || sorted.length === 0) return null;
-  const rank = sorted.indexOf(value) / Math.max(sorted.length - 1, 1);
+  const known = ranked.get(all) ?? ranksOf(all);
+  ranked.set(all, known);
+  const place = typeof value === "number" ? known.ranks.get(value) : undefined;
+  if (place === undefined) return null;
+  const rank = place / Math.max(known.count - 1, 1);
   return Math.min(Math.floor(rank * shades), shades - 1);
 }
 

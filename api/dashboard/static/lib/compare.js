@@ -122,7 +122,9 @@ function ending(path, all) {
  */
 export function names(jobs) {
   const words = jobs.map((job) => swept(job) || title(job));
-  const often = new Set(words.filter((word, index) => words.indexOf(word) !== index));
+  /** @type {Set<string>} */
+  const seen = new Set();
+  const often = new Set(words.filter((word) => seen.size === seen.add(word).size));
   return words.map((word, index) => (often.has(word) ? `${word} (${jobs[index]?.id.slice(-5)})` : word));
 }
 

@@ -65,6 +65,19 @@ export class LogStore {
  */
 export const hasText = (line, text) => line.text.toLowerCase().includes(text.toLowerCase());
 
+/** What lines of a level speak of, as the service tells it (service/jobs/levels.py). @type {ReadonlyMap<string, RegExp>} */
+const LEVELS = new Map([
+  ["error", /\b(\w*error|\w*exception|critical|fatal|traceback)\b/i],
+  ["warning", /\b(\w*warn(ing)?s?|\w*error|\w*exception|critical|fatal|traceback)\b/i],
+]);
+
+/**
+ * Whether a line speaks of something as bad as a level, or worse; every line does where no level is asked for.
+ * @param {LogLine} line
+ * @param {string} level
+ */
+export const isAtLeast = (line, level) => LEVELS.get(level)?.test(line.text) ?? true;
+
 /**
  * Where the last traceback begins, of a rank if one is named; null where nothing broke in these lines.
  * @param {readonly LogLine[]} lines @param {number | null} [rank]
@@ -81,11 +94,13 @@ export function breaking(lines, rank = null) {
  * The query for the newest lines with a text that pass the filter.
  * @param {string} text
  * @param {string} filter
+ * @param {string} level empty for every one
  * @param {number} tail
  */
-export function logQuery(text, filter, tail) {
+export function logQuery(text, filter, level, tail) {
   const query = new URLSearchParams({ format: "jsonl", tail: String(tail) });
   if (text !== "") query.set("q", text);
+  if (level !== "") query.set("level", level);
   if (filter === "service") query.set("stream", "service");
   else if (filter !== "all") query.set("rank", filter);
   return query.toString();

@@ -33,7 +33,7 @@ export function quantities(jobs, curve, seconds) {
   const more = ["ranks", "duration", ...MEASURED.map((name) => `measured.${name}`)].filter((path) => some(path) > 0);
   const found = [
     ...columns.map(({ path, of, numeric }) => ({ path, words: path.replace(/^result\./, ""), of, numeric })),
-    ...more.map((path) => ({ path, words: path.replace(/^measured\./, ""), of: /** @type {const} */ ("result"), numeric: true })),
+    ...more.map((path) => ({ path, words: path === "duration" ? "duration, s" : path.replace(/^measured\./, ""), of: /** @type {const} */ ("result"), numeric: true })),
   ];
   return { quantities: found.filter(({ path }) => path !== "ranks" || new Set(values.map((all) => all.get(path))).size > 1), values };
 }

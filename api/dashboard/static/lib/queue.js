@@ -27,8 +27,8 @@ export function expected(start, now) {
 }
 
 /**
- * A waiting job's place and what it waits for, in a list.
+ * A waiting job's place and what it waits for, in a list, which says elsewhere that it is queued.
  * @param {import("./types.js").QueueLine | undefined} line
  * @param {string} reason
  */
-export const placed = (line, reason) => (line?.place ? [`no. ${line.place} in the queue`, reason].filter(Boolean).join(" · ") : reason);
+export const placed = (line, reason) => (line?.place ? [`no. ${line.place}`, reason].filter(Boolean).join(" · ") : reason);

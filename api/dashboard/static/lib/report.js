@@ -61,6 +61,15 @@ export function payoff({ worth_it: wins, noisy, break_even_steps: steps }) {
   return noisy ? "too noisy to tell whether it pays" : "never pays";
 }
 
+/** What the cards of the phases tell already: that all rungs passed, and what compiling is worth. */
+const TOLD = /: all \d+ rungs passed\.$|^(It is (not )?worth it|Whether it is worth it|What compiling)\b/;
+
+/**
+ * The sentences of a report's summary that say more than its cards.
+ * @param {string[]} summary
+ */
+export const more = (summary) => summary.filter((sentence) => !TOLD.test(sentence));
+
 /**
  * The worst comparison of each kind with eager, then those that failed and are not among them.
  * @param {Rung} rung

@@ -19,7 +19,9 @@ export function bySeed(jobs) {
   const found = new Map();
   jobs.forEach(({ spec }, index) => {
     const key = JSON.stringify(Object.entries(spec ?? {}).filter(([name]) => !APART.includes(name)));
-    found.set(key, [...(found.get(key) ?? []), index]);
+    const alike = found.get(key);
+    if (alike) alike.push(index);
+    else found.set(key, [index]);
   });
   return [...found.values()];
 }

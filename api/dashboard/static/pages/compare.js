@@ -10,7 +10,7 @@ import { many, number } from "../lib/format.js";
 import { isTerminal } from "../lib/state.js";
 import { Problem, call } from "../ui/api.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
-import { blank, showConnection } from "../ui/status.js";
+import { blank, later, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
@@ -38,7 +38,7 @@ function remember(name, value) {
 const curves = new Curves((metric) => {
   remember("metric", metric);
   void draw();
-}, () => list());
+}, () => list(), uncover);
 const raise = (/** @type {string | null} */ name) => {
   curves.raise(name);
   plane.raise(name);
@@ -85,6 +85,12 @@ async function fetched() {
 /** @param {string[]} ids */
 const chunks = (ids) => Array.from({ length: Math.ceil(ids.length / PAGE) }, (_, index) => ids.slice(index * PAGE, (index + 1) * PAGE));
 
+/** Shows the curves in the place of what says that jobs are awaited. */
+function uncover() {
+  curves.element.classList.remove("awaited");
+  fill(byId("blank"));
+}
+
 async function draw() {
   const words = names(jobs);
   setText(byId("summary"), `${many(jobs.length, "job")}${isMore ? `, the first ${number(MOST)}` : ""}`);
@@ -93,15 +99,11 @@ async function draw() {
   const asked = instances.show(jobs, words);
   asked.catch(() => undefined);
   await curves.show(jobs, words, given().get("metric") ?? "");
-  curves.element.classList.remove("awaited");
-  if (jobs.length) fill(byId("blank"));
-  if (!isRevealed) await painted();
+  if (jobs.length) uncover();
+  if (!isRevealed) await curves.painted();
   shown();
   await asked;
 }
-
-/** Until a frame was shown: curves are seen before a thousand rows are made. */
-const painted = () => new Promise((resolve) => requestAnimationFrame(() => window.setTimeout(resolve)));
 
 /** What is below the curves appears at once, so that none is pushed down by another. */
 function reveal() {
@@ -136,9 +138,13 @@ async function refresh() {
     showConnection(jobs.every((job) => isTerminal(job.state)) ? "ended" : "live");
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    showConnection("reconnecting");
-    reveal();
-    if (jobs.length === 0) fill(byId("blank"), blank("The jobs cannot be shown", error.message));
+    showConnection(error.passing ? "reconnecting" : "ended");
+    if (jobs.length) reveal();
+    else {
+      byId("comparison").hidden = true;
+      fill(byId("blank"), blank("The jobs cannot be shown", error.message));
+    }
+    if (error.passing) later(() => void refresh());
   }
 }
 

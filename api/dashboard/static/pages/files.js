@@ -7,7 +7,7 @@ import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { maySubmit } from "../ui/me.js";
 import { now } from "../ui/parts.js";
-import { blank, notify, showConnection } from "../ui/status.js";
+import { blank, later, notify, showConnection } from "../ui/status.js";
 
 /**
  * @typedef {{id: string, name: string, bytes: number, owner: string, created_at: string | null, expires_at: string | null,
@@ -35,6 +35,7 @@ async function load(cursor = "") {
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     showConnection(error.passing ? "reconnecting" : "live");
+    if (error.passing) later(() => void load(cursor));
     fill(byId("blank"), blank("The uploads cannot be shown", error.message));
   }
 }

@@ -6,7 +6,7 @@ import { copy } from "../ui/clipboard.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { now } from "../ui/parts.js";
-import { blank, notify, showConnection } from "../ui/status.js";
+import { blank, later, notify, showConnection } from "../ui/status.js";
 
 /**
  * @typedef {{id: string, name: string, scopes: string[], project: string | null, created_at: string, last_used_at: string | null,
@@ -28,6 +28,7 @@ async function refresh() {
     if (!(error instanceof Problem)) throw error;
     form.hidden = error.status === 403;
     showConnection(error.passing ? "reconnecting" : "live");
+    if (error.passing) later(() => void refresh());
     fill(byId("blank"), blank("The keys cannot be shown", error.message));
   }
 }

@@ -6,7 +6,7 @@ import { entries, found } from "../lib/reference.js";
 import { lines, text } from "../lib/spec.js";
 import { Problem, call } from "../ui/api.js";
 import { byId, fill, h, setAttribute } from "../ui/dom.js";
-import { blank } from "../ui/status.js";
+import { blank, later } from "../ui/status.js";
 
 /** @typedef {import("../lib/reference.js").Entry} Entry */
 
@@ -32,6 +32,7 @@ async function load() {
     show(kind);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
+    if (error.passing) later(() => void load());
     fill(byId("spec"), blank("The fields cannot be shown", error.message));
   }
 }

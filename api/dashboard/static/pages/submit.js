@@ -12,7 +12,7 @@ import { Problem, call, items, jobPath, send, upload } from "../ui/api.js";
 import { byId, fill, h, setAttribute, setText } from "../ui/dom.js";
 import { Gantt, key } from "../ui/gantt.js";
 import { part } from "../ui/specform.js";
-import { blank, notify, showConnection } from "../ui/status.js";
+import { blank, later, notify, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/schema.js").Schema} Schema */
 /** @typedef {import("../lib/drafts.js").Spec} Spec */
@@ -124,6 +124,7 @@ async function check() {
     if (!(error instanceof Problem)) throw error;
     if (mine !== turn) return;
     showConnection(error.passing ? "reconnecting" : "live");
+    if (error.passing) later(() => void (mine === turn && check()));
     refuse(error.errors.length ? error.errors : [{ path: "", message: error.message, expected: "" }]);
   } finally {
     byId("form").classList.remove("awaited");
@@ -223,7 +224,7 @@ async function draft() {
 
 /** Ids that fields suggest. */
 async function suggest() {
-  const [jobs, files] = await Promise.all([call("/v1/jobs?limit=50"), call("/v1/files?limit=50")]);
+  const [jobs, files] = await Promise.all(["/v1/jobs?limit=50", "/v1/files?limit=50"].map((path) => call(path).catch(() => null)));
   byId("form").after(
     h("datalist", { id: "jobs-known" }, ...items(jobs).map((job) => h("option", { value: job.id, label: `${title(job)} · ${job.kind} · ${job.state}` }))),
     h("datalist", { id: "files-known" }, ...items(files).map((file) => h("option", { value: file.id, label: file.name }))));
@@ -244,6 +245,7 @@ async function start() {
     await suggest();
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
+    if (error.passing) later(() => void start());
     byId("form").classList.remove("awaited");
     fill(byId("form"), blank("The form cannot be shown", error.message, h("a", { class: "button", href: "/" }, "All jobs")));
   }

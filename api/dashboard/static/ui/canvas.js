@@ -104,11 +104,14 @@ export function frame(context, area, across, up, taken = null) {
     context.fillText((up.label ?? tickLabel)(tick), area.left - 8, y);
   }
   context.textBaseline = "top";
+  let free = Number.NEGATIVE_INFINITY;
   for (const tick of across.ticks) {
     const text = (across.label ?? tickLabel)(tick);
     const half = context.measureText(text).width / 2;
     const x = Math.min(Math.max(across.scale.at(tick), area.left - 4 + half), area.width - half - 2);
     if (taken && Math.abs(x - taken.middle) < half + taken.width / 2 + 4) continue;
+    if (x - half < free) continue;
+    free = x + half + 6;
     context.textAlign = "center";
     context.fillText(text, x, area.bottom + 8);
   }

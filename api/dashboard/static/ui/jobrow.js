@@ -88,7 +88,7 @@ export class JobRow {
     this.job = job;
     updateStateMark(this.state, job.state);
     this.progress.update(job);
-    if (isTerminal(job.state)) this.progress.element.hidden = true;
+    if (isTerminal(job.state) || job.children) this.progress.element.hidden = true; // a sweep's counts stand in the note
     setAttribute(this.note, "data-tone", job.state === "failed" ? "bad" : job.state === "succeeded" ? "result" : null);
     const where = job.placement.length ? placement(job.placement) : "";
     setText(this.place, where || "–");

@@ -107,7 +107,9 @@ class Folded {
     const own = errors.get(this.field.path);
     setText(this.problem, own ?? "");
     this.problem.hidden = !own;
-    setText(this.given, value === undefined || value === null ? "" : summary(value));
+    const told = value === undefined || value === null ? "" : summary(value);
+    setText(this.given, told);
+    setAttribute(this.given, "title", told || null);
     if (!this.met && value !== undefined && value !== null) this.element.open = true;
     this.met = true;
     if ([...errors.keys()].some((path) => path === this.field.path || path.startsWith(`${this.field.path}.`))) this.element.open = true;

@@ -2,6 +2,7 @@
 
 import { byId, h, setAttribute, setText } from "./dom.js";
 
+const RETRY_MS = 2000;
 const WORDS = {
   connecting: "Connecting",
   live: "Live",
@@ -16,6 +17,17 @@ export function showConnection(state) {
   setAttribute(element, "hidden", null);
   const label = element.querySelector("span");
   if (label) setText(label, WORDS[state]);
+}
+
+let retry = 0;
+
+/**
+ * Asks again a little later for what nobody answered. One attempt waits at a time.
+ * @param {() => void} ask
+ */
+export function later(ask) {
+  window.clearTimeout(retry);
+  retry = window.setTimeout(ask, RETRY_MS);
 }
 
 /**

@@ -30,7 +30,8 @@ class SpecificationRows(Protocol):
     """Specification rows of some disjuncts over the value of node ``start``, filled up to equally many (C matrices)."""
 
     @property
-    def start(self) -> str: ...
+    def start(self) -> str:
+        """Return the name of the node."""
 
     def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return for disjuncts ``(n,)`` rows ``(n, rows, entries)``, their thresholds, and which are used."""

@@ -45,7 +45,8 @@ class InputBounds(Protocol):
     def floats(self) -> int:
         """Return the most numbers that a box needs, besides the rows of a pass, which are processed in parts."""
 
-    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        """Return planes below the rows in each box."""
 
 
 InputBoundsFactory = Callable[[], InputBounds | None]
