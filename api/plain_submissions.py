@@ -69,7 +69,7 @@ class _Body:
         self._told: list[Message] = []
 
     async def whole(self) -> bytes | None:
-        """Return the body; ``None`` where the client has left before its end."""
+        """Return the body; ``None`` if the client left before its end."""
         parts = []
         while True:
             message = await self._receive()

@@ -60,7 +60,7 @@ def usable_cores() -> int:
 
 def oom_kills() -> int:
     """Return how many processes the kernel's out-of-memory killer has ended on this host since it booted, in containers
-    too; 0 where the kernel does not say.
+    too; 0 if the kernel does not say.
     """
     try:
         counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())

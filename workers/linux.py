@@ -41,7 +41,7 @@ def forbid_new_privileges() -> None:
 
 
 def use_large_pages() -> int:
-    """Move this process's private memory into large pages, of which a fork copies five hundred times fewer entries, and
+    """Move this process's private memory into large pages, so that a fork copies five hundred times fewer entries, and
     return how many there are now. A page that a fork writes to is copied as a small one.
 
     Needs Linux 6.1. If the kernel refuses, for example for lack of memory, forks only cost more.

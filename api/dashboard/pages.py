@@ -51,7 +51,7 @@ class Page:
     parent: str | None = None
     public: bool = False
     operators: bool = False
-    """Whether the navigation shows it to operators only; the API decides what anybody may do."""
+    """Whether the navigation shows it to operators only; the API decides the rights of each caller."""
 
 
 PAGES = (

@@ -1,4 +1,4 @@
-"""Serves timelines: what each rank did and when, step by step, and the spans that belong to no step."""
+"""Serves timelines: each rank's spans, step by step, and the spans that belong to no step."""
 
 from __future__ import annotations
 

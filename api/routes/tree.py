@@ -25,7 +25,7 @@ class SplitTree(BaseModel):
     technique: str = Field(description="`input splitting` or `activation splitting`")
     specification: int = Field(description="number of the searched box of the property, from 0")
     names: list[str] = Field(description="the inputs, or the neurons by layer, on which domains were split")
-    parent: list[int | None] = Field(description="the domain of which this is a half; null for a root")
+    parent: list[int | None] = Field(description="the domain whose half this is; null for a root")
     on: list[int | None] = Field(description="index in `names` of what the parent was split on; null for a root")
     side: list[int] = Field(description="1 if it is at least `at` here, -1 if at most `at`, 0 for a root")
     at: list[float | None] = Field(description="where the parent was split")

@@ -43,7 +43,7 @@ MOVING = {"aten.permute.default", "aten.select.int", "aten.slice.Tensor", "aten.
 MOVING |= {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.unsqueeze.default"}
 """Operators that only move entries."""
 VIEWS = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
-"""Operators that change nothing where the shape stays the same."""
+"""Operators that change nothing if the shape stays the same."""
 _SHAPED = frozenset({"dim", "dims", "size", "shape"})
 """Arguments of operators that give a value its shape, not functions of entries."""
 

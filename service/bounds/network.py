@@ -41,7 +41,7 @@ def _needed_entries(graph: Graph, tp_group: RankGroup = ALONE, own: Collection[s
     """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only for values that
     also have other entries.
 
-    All ranks of a divided graph call it; ``own`` names the values of which each has a part.
+    All ranks of a divided graph call it; ``own`` names the values that are divided over them.
     """
     like, draws = _like(graph), _Draws(tp_group, frozenset(own))
     masks = {graph.output.name: torch.ones(graph.output.shape, dtype=torch.bool, device=like.device)}

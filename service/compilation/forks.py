@@ -74,7 +74,7 @@ class Forks:
 
     @staticmethod
     def ready(serve: Callable[[Seat], None], eager: int, spare: int) -> Forks:
-        """Fork so many processes, in each of which ``serve`` gets its seat and then takes a task."""
+        """Fork so many processes; in each of them ``serve`` gets its seat and then takes a task."""
         forks = Forks()
         for number in range(eager + spare):
             forks.idle.append(forks._fork(serve, eager=number < eager))

@@ -39,7 +39,7 @@ from service.jobs.spec.compile import CompileSpec
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.parallel import distributed
 
-_SELF_TEST = "self-test: whether each detector finds the fault that it is for"
+_SELF_TEST = "self-test: each detector must find its fault"
 
 
 def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> dict[str, Any] | None:
@@ -293,7 +293,7 @@ def _diagnose(context: RunContext, program: Program, failed: list[Result], plan:
             continue
         started = time.time()
         if context.rank == 0:
-            context.report.log(f"{result.case.phase}/{result.case.rung.name}: looking for what fails in it")
+            context.report.log(f"{result.case.phase}/{result.case.rung.name}: looking for the failing module")
         try:
             found = diagnose(program, result, plan, context.paths.artifacts)
         except GroupLostError as error:

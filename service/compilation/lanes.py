@@ -131,7 +131,7 @@ class _Climb:
         try:
             fork = self.forks.take(Lane(tuple(cases), everything))
         except (IndexError, OSError) as error:
-            raise HostFaultError("no process is left that could climb the rest") from error
+            raise HostFaultError("no process is left to climb the rest") from error
         self.processes.append(_Climber(fork, list(cases), alone))
 
     def _hear(self, process: _Climber) -> None:

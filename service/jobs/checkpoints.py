@@ -117,7 +117,7 @@ def steps_of_checkpoints(paths: JobPaths) -> tuple[int, ...]:
 
 
 def steps_of_weights(paths: JobPaths) -> tuple[int, ...]:
-    """Return the steps of which a job has left weights, in order: those of checkpoints and of the finished model."""
+    """Return the steps at which a job has left weights, in order: those of checkpoints and of the finished model."""
     try:
         model = finished(paths.artifacts)
     except (OSError, ValueError):

@@ -97,7 +97,7 @@ class Folder:
         return self._regular(name, os.O_RDONLY, "rb")
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the content of a regular file. Raises :class:`UnsafePathError` where it has more than ``most``
+        """Return the content of a regular file. Raises :class:`UnsafePathError` if it has more than ``most``
         bytes.
         """
         with self.reader(name) as file:

@@ -25,7 +25,7 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 
 
 class Webhook(FrozenModel):
-    """A webhook: its URL, and the changes of which jobs it reports."""
+    """A webhook: its URL, and the jobs whose changes it reports."""
 
     id: str
     url: str

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
 _APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
-"""One below the default: caches know a compilation's options, but not which of its inputs must stay in place."""
+"""One below the default: caches distinguish a compilation's options, but not which of its inputs must stay in place."""
 
 
 def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None) -> Callable[..., Any]:

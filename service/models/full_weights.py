@@ -28,7 +28,7 @@ _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
 
 class _Weight(Protocol):
-    """A whole tensor, in memory or in files, of which parts can be taken: for every dimension a slice."""
+    """A whole tensor, in memory or in files, that can be taken in parts: a slice for every dimension."""
 
     @property
     def shape(self) -> torch.Size:
@@ -43,7 +43,7 @@ Weights = Mapping[str, _Weight]
 
 
 class WeightsError(RefusedError, ValueError):
-    """Weights that are not there, or do not fit the model that asks for them."""
+    """Weights are missing, or do not fit the model that asks for them."""
 
 
 def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Tensor]:
@@ -87,8 +87,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
-    """Return the configuration and weights that a training job left, in any layout; they are read where parts of them
-    are taken.
+    """Return the configuration and weights that a training job left, in any layout; parts of them are read when
+    taken.
 
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
@@ -106,12 +106,12 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
 
 
 def _shape(parameter: Tensor, rows: int | None) -> torch.Size:
-    """Return the shape of the whole parameter, of which ``rows`` come before the padding."""
+    """Return the shape of the whole parameter, with ``rows`` before the padding."""
     return parameter.shape if rows is None else torch.Size((rows, *parameter.shape[1:]))
 
 
 def _fill(target: Tensor, whole: _Weight, own: tuple[slice, ...], rows: int | None) -> None:
-    """Copy a rank's own part; what of it lies behind ``rows`` is padding, and zero."""
+    """Copy a rank's own part; its rows behind ``rows`` are padding, and zero."""
     if rows is not None and own[0].stop > rows:
         target[(count := max(rows - own[0].start, 0)) :] = 0
         target, own = target[:count], (slice(own[0].start, own[0].start + count), *own[1:])
@@ -126,8 +126,8 @@ def _full(parameter: Tensor) -> Tensor:
 
 
 def _own_part(parameter: Tensor) -> tuple[slice, ...]:
-    """Return this rank's part of the whole, in every dimension; where a rank has nothing, its start may lie behind the
-    end.
+    """Return this rank's part of the whole, in every dimension; if a rank has nothing, its start may lie behind
+    the end.
     """
     shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
     if isinstance(parameter, DTensor):

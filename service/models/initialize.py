@@ -152,5 +152,5 @@ def materialize(
 
 
 def _global_shape(shape: torch.Size, dimension: int | None, axis: Axis) -> tuple[int, ...]:
-    """Return the shape of the whole parameter of which ``shape`` is a rank's part."""
+    """Return the shape of the whole parameter from ``shape``, that of a rank's part."""
     return tuple(length * axis.size if index == dimension else length for index, length in enumerate(shape))

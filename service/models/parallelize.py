@@ -44,7 +44,7 @@ _ONE_MICRO_BATCH = ShardingSpec().resolved(1)
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Everything in a spec that decides how its model is computed.
+    """The fields of a spec that decide how its model is computed.
 
     ``sharding`` is resolved for the number of micro-batches. ``pipeline`` is ``None`` for a model in one piece.
     """

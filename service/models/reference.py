@@ -1,4 +1,4 @@
-"""Resolves a model reference to a configuration and initial weights."""
+"""Resolves a model reference into a configuration and initial weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.models.full_weights import Weights, WeightsError, trained
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
-    """Return the configuration, and weights where the reference has any: mapped, or read where parts of them are taken.
+    """Return the configuration, and weights if the reference has any: mapped, or read when parts of them are taken.
 
     Raises :class:`WeightsError` when they are not there or cannot be read.
     """

@@ -21,10 +21,10 @@ FamilyConfig = ModelConfig
 
 
 class Model(Protocol):
-    """Lists what a family's module offers beside ``nn.Module``.
+    """Defines the interface of a family's module beside ``nn.Module``.
 
     ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided), a
-    :class:`~service.parallel.mesh.PaddedAxis` where its length need not be a multiple of the ranks. A family whose
+    :class:`~service.parallel.mesh.PaddedAxis` if its length need not be a multiple of the ranks. A family whose
     model uses a parameter in two places also has ``tied``, see :mod:`service.parallel.tensor.placement`.
     """
 

@@ -155,7 +155,7 @@ def _adjoint(operator: Any) -> Any:
 
 
 def _identity_or_copy(gradient: Tensor, group: str) -> Tensor:
-    """Return the adjoint of the all-reduce; a node of the graph only where a second derivative may go through it."""
+    """Return the adjoint of the all-reduce; a node of the graph only if a second derivative may go through it."""
     return _copy_to_group(gradient, group) if torch.is_grad_enabled() else gradient
 
 
@@ -218,14 +218,14 @@ _SHOWN = 200
 
 
 class DisagreementError(RuntimeError):
-    """Ranks have different values for the same thing; all of them raise it, with the same words."""
+    """Ranks have different values of the same name; all of them raise it, with the same message."""
 
 
 def agree(values: Mapping[str, object]) -> None:
     """Raise :class:`DisagreementError` on every rank unless each gives the same ``values``, by name.
 
     Every rank of the job calls it at the same point. Values are compared as text. One exchange of a few bytes through
-    the host, also where the ranks compute on CUDA: no device is waited for.
+    the host, even if the ranks compute on CUDA: no device is waited for.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

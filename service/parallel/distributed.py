@@ -35,11 +35,11 @@ from service.jobs.rendezvous_folder import RendezvousError
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-"""Freed blocks of any size join again, so that reserved memory stays near what is in use; read at the first use."""
+"""Freed blocks of any size join again, so that reserved memory stays near the memory in use; read at the first use."""
 
 
 class LaunchError(RuntimeError):
-    """What the launcher gave cannot start this rank."""
+    """The launcher's variables cannot start this rank."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def stop() -> None:
 
 
 def can_abort() -> bool:
-    """Return whether :func:`abandon` ends what this process waits for; gloo ends it when the other side's
-    process does.
+    """Return whether :func:`abandon` ends this process's waits; gloo ends them when the other side's process
+    ends.
     """
     return dist.is_initialized() and "nccl" in str(dist.get_backend())
 
@@ -176,7 +176,7 @@ class _SigningPickler:
 
 
 class _CheckingUnpickler:
-    """Reads what :class:`_SigningPickler` wrote with the same secret; anything else raises :class:`RendezvousError`."""
+    """Reads pickles that :class:`_SigningPickler` wrote with the same secret; others raise :class:`RendezvousError`."""
 
     def __init__(self, file: IO[bytes], *, secret: bytes) -> None:
         self._file, self._secret = file, secret

@@ -1,7 +1,7 @@
-"""Starts a CUDA device in threads of its own, beside what a rank does meanwhile on the CPU.
+"""Starts a CUDA device in threads of its own, beside a rank's work on the CPU.
 
 The driver and the context take 0.2 s and the libraries of matrix products as long again, almost all of it in native
-code that needs no Python. What fails here fails again, and is told, where the rank itself uses the device.
+code that needs no Python. A failure here happens again, and is reported, when the rank itself uses the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def begin_products(device: torch.device) -> None:
 
 
 def use_once(device: torch.device) -> None:
-    """Do, with next to no numbers, what the first bounds of a network do."""
+    """Do the operations of the first bounds of a network, on very few numbers."""
     for dtype in (torch.float32, torch.float64):
         x = torch.ones(_SIDE, _SIDE, dtype=dtype, device=device)
         y = torch.nn.functional.linear(x, x, x[0])

@@ -102,7 +102,7 @@ def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:
 
 
 def free_parameters(model: nn.Module) -> None:
-    """Free gathered parameters, as an evaluation leaves them where micro-batches keep them."""
+    """Free gathered parameters, which an evaluation leaves if micro-batches keep them."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -14,7 +14,8 @@ from enum import StrEnum
 
 
 class Op(StrEnum):
-    """What an instruction does for ``stage``: sends go to, and receives come from, the neighbour that the name implies.
+    """The action of an instruction for ``stage``: sends go to, and receives come from, the neighbour that the name
+    implies.
 
     Activations move from stage s to s + 1, gradients from s to s - 1. ``BACKWARD`` computes the gradients of input and
     weights; ``BACKWARD_INPUT`` and ``BACKWARD_WEIGHT`` are its halves. ``REDUCE`` adds up the data-parallel ranks'

@@ -96,7 +96,7 @@ def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device)
 class TiedStages:
     """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
 
-    Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty where they are one.
+    Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty if they are one.
     """
 
     originals: tuple[nn.Parameter, ...] = ()

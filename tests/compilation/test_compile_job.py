@@ -336,7 +336,7 @@ def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
     assert re.fullmatch(r"inference/eager: pass after \d+ s", reporter.lines[2])
     assert re.fullmatch(r"inference/aot_eager: fail error after \d+ s", reporter.lines[3])
     told = len(reporter.lines) - len(report(data)["summary"])
-    assert reporter.lines[told - 1].startswith("inference/aot_eager: looking for what fails")
+    assert reporter.lines[told - 1].startswith("inference/aot_eager: looking for the failing module")
     assert reporter.lines[told:] == report(data)["summary"]
     written, artifacts = report(data), data.job(JOB).artifacts
     (found,) = written["diagnoses"]

@@ -64,7 +64,7 @@ class BackwardRules:
 
 
 class _Named(Protocol):
-    """A node, or what stands for one."""
+    """A node, or its stand-in."""
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ def traverse_backward(
 ) -> None:
     """Propagate the coefficients ``pending`` at values, by name, through ``nodes``, which are in reverse order.
 
-    ``propagate`` returns a node's coefficients for each of its inputs, or nothing where they end. ``join`` adds
+    ``propagate`` returns a node's coefficients for each of its inputs, or nothing if they end. ``join`` adds
     new coefficients to those pending at a value, whose name comes first.
     """
     for node in nodes:

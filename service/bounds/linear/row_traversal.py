@@ -38,7 +38,7 @@ class RowArithmetic(ABC):
 
     @abstractmethod
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
-        """Return the step of rows that keep a structure; ``None`` where they must be dense."""
+        """Return the step of rows that keep a structure; ``None`` if they must be dense."""
 
     @abstractmethod
     def add_bias(self, node: Node, own: bool, bias: Tensor) -> None:

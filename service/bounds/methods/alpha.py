@@ -45,7 +45,7 @@ def _optimised_lower_bounds(
     ascent: Ascent,
     brought: Brought | None = None,
 ) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds where there are any.
+    """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds if there are any.
 
     Parts of one shape share a record on a device. ``brought`` gets the gain of the iterations.
     """
@@ -148,7 +148,7 @@ def both_optimised(
 
 
 MANY, SOME, LEAST_GAIN = 128, 32, 5e-3
-"""Entries of which some are optimised first, how many, and the share of their width that is worth the rest."""
+"""More entries than the first number are tried on some, the second number; the rest follows for that gain in width."""
 WORTH_A_TRIAL = {"cpu": 2**19, "cuda": 2**28}
 """Elements of all rows that are optimised at once in less time than a trial takes. On a CUDA device that is mostly the
 time to record it.

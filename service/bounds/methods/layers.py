@@ -34,7 +34,9 @@ Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
 """``(backward, name, index, options)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
 node's value."""
 Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
-"""``(backward, node, index of an input)``: what :func:`wanted_rows` gives, of all that matter or of some of them."""
+"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all entries that matter or some
+of them.
+"""
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:

@@ -124,7 +124,7 @@ def _resize(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _scale(call: Call, values: Values, index: int) -> float | None:
-    """Return the scale of a dimension; ``None`` where sizes are given instead."""
+    """Return the scale of a dimension; ``None`` if sizes are given instead."""
     if "scales" in call.attributes:
         return float(call.attributes["scales"][index])
     place = 1 if call.operator == "Upsample" or call.opset < 11 else 2

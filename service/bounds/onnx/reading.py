@@ -108,7 +108,7 @@ class Runtime:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """Return the model of a file's content. Raises :class:`UnsupportedModelError` where it is not one that can be
+    """Return the model of a file's content. Raises :class:`UnsupportedModelError` if it is not one that can be
     read.
     """
     try:

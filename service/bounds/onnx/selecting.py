@@ -137,7 +137,7 @@ def looked_up(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _as_numbers(call: Call, table: Value, like: Tensor) -> Value:
-    """Return a constant of whole numbers as floating-point numbers, of which each is one."""
+    """Return a constant of whole numbers as floating-point numbers, which are whole, too."""
     if table.tensor is not None or table.array is None:
         return table
     if table.array.size and int(np.abs(table.array.astype(np.float64)).max()) > MOST_WHOLE:

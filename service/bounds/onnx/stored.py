@@ -31,7 +31,7 @@ NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32
 def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
     """Write the model of an ONNX file's content, for bounds in ``dtype``.
 
-    Raises :class:`UnsupportedModelError` where it cannot be read.
+    Raises :class:`UnsupportedModelError` if it cannot be read.
     """
     model = taken(parse(content))
     found = describe(model)
@@ -51,7 +51,7 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
 def store_type(folder: Path, content: bytes) -> None:
     """Write only what :func:`type_of` and :func:`stored_precision` return.
 
-    Raises :class:`UnsupportedModelError` where the file cannot be read.
+    Raises :class:`UnsupportedModelError` if the file cannot be read.
     """
     model = parse(content)
     folder.mkdir(parents=True)

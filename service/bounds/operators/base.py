@@ -38,10 +38,10 @@ class Crossing(Enum):
 class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
-    ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a converter
-    for each ONNX operator that it is; often none. ``composite``: torch would decompose it when a model is traced, and
-    it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order. ``always_mixes``:
-    :meth:`mixes` holds for every node.
+    ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a
+    converter for each ONNX operator that it implements; often none. ``composite``: torch would decompose it
+    when a model is traced, but it is bounded as a whole. ``keeps_order``: the output has the input's entries, in the
+    same order. ``always_mixes``: :meth:`mixes` holds for every node.
     """
 
     overloads: ClassVar[tuple[str, ...]]

@@ -232,7 +232,7 @@ def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
 
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
-    """Return coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
+    """Return coefficients of this rank's slice as those of the whole value; the rest are zero."""
     along = divided_dim(node) + 1
     whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
     mine = tp_group.own_range(whole.shape[along])

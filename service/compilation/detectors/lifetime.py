@@ -54,7 +54,7 @@ def _suspects(observation: Observation) -> Iterator[str]:
     if alive and wrong:
         of_calls = [str(results[0]) for results in _grouped(alive, _call).values()]
         yield (
-            "results went wrong, and it was not seen what reads them; it may be something that was held over a replay, "
+            "results are wrong, and no stale read was seen; the cause may be a result held over a replay, "
             f"which overwrites it: {_names(of_calls, '; or ')}"
         )
 
@@ -77,7 +77,7 @@ def _called_too_early(module: str, site: str, inside: bool, calls: list[Reentry]
     when = "again within a running backward" if inside else "while other forwards still wait for their backward"
     return (
         f"{module} is called {when}, at {site} ({_when(each.iteration for each in calls)}): "
-        "replays begin there, and overwrite what is still to be used; mark steps (step_boundary)"
+        "replays begin there, and overwrite memory still in use; mark steps (step_boundary)"
     )
 
 

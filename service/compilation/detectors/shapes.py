@@ -9,7 +9,7 @@ from service.compilation.verdicts import Finding
 from service.parallel.boundary import Shapes
 
 _AT_LEAST = 3
-"""Steps at the end of which each must have brought a new shape."""
+"""The number of last steps that must each have brought a new shape."""
 
 
 def detect(observation: Observation) -> Iterator[Finding]:

@@ -20,5 +20,5 @@ def detect(observation: Observation) -> Iterator[Finding]:
         yield Finding("fail_lifetime", f"something held over a replay is read: with shuffled parameters {audit.read}")
     elif audit.problem:
         where = f"{names_of(audit.unseen)}, the same in every iteration"
-        why = f"that none is read is not proved ({audit.problem})"
+        why = f"it is not proved that none is read ({audit.problem})"
         yield Finding("vacuous", f"stale memory could not be seen in {where}, and {why}; {_PROOF}")

@@ -26,7 +26,7 @@ NAME = "reproduction"
 
 HEAD = '''"""{about}
 
-Prints what is wrong and ends with status 1 as long as it is; ends with 0 when it no longer happens.
+Prints the fault and exits with status 1 while it persists; exits with 0 once it is gone.
 """
 
 {functions}

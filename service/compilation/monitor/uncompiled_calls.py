@@ -121,7 +121,7 @@ class _Counter:
         return counted
 
     def _is_within(self, name: str, method: str) -> bool:
-        """Return whether a call of the same module is under way, of which this one is a part."""
+        """Return whether this call is part of a running call of the same module."""
         own = [entry for entry in self._under_way if entry.unit == name]
         if method != _ITSELF:
             return bool(own)

@@ -71,7 +71,7 @@ def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
     if training is None or not training.unused:
         return []
     names = names_of(sorted(training.unused))
-    return [f"{_TITLES[phase]} leaves {names} as they are, in eager too: no loss depends on them."]
+    return [f"{_TITLES[phase]} does not change {names}, in eager either: no loss depends on them."]
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
@@ -82,10 +82,10 @@ def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
 
 def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:
     if worth["ratio"] is None:
-        return f"What compiling {phase} is worth was not measured."
+        return f"The gain of compiling {phase} was not measured."
     pace = f"a compiled step takes {worth['ratio']:.2f}× an eager one"
     if not worth["worth_it"]:
-        untold = f"Whether it is worth it cannot be told: the timing was noisy ({worth['ratio']:.2f}×)."
+        untold = f"The gain is unclear: the timing was noisy ({worth['ratio']:.2f}×)."
         return untold if worth["noisy"] else f"It is not worth it: {pace}."
     doubt = " (the timing was noisy)" if worth["noisy"] else ""
     steps = worth["break_even_steps"]
@@ -115,7 +115,7 @@ def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
 def _cause(found: Diagnosis) -> str:
     of = f"{found.phase}, {found.rung}"
     if found.module is None and found.ended:
-        return f"What fails in it was not found within the time for it ({of})."
+        return f"The failing module was not found in time ({of})."
     if found.module is None:
         return f"No module fails alone ({of}): only several together do."
     shown = found.reproduction

@@ -1,4 +1,4 @@
-"""Measures what a rung costs: compiling from nothing, compiling from a filled cache, and each step."""
+"""Measures the costs of a rung: compiling from nothing, compiling from a filled cache, and each step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LONG_S = 0.1
 def pace(
     program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings, *, beside_eager: bool = True
 ) -> Timed:
-    """Time the compiled ``program_run`` from where it is, before any input shape, beside the uncompiled program from
-    its first step on; a profile of the latter is made where it is to be compared, ``beside_eager``.
+    """Time the compiled ``program_run`` from its present step, before any input shape, beside the uncompiled
+    program from its first step on; with ``beside_eager`` the latter is profiled, too.
     """
     program = program_run.program
     eager, compiled = build(program, program_run.phase), program_run
@@ -54,7 +54,8 @@ def _race(
 ) -> Race:
     """Time both in turns.
 
-    ``agree`` makes one duration of those of all ranks: unless all run equally often, their collectives do not match.
+    ``agree`` makes one duration out of those of all ranks: unless all run equally often, their collectives do not
+    match.
     """
     for runner in (eager, compiled):
         runner.call()
@@ -82,7 +83,7 @@ def _synchronize(device: torch.device) -> None:
 def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
     try:
         return profiled(program_run.step, steps, program_run.program.device)
-    except RuntimeError as error:  # as where another profiler holds the device
+    except RuntimeError as error:  # such as when another profiler holds the device
         log.warning("no profile: %s", error)
         return None
 
@@ -91,7 +92,7 @@ def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes |
     """Return the seconds to compile again for every shape with a filled cache.
 
     The rung starts in an empty folder with the portable ``cache`` and the machine code of ``folder``, as a job on this
-    host does; without a portable cache it has the folder's. A new process pays the import of PyTorch besides.
+    host does; without a portable cache it uses the folder's. A new process also pays for the import of PyTorch.
     """
     with empty_caches() if cache is not None else nullcontext(folder) as own:
         if own != folder:

@@ -1,10 +1,10 @@
-"""Compares a rung that draws other random numbers than eager with it by distribution, over seeds.
+"""Compares a rung that draws other random numbers than eager by distribution, over seeds.
 
 Two groups of samples, eager's and the rung's, count as one distribution if no statistic of theirs stands out among
 those of groups drawn from both at random (a permutation test, which assumes nothing about the distribution). The
 statistics are, for each tensor, the distances of the means, of the second moments, and of the products with the loss
-and outputs. A gradient that used other draws than its forward shows in none of these, so for some seeds the slope of
-the loss along its gradients is compared too.
+and outputs. None of these shows a gradient that used other draws than its forward, so for some seeds the slope
+of the loss along its gradients is compared too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FIRST = 10**6
 _MOVED = 4
 """Units in the last place."""
 _SLOPES_ROUNDING = 0.01
-"""How far rounding may move slopes apart, as a part of their size: they come from small differences."""
+"""How far rounding may move slopes apart, relative to their size: they come from small differences."""
 _STEP = 0.01
-"""How far each parameter is moved at most along its gradient, and the loss by that, as a part of their size."""
+"""How far each parameter is moved at most along its gradient, and thereby the loss, relative to their size."""
 Recorded = Callable[[ProgramRun, Snapshot, int], Mapping[Key, Tensor]]
 
 
@@ -65,9 +65,9 @@ def differs_in_distribution(
     agree: Callable[[float], float],
     plan: SamplingPlan = PLAN,
 ) -> str:
-    """Return which tensor has another distribution in the compiled program than in eager; empty if none has.
+    """Return the tensor whose distribution in the compiled program differs from eager's; empty if there is none.
 
-    What stands out must do so again with other seeds. ``agree`` makes of each rank's number one for all.
+    It must stand out again with other seeds. ``agree`` makes one number for all out of each rank's.
     """
     eager = build(compiled.program, compiled.phase)
     rounding = _rounding_only(eager, reference)
@@ -117,7 +117,9 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: S
 
 
 def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference, first: int, plan: SamplingPlan) -> str:
-    """Name the slope of the loss along its gradients if it differs from eager's; empty if not, or not known."""
+    """Name the slope of the loss along its gradients if it differs from eager's; empty if it does not, or is not
+    known.
+    """
     if eager.phase == "inference" or not reference.eager.starts:
         return ""
     seeds = (range(first + own, first + own + 2 * plan.slopes, 2) for own in range(2))
@@ -134,7 +136,7 @@ def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference,
 
 
 def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-    """Return ``compiled`` without gradients that are zero where eager has none, as for an unused parameter."""
+    """Return ``compiled`` without gradients that are zero if eager has none, such as those of an unused parameter."""
     return {key: each for key, each in compiled.items() if key in eager or key[0] != "gradient" or each.any()}
 
 
@@ -152,7 +154,7 @@ def _samples(
             every = max(1, value.numel() // plan.elements)
             rows.setdefault(key, []).append(value.flatten()[::every][: plan.elements].double())
         number += 1
-        began = began or time.perf_counter()  # without what is compiled in the first step
+        began = began or time.perf_counter()  # without the compilations of the first step
         if number == plan.fewest // 2:
             each = agree(time.perf_counter() - began) / (number - 1)
             wanted = min(plan.seeds, max(plan.fewest, int(plan.budget_s / max(each, 1e-9))))
@@ -179,7 +181,7 @@ def _first_step(program_run: ProgramRun, start: Snapshot | None, seed: int) -> d
 def _standing_out(
     eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float, plan: SamplingPlan
 ) -> str:
-    """Return the tensor whose statistic is larger for the two groups than any of those drawn at random; or nothing."""
+    """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing."""
     generator = torch.Generator().manual_seed(_PERMUTED)
     moments = _moments({key: torch.cat([eager[key], compiled[key]]) for key in eager}, plan.related)
     sizes = len(next(iter(eager.values()))), len(next(iter(compiled.values())))
@@ -224,12 +226,13 @@ def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
 
 def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], record: Recorded) -> Tensor | None:
     """Return, in a row for each seed, the change of the first step's loss along its gradients, as a part of the
-    predicted one. ``record`` runs a step from a state with a seed. ``None`` if beginning again would compile the
-    program again, as with a cache of keys of its own, which takes too long.
+    predicted one.
 
-    With the same random numbers the loss must change along a gradient by as much as that says: so a gradient whose
-    dropout drew other numbers than the forward's shows with few seeds. Rounding and curvature move the ratio too, in
-    eager as in compiled code, so that the two are compared and neither is judged by itself.
+    ``record`` runs a step from a state with a seed. ``None`` if a new beginning would compile the program again, such
+    as with a cache of keys of its own, which takes too long. With the same random numbers the loss must change along
+    a gradient by the predicted amount, so a gradient whose dropout drew other numbers than the forward shows with few
+    seeds. Rounding and curvature move the ratio too, in eager as in compiled code, so the two are compared and
+    neither is judged by itself.
     """
     found = []
     try:
@@ -246,7 +249,7 @@ def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], recor
 
 
 def _along_gradients(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[Snapshot, float]:
-    """Return a state some way along the gradients, and by how much they say that the loss changes on it."""
+    """Return a state some way along the gradients, and the change of the loss that they predict for it."""
     moves, said = _moves(program_run, start, here)
     part = min(_STEP, _STEP * float(_loss(here).abs()) / said) if said else 0.0
     values = (value + part * moves[number] if number in moves else value for number, value in enumerate(start.values))
@@ -254,8 +257,8 @@ def _along_gradients(program_run: ProgramRun, start: Snapshot, here: Mapping[Key
 
 
 def _moves(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[dict[int, Tensor], float]:
-    """Return, by its place in ``start``, where each parameter goes along its gradient, by as much as it is large; and
-    by how much the loss should change. Of a large one those elements move whose gradient is known.
+    """Return, by its place in ``start``, each parameter moved along its gradient, in proportion to its size,
+    and the expected change of the loss. Of a large one only elements with a known gradient move.
     """
     places = {id(member): number for number, member in enumerate(program_run.members)}
     moves: dict[int, Tensor] = {}

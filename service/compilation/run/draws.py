@@ -1,4 +1,4 @@
-"""Says how random numbers are drawn, and in which precision, while a rung is compared with eager."""
+"""Controls random draws and precision while a rung is compared with eager."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from service.compilation.torch_internals.tf32 import full_float32
 
 
 def precision(reference: Reference) -> AbstractContextManager[None]:
-    """Let nothing be computed in TF32 where that would hide errors."""
+    """Forbid TF32 if it would hide errors."""
     return full_float32() if reference.hidden_by_tf32 else nullcontext()
 
 
 def random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:
-    """Let generated code draw what eager draws, where it draws anything."""
+    """Make generated code draw the same random numbers as eager, if it draws any."""
     return eager_random_numbers() if draws_like_eager(rung, reference) else nullcontext()
 
 

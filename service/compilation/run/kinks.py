@@ -32,7 +32,7 @@ _GRADIENT = "gradient"
 
 def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Comparison, ...]:
     """Return the comparisons that kinks may explain: gradients that are off in fewer than half of the ``iterations``,
-    and all that follows from them; none where anything else is off, or has the value of an iteration before.
+    and all that follows from them; none if anything else is off, or has the value of an earlier iteration.
     """
     wrong = [each for each in comparisons if not each.passed]
     judged = [each for each in wrong if each.iteration < iterations]

@@ -1,11 +1,11 @@
-"""Defines the parity rule: a compiled run is at fault only where it is further from the truth than eager is.
+"""Defines the parity rule: a compiled run is at fault only if it is further from the truth than eager is.
 
 The rule is that of PyTorch's own benchmark suite (``torch._dynamo.utils.same``): a tensor passes if it is close to
 eager's, **or** if its root-mean-square distance from the float64 result is at most ``ratio`` times eager's own distance
 plus a tenth of the tolerance. Few elements make a noisy distance, so small tensors get a larger ratio. The tolerance is
-taken relative to the scale of the compared values, so that wrong but tiny gradients do not hide in it. Where two eager
-runs differ, their distance is added to it; but where they differ by a fair part of that scale, agreement would prove
-nothing, and the comparison says so instead of passing.
+taken relative to the scale of the compared values, so that wrong but tiny gradients do not hide in it. If two
+eager runs differ, their distance is added to it; but if they differ by a large part of that scale, agreement
+would prove nothing, and the comparison says so instead of passing.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class ParitySettings:
     tf32_limit: float = 0.01
 
     def judged_scale(self, own: float, largest: float, terms: float = 0.0) -> float:
-        """Return the scale that a tensor is judged at: its own, at least a part of its siblings', or that of its
-        ``terms`` where they cancel, which is at most the siblings'.
+        """Return the scale for judging a tensor: its own, at least a part of its siblings', or that of its
+        ``terms`` if they cancel, which is at most the siblings'.
         """
         return max(own, self.scale_floor * largest, min(largest, terms))
 
     def ratio(self, elements: int, ratio: float) -> float:
-        """Return the permitted ratio for a tensor of so many elements, where large ones are permitted ``ratio``."""
+        """Return the permitted ratio for a tensor of so many elements; large ones are permitted ``ratio``."""
         return ratio * next((factor for limit, factor in self.small_tensors if elements <= limit), 1.0)
 
 
@@ -118,7 +118,7 @@ class Oracle:
 
     @property
     def unit(self) -> float:
-        """Return what multiplies the tolerance: the scale, at most 1, since a part of each element is permitted
+        """Return the factor of the tolerance: the scale, at most 1, since a part of each element is permitted
         besides.
         """
         return min(1.0, self.scale)
@@ -130,7 +130,7 @@ class Oracle:
 
     @property
     def tf32(self) -> Noise:
-        """Return by how much more it may be off: nothing where TF32 moves so much that an error could not be seen."""
+        """Return the additional permitted error: none if TF32 moves so much that an error could not be seen."""
         times = self.settings.tf32 if self.allowed.rms <= self.bearable else 0.0
         return Noise(times * self.allowed.peak, times * self.allowed.rms)
 
@@ -151,7 +151,7 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     distance, noise = (got - eager).abs(), oracle.noise
     ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)
     excess = min(_beyond_close(distance, eager, oracle, min(noise.peak, oracle.bearable), tolerance), beyond)
-    # Too far off to pass, but no further than two eager runs are from each other: undecidable.
+    # Too far off to pass, but no further than two eager runs are apart: undecidable.
     lost = excess > 1 and _beyond_close(distance, eager, oracle, noise.peak, tolerance) <= 1
     return Comparison(
         *key,
@@ -171,7 +171,7 @@ def scale_of(tensor: Tensor) -> float:
 
 
 def terms_scale(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> float:
-    """Return the size of the terms whose sum ``eager`` is, as far as they cancel; 0 where they do not.
+    """Return the size of the terms whose sum ``eager`` is, as far as they cancel; 0 if they do not.
 
     A float32 sum is off by about one unit in the last place of its terms, in whatever order they are added: nothing
     else is left of the gradient of a bias before a normalisation, whose true value is 0, and that of the weight beside
@@ -199,7 +199,7 @@ def _rounding(eager: Tensor, truth: Tensor | None) -> float:
 def compare_running_on(
     key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance
 ) -> Comparison:
-    """Judge ``result`` of an iteration that goes on from others, by its distance over all elements."""
+    """Judge ``result`` of an iteration that continues others, by its distance over all elements."""
     if problem := _mismatch(result, oracle.eager):
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     finite = torch.isfinite(oracle.eager)
@@ -217,7 +217,7 @@ def _chosen(tensor: Tensor, which: Tensor) -> Tensor:
 
 
 def noise_of(eager: Tensor, again: Tensor) -> Noise:
-    """Return the distance of two eager runs; it is infinite where only one of them is finite."""
+    """Return the distance of two eager runs; it is infinite if only one of them is finite."""
     if eager.shape != again.shape:
         return Noise(math.inf, math.inf)
     if torch.equal(eager, again) or not eager.numel():

@@ -68,9 +68,7 @@ class ProgramRun:
         try:
             return next(self.steps)
         except StopIteration:
-            raise ValueError(
-                f"the program's {self.phase} steps ended; they must go on while they are asked for"
-            ) from None
+            raise ValueError(f"the program's {self.phase} steps ended; its iterator must never end") from None
 
     @property
     def unsharded(self) -> frozenset[str]:

@@ -1,4 +1,6 @@
-"""Makes the uncompiled runs that judge a compiled one: eager, eager again for its noise, and float64 for the truth."""
+"""Makes the uncompiled runs by which a compiled one is judged: eager, eager again for its noise, and float64 for the
+truth.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,21 @@ _NOTHING = torch.empty(0)
 _OTHER = 2**31 - 1
 """A seed that no iteration has."""
 _FREE = " (running on)"
-"""Follows the kind of a tensor of an iteration that goes on from the one before."""
+"""Follows the kind of a tensor of an iteration that continues the previous one."""
 _HOST_SHARE = 0.25
-"""The part of the host's free memory that states of the uncompiled run may take."""
+"""The share of the host's free memory that states of the uncompiled run may take."""
 _TRAJECTORY = "trajectory"
-"""The kind of tensors made of the losses of iterations that go on from each other."""
+"""The kind of tensors made of the losses of iterations that continue each other."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Iterations of one program run, and what they left.
+    """Iterations of one program run, and their results.
 
     ``tensors``: the results of each of ``records``, then its parameters, buffers and trajectory as one more, then the
     results of the free iterations that followed. ``parameters`` are trainable; ``moved``: those that the updates
     changed; ``missing``: those that got no gradient in any iteration; ``unsharded``: those that FSDP did not put back
-    among the ranks. ``starts``: the states that iterations began with, in turn. ``random``: random numbers were drawn.
+    among the ranks. ``starts``: the states with which iterations began, in turn. ``random``: random numbers were drawn.
     """
 
     records: tuple[StepRecord, ...]
@@ -68,13 +70,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Reference:
-    """Says how to judge each tensor of a compiled run: by that of ``oracles`` of the same iteration and key.
+    """Says how to judge each tensor of a compiled run: by the one of ``oracles`` with the same iteration and key.
 
     ``drifts``, for a free iteration: how far eager has moved from float64 by then, as a part of a tensor's size;
-    ``None`` if that is unknown, or so far that an error would not show. ``truth_note`` says why float64 does not
-    compute the same thing, where it does not. ``noise``: the largest distance of two eager runs, as a part of a
-    tensor's size. ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the modules that
-    are to be compiled. ``recomputes``: it checkpoints activations.
+    ``None`` if that is unknown, or so far that an error would not show. ``truth_note`` says why float64 does
+    not compute the same results, if so. ``noise``: the largest distance of two eager runs, as a part of a
+    tensor's size. ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the
+    modules to compile. ``recomputes``: it checkpoints activations.
     """
 
     eager: Run
@@ -87,25 +89,25 @@ class Reference:
     calls: Calls
     recomputes: bool
     backwards_due: tuple[bool, ...]
-    """For each iteration, whether a compiled backward should run: where eager steps with gradients, or always if it
-    never does; never if no gradient flows through the compiled modules, as through a frozen backbone.
+    """For each iteration, whether a compiled backward should run: when eager steps with gradients, or always if
+    it never does; never if no gradient flows through the compiled modules, such as through a frozen backbone.
     """
     rounding_only: frozenset[str]
     """Parameters whose gradients are nothing but rounding: chance decides whether updates move them."""
     rounds_to_tf32: bool
     """Whether TF32 is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
-    """How far TF32 moves eager's results, as a part of their size, if errors could hide in that: everything else is
-    then in full float32.
+    """How far TF32 moves eager's results, relative to their size, if errors could hide in that: everything else
+    is then in full float32.
     """
     unused: frozenset[str] = frozenset()
-    """Parameters without a gradient of which no loss depends, where that has been looked into."""
+    """Parameters without a gradient that affect no loss, if that has been examined."""
 
 
 def run_reference(
     program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool] = lambda flag: flag
 ) -> Reference:
-    """Run ``program`` uncompiled three times, and once more if it draws random numbers; raises what the program raises.
+    """Run ``program`` uncompiled three times, and once more if it draws random numbers; raises the program's errors.
     ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together. If TF32 would hide
     errors, everything runs again in full float32, and rungs must too.
     """
@@ -147,7 +149,7 @@ def _reference(program: Program, phase: Phase, iterations: int, on_any: Callable
 
 
 def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run, Run] | None:
-    """Return eager in full float32, and with factors rounded to TF32; ``None`` where TF32 is not allowed or rounds
+    """Return eager in full float32, and with factors rounded to TF32; ``None`` if TF32 is not allowed or rounds
     nothing. Which of the two the device itself uses for a convolution depends on its shape and layout.
     """
     factors = factors_that_may_lose_bits(program.device)
@@ -168,7 +170,7 @@ def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bo
 
 
 def _most_starts(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> int:
-    """Return how many states to keep: one for each iteration, or two, in turns, where the host lacks the memory."""
+    """Return how many states to keep: one for each iteration, or two, in turns, if the host lacks the memory."""
     with_optimizers = 3 * Snapshot.of(program_run).size  # most keep two moments of each parameter
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 2 if on_any(iterations * with_optimizers > _HOST_SHARE * available) else iterations
@@ -198,10 +200,10 @@ def follow(
     """Let ``step`` run and record each iteration, by its number.
 
     In training each of ``iterations`` begins with a state of the uncompiled run, so that later steps magnify no
-    difference, and with another state than the one before, so that a value left over from that is wrong even where a
-    batch repeats. Without ``starts`` this is the uncompiled run, and keeps ``most`` of its states (by default one for
-    each iteration), which later iterations take in turn. As many free iterations then go on from each other, as a job's
-    do.
+    difference, and with a state different from the previous one's, so that a value left over from that is wrong
+    even if a batch repeats. Without ``starts`` this is the uncompiled run, and keeps ``most`` of its states (by
+    default one for each iteration), which later iterations take in turn. As many free iterations then continue each
+    other, like a job's.
     """
     if program_run.phase == "inference":
         return _follow_inference(program_run, iterations, step, starts)
@@ -281,7 +283,7 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
     """Return the float64 run, or why eager cannot be measured against one."""
     try:
         truth = run(build(program, phase, dtype=torch.float64), iterations, eager.starts)
-    except Exception as error:  # whatever a program refuses it with
+    except Exception as error:  # any error by which a program refuses it
         raise_host_fault(error)
         what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)
         return None, f"the model does not run in float64 ({what})"
@@ -337,7 +339,7 @@ def _judging(
 
 
 def judged_beside(eager: Run, reference: Reference) -> Reference:
-    """Return how to judge a run that begins where ``eager`` did, which has neither a second run nor one in float64."""
+    """Return how to judge a run that begins like ``eager``, which has neither a second run nor one in float64."""
     oracles = tuple(
         _judging(found, found, {}, {key: oracle.allowed for key, oracle in known.items()})
         for found, known in zip(eager.tensors, reference.oracles, strict=True)

@@ -1,4 +1,4 @@
-"""Running one rung in one phase, and writing down all that is needed to judge it."""
+"""Runs one rung in one phase, and records everything needed to judge it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from service.compilation.torch_internals.toolchain import own_cache
 from service.jobs.spec.compile import Tolerance
 
 _BRIEF = 6
-"""How much shorter a race is, and each of its blocks, that decides nothing."""
+"""How much shorter a race that decides nothing is, and each of its blocks."""
 _REDRAWN = "other random numbers, of the same distribution"
 _KINK = "the other side of a kink"
 _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
@@ -51,9 +51,9 @@ _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Says how long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
-    ``steady`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all. ``alone`` is entered
-    to measure a pace: other processes may wish to do so at the same time.
+    """Says how long to observe: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled, from
+    ``steady`` on no CUDA graph may be recorded. ``agree`` makes one duration for all out of each rank's.
+    ``alone`` is entered to measure a pace: other processes may wish to do so at the same time.
     """
 
     iterations: int
@@ -65,7 +65,7 @@ class RunPlan:
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def race_of(self, rung: Rung) -> RaceSettings:
-        """Return how long to race: a rung that generates no code is no faster, and its pace decides nothing."""
+        """Return the length of the race: a rung that generates no code is no faster, and its pace decides nothing."""
         brief = replace(self.race, block_s=self.race.block_s / _BRIEF, budget_s=self.race.budget_s / _BRIEF)
         return self.race if rung.generates_code else brief
 
@@ -73,8 +73,9 @@ class RunPlan:
 def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
     """Plan at least ``steps`` iterations, and enough to see every input shape again after warm-up.
 
-    Warm-up is one pass over the shapes and two iterations more: one may make a dimension or a number dynamic, and what
-    a first call leaves, as a hook in an empty dictionary, may be compiled for in the next two. A CUDA graph is recorded
+    Warm-up is one pass over the shapes and two more iterations: one may make a dimension or a number dynamic,
+    and a change that a first call leaves, such as a hook in an empty dictionary, may cause compilations in the
+    next two. A CUDA graph is recorded
     at the second call that needs it, and its faults show from the second replay on.
     """
     period, warm_up = program.period, program.period + 2
@@ -87,12 +88,12 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
     """Run the rung from empty caches; an exception becomes the observation's ``error``, unless it is the host's fault
     (:class:`HostFaultError`).
 
-    ``refused``: the error that it raised when generated code had to draw as eager does. It then draws as in a job, and
-    its results are compared by distribution.
+    ``refused``: the error that it raised when generated code had to draw like eager. It then draws as in a job,
+    and its results are compared by distribution.
 
     All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
-    where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
-    itself, and a crash of the compiler, which ends the process.
+    while a process of its own costs an import of PyTorch. This cannot undo global state set by the program
+    itself, nor a crash of the compiler, which ends the process.
     """
     kept = own_cache() if case.rung.generates_code else None
     with (
@@ -119,7 +120,7 @@ def rehearse_rung(program: Program, case: RungCase, reference: Reference, plan: 
 def run_rung_untimed(
     program: Program, case: RungCase, reference: Reference, plan: RunPlan, replays: Replays | None = None
 ) -> Observation:
-    """Run the rung as :func:`run_rung` does, without timing it."""
+    """Run the rung like :func:`run_rung`, without timing it."""
     with empty_caches(), precision(reference), recorder(case.rung, program.device) as records:
         look = _RungRun(program, case, reference, plan, records, replays)
         try:
@@ -145,7 +146,7 @@ class _RungRun:
     kinks: tuple[Comparison, ...] = ()
 
     def observation(self, folder: Path, kept: Path | None) -> Observation:
-        """Return all that is seen of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
+        """Return the observation of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         compiled = [program_run.parts.modules[name] for name in program_run.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
@@ -169,7 +170,7 @@ class _RungRun:
         )
 
     def _look_closer(self, program_run: ProgramRun, run: Run) -> None:
-        """Compare, and run the program again where that does not tell."""
+        """Compare, and run the program again if that is not conclusive."""
         self.comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
         self._excuse_draws(program_run, run)
         self._excuse_kinks(run)
@@ -177,11 +178,11 @@ class _RungRun:
         self.records.excuse()
 
     def _excuse_draws(self, program_run: ProgramRun, run: Run) -> None:
-        """Excuse results that differ only because of other random numbers of the same distribution. All ranks look, or
-        none.
+        """Excuse results that differ only because of other random numbers of the same distribution.
 
-        Without decompositions a rung draws as eager does, unless it leaves the generator in another state: a compiled
-        program may take another path, such as another kernel of attention. A known limit of the rung is no such case.
+        All ranks look, or none. Without decompositions a rung draws like eager, unless it leaves the generator in
+        another state: a compiled program may take another path, such as another kernel of attention. A known limit of
+        the rung is no such case.
         """
         wrong = [each for each in self.comparisons if not each.passed]
         own = own_limit(self.case.rung, self.reference, self.comparisons)
@@ -214,11 +215,11 @@ class _RungRun:
             return differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
 
     def _audit(self, program_run: ProgramRun) -> None:
-        """Find out, where parity could not see stale memory, whether any is read. All ranks do, or none."""
+        """Find out whether stale memory is read, if parity could not see it. All ranks do, or none."""
         rung, tolerance = self.case.rung, self.plan.tolerance
         unseen = unseen_in(self.reference, self.program.period) if rung.overwrites else ()
         if not all(each.passed for each in self.comparisons):
-            unseen = ()  # something was seen
+            unseen = ()  # something was found
         if not self.plan.agree(float(bool(unseen))):
             return
         try:
@@ -252,8 +253,9 @@ class _RungRun:
             yield monitor
 
     def _settled(self, program_run: ProgramRun) -> ProgramRun:
-        """Return the program begun again, some steps on. Code and CUDA graphs may be made again for what it creates
-        when it begins, such as a cache of keys or functions of its own; no job does either later.
+        """Return the program begun again, some steps on. Code and CUDA graphs may be made again for objects
+        that it creates at its beginning, such as a cache of keys or functions of its own; no job does either
+        later.
         """
         again, period = program_run.restarted(), self.program.period
         for _ in range(-(-self.plan.warm_up // period) * period):
@@ -262,7 +264,7 @@ class _RungRun:
         return again
 
     def judged(self) -> Observation:
-        """Return the observation without what the rung costs."""
+        """Return the observation without the rung's costs."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         run, _ = self._judged_run(program_run)
         self._look_closer(program_run, run)
@@ -311,9 +313,9 @@ class _RungRun:
         return self.monitor.usage() if self.monitor else Usage()
 
     def _judged_run(self, program_run: ProgramRun) -> tuple[Run, float]:
-        """Return the iterations that count, and what compiling added to them in seconds.
+        """Return the iterations that count, and the seconds that compiling added to them.
 
-        Peak memory counts from the end of warm-up, without what the compiler itself needs.
+        Peak memory counts from the end of warm-up, without the compiler's own.
         """
         seconds: list[float] = []
         compiled: list[bool] = []

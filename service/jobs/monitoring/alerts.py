@@ -102,7 +102,7 @@ ALERTS: tuple[Alert, ...] = (
         Compared(Latest("trivet_broker_append_only_ok"), "<", 1),
         0,
         "The broker could not write its append-only file, and accepts nothing until it can.",
-        "Make room on its disk, or mend it; the broker goes on by itself.",
+        "Make room on its disk, or repair it; the broker continues by itself.",
     ),
     Alert(
         "TrivetBrokerRewriteFailed",

@@ -1,7 +1,7 @@
 """Writes conditions on metrics once, as Prometheus' query and as a computation over remembered numbers.
 
 A value is a number for each set of labels; a condition keeps those beyond a limit, as in Prometheus. Several API
-processes export the same series, of which one instance is enough: queries say ``max without (instance)``.
+processes export the same series, and one instance is enough: queries say ``max without (instance)``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Increase:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One value divided by another that has no labels of its own; nothing where that is 0."""
+    """One value divided by another that has no labels of its own; nothing if that is 0."""
 
     dividend: Quantity
     divisor: Quantity

@@ -105,7 +105,7 @@ class Meter:
         return dict(counted)
 
     def give_back(self, counted: Mapping[str, float]) -> None:
-        """Count again what could not be stored."""
+        """Count again the numbers that could not be stored."""
         self._add(counted)
 
     def _add(self, counted: Mapping[str, float]) -> None:

@@ -50,7 +50,7 @@ class JobFilter:
 
     @property
     def indexes(self) -> list[str]:
-        """Return the indexes, beside those of states, in all of which a job must be."""
+        """Return the indexes, beside those of states, that must all contain a job."""
         named = (
             ("kind", self.kind),
             ("label", self.label),
@@ -64,7 +64,7 @@ class JobFilter:
 
     @property
     def outside(self) -> list[str]:
-        """Return the indexes in none of which a job may be."""
+        """Return the indexes that must not contain a job."""
         return [_OF_A_SWEEP] if self.sweep == NO_SWEEP else []
 
     @property

@@ -1,5 +1,5 @@
-"""Declares typed stubs of the scripts in ``lua/``; each is checked against its file's header at import, which says more
-of what the script does and costs.
+"""Declares typed stubs of the scripts in ``lua/``; each is checked at import against its file's header, which
+also states the script's work and cost.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -17,36 +17,36 @@ Outcome = tuple[str, str, str, *tuple[Flat, ...]]
 
 @script("submit")
 def submit(*, limits: str, entries: str) -> list[Outcome]:
-    """Accept jobs, all or none; return what became of each."""
+    """Accept jobs, all or none; return the outcome of each."""
 
 
 @script("submit_sweep")
 def submit_sweep(*, limits: str, parent: str, children: str, metric: str, mode: str) -> tuple[str, str, str]:
-    """Accept a sweep with its jobs, or none of it; return what became of its parent."""
+    """Accept a sweep with its jobs, or nothing; return the outcome of its parent."""
 
 
 @script("get")
 def get(job_id: str) -> Flat:
-    """Return a job's record, with what it waits for."""
+    """Return a job's record, with the reason for its wait."""
 
 
 @script("list")
 def list_jobs(
     *, filters: str, text: str, cursor: str, limit: int, scan: int, without: str, page_bytes: int
 ) -> tuple[str, *tuple[Flat, ...]]:
-    """Return a page of jobs, newest first, after the id of the last one looked at, empty where no more follow."""
+    """Return a page of jobs, newest first, after the id of the last one read, which is empty if no more follow."""
 
 
 @script("list_these")
 def list_these(
     filters: str, text: str, limit: int, without: str, page_bytes: int, *ids: str
 ) -> tuple[int, *tuple[Flat, ...]]:
-    """Return a page of the jobs named, in their order, after the number of names looked at."""
+    """Return a page of the named jobs, in their order, after the number of names read."""
 
 
 @script("count_jobs")
 def count_jobs(filters: str, text: str, cursor: str, scan: int) -> tuple[str, *tuple[str | int, ...]]:
-    """Count a piece of the jobs by state, after the id of the last one looked at, empty where no more follow."""
+    """Count a piece of the jobs by state, after the id of the last one read, which is empty if no more follow."""
 
 
 @script("cancel")
@@ -66,7 +66,9 @@ def delete(job_id: str) -> list[str]:
 
 @script("adopt")
 def adopt(cursor: str, most: int) -> str:
-    """Give a piece of the jobs from before there were projects to the default one; return where to go on."""
+    """Give a piece of the jobs from before there were projects to the default one; return the position of the next
+    piece.
+    """
 
 
 @script("place")
@@ -106,7 +108,7 @@ def read_queue(after: str, most: int) -> tuple[int, *tuple[list[str], ...]]:
 
 @script("read_running")
 def read_running(state: str, after: str, most: int) -> list[list[str]]:
-    """Return a piece of the jobs in a state that holds devices, with what tells when they end."""
+    """Return a piece of the jobs in a state that holds devices, with the facts from which their ends are estimated."""
 
 
 @script("read_device_use")
@@ -121,12 +123,12 @@ def set_quotas(project: str, entry: str, placement_quotas: str) -> int:
 
 @script("read_uses")
 def read_uses(limits: str) -> list[list[str]]:
-    """Return what each project has used and holds, with its weight."""
+    """Return the use and the held devices of each project, with its weight."""
 
 
 @script("read_preemptible")
 def read_preemptible(most: int) -> tuple[()] | tuple[list[str], list[list[str]]]:
-    """Return pending jobs that nothing but devices keeps waiting, and running ones that may make room for them."""
+    """Return pending jobs that wait only for devices, and running ones that may make room for them."""
 
 
 @script("preempt")
@@ -141,7 +143,7 @@ def recent_durations(most: int) -> Flat:
 
 @script("waiting")
 def waiting(*ids: str) -> list[Flat]:
-    """Return the records of those of the jobs that are queued, with why they wait."""
+    """Return the records of the queued ones of these jobs, with the reasons for their wait."""
 
 
 @script("oldest_dispatch")
@@ -151,7 +153,7 @@ def oldest_dispatch(limits: str) -> int:
 
 @script("queue_depths")
 def queue_depths() -> list[tuple[str, str, str]]:
-    """Return for each device that can be asked for the jobs that wait, and for how many ms the oldest has."""
+    """Return for each kind of device the number of waiting jobs, and for how many ms the oldest has waited."""
 
 
 @script("add_counts")
@@ -201,7 +203,7 @@ def finish(*, limits: str, job_id: str, attempt: int, host: str, status: str, re
 
 @script("reap")
 def reap(limits: str, most: int) -> list[str]:
-    """Give up what nobody answers for; return the ids of the jobs that it was of."""
+    """Give up silent parts; return the ids of their jobs."""
 
 
 @script("beat")
@@ -220,22 +222,24 @@ def beat(
     clock_ms: int,
     live: str,
 ) -> list[str]:
-    """Report a host; return whether it is draining (``1``), then the attempts that it shall kill."""
+    """Report a host; return whether it is draining (``1``), then the attempts that it must kill."""
 
 
 @script("leave")
 def leave(limits: str, host: str) -> int:
-    """Say goodbye for a host: it gets no more work."""
+    """Sign a host off: it gets no more work."""
 
 
 @script("drain")
 def drain(limits: str, host: str, draining: str) -> int:
-    """Stop (``1``) or start (``0``) giving work to a host."""
+    """Stop (``1``) or resume (``0``) giving work to a host."""
 
 
 @script("list_hosts")
 def list_hosts(limits: str, name: str) -> list[tuple[str, Flat, list[str], list[str], list[str]]]:
-    """Return every known host, or the one named: whether it is alive, its record, its free devices, what it holds."""
+    """Return every known host, or the named one: whether it is alive, its record, its free devices, and its held
+    ones.
+    """
 
 
 @script("ensure_admin")
@@ -250,7 +254,7 @@ def rotate_key(*, key_id: str, known: str, entry: str, successor_id: str, succes
 
 @script("admit_person")
 def admit_person(*, key_id: str, entry: str, project: str, owner: str, role: str) -> int:
-    """Enter what somebody who signed in through the provider may do."""
+    """Enter the rights of a person who signed in through the provider."""
 
 
 @script("create_account")
@@ -270,7 +274,7 @@ def delete_account(name: str) -> int:
 
 @script("look_up_key")
 def look_up_key(key_id: str) -> tuple[str, str, str, str]:
-    """Return a key's entry, its last use, the pepper and its owner's role; empty where there is none."""
+    """Return a key's entry, its last use, the pepper and its owner's role; empty if there is none."""
 
 
 @script("enter_key")
@@ -290,7 +294,7 @@ def delete_project(project: str) -> int:
 
 @script("add_upload")
 def add_upload(project: str, file: str, entry: str) -> str:
-    """Enter an upload; return its entry, empty where the project would be over its quota."""
+    """Enter an upload; return its entry, empty if the project would exceed its quota."""
 
 
 @script("describe_uploads")
@@ -325,7 +329,7 @@ def use_session(session: str, page: str, ticket: str, path: str, idle_ms: int) -
 
 @script("ended_credentials")
 def ended_credentials(*credentials: str) -> list[str]:
-    """Return those of the credentials that no longer admit anybody."""
+    """Return the credentials that are no longer valid."""
 
 
 @script("count_within")
@@ -340,7 +344,9 @@ def append_audit(number: int, previous: str, newest: str, *lines: str) -> tuple[
 
 @script("settle_restored")
 def settle_restored(limits: str, cursor: str, most: int) -> list[str]:
-    """Settle a piece of the jobs of a restored backup; return where to go on, then the ids queued again."""
+    """Settle a piece of the jobs of a restored backup; return the position of the next piece, then the ids queued
+    again.
+    """
 
 
 @script("add_webhook")
@@ -365,14 +371,14 @@ def due_deliveries(most: int, hold_ms: int) -> list[str]:
 
 @script("due_exports")
 def due_exports(most: int, hold_ms: int) -> list[str]:
-    """Take exports to be made now: job and target, JSON of what has failed, and so on."""
+    """Take exports to be made now: job and target, JSON of the failures, and so on."""
 
 
 @script("note_export")
 def note_export(*, limits: str, job_id: str, target: str, state: str, again_ms: int, event: str) -> int:
-    """Keep what came of an export; return 1 if the job is still there."""
+    """Keep the outcome of an export; return 1 if the job still exists."""
 
 
 @script("note_delivery")
 def note_delivery(*, webhook: str, delivery: str, text: str, again_ms: int, succeeded: int, disable_ms: int) -> int:
-    """Keep what came of a delivery; return 1 if its webhook is disabled from now on."""
+    """Keep the outcome of a delivery; return 1 if its webhook is now disabled."""

@@ -30,7 +30,7 @@ _MOST_PROBLEMS = 100
 _LONGEST_DOCUMENT = 1_000_000
 """The most characters of a document's JSON, and of the paths of its fields; the answer is one line."""
 LeftSteps = tuple[tuple[int, ...], tuple[int, ...]]
-"""The steps of which a job has left weights, and those of its checkpoints."""
+"""The steps at which a job has left weights, and those of its checkpoints."""
 _Opening = Callable[[str], None]
 """Called with the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)

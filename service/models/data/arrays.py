@@ -97,7 +97,7 @@ def read(path: Path, field: str) -> Mapping[str, Tensor]:
 
 
 def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: str) -> ArraySamples:
-    """Return one split; ``ValueError`` where its arrays do not agree with the spec or with each other."""
+    """Return one split; ``ValueError`` if its arrays do not agree with the spec or with each other."""
     names = (prefix + INPUTS, prefix + TARGETS)
     missing = [name for name in names if name not in arrays]
     if missing:

@@ -60,7 +60,7 @@ class Samples(Protocol):
 
     @property
     def sequence(self) -> int | None:
-        """Tokens in a sample; ``None`` where samples have class labels."""
+        """Tokens in a sample; ``None`` if samples have class labels."""
 
     @property
     def device(self) -> torch.device:

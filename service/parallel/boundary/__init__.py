@@ -1,4 +1,4 @@
-"""Watches where eager code meets compiled modules.
+"""Watches the boundary between eager code and compiled modules.
 
 CUDA graphs write every replay into the memory of the one before it. So a loop says where its steps begin, once a
 step and nowhere else, and calls compiled modules only through :class:`StepBoundary`, which counts the calls, copies

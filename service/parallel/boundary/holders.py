@@ -1,6 +1,7 @@
-"""Names who keeps a tensor's memory alive, in words: ``lens.hidden``, ``losses[3], a variable of step (loop.py:7)``.
+"""Names the objects that keep a tensor's memory alive, in words: ``lens.hidden``, ``losses[3], a variable of step
+(loop.py:7)``.
 
-A local variable that is never read again holds nothing: what a function still reads follows from its bytecode.
+A local variable that is never read again holds nothing: a function's later reads follow from its bytecode.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
 def is_read_again(code: CodeType, instruction: int, name: str) -> bool:
-    """Return whether a way on from ``instruction`` (``frame.f_lasti``) reads the variable before it is set anew.
+    """Return whether some path from ``instruction`` (``frame.f_lasti``) reads the variable before it is set anew.
 
-    All branches count, and handlers of exceptions; but that a ``with`` takes an exception away does not.
+    All branches count, and handlers of exceptions; the case that a ``with`` suppresses an exception does not.
     """
     known = _code(code)
     return known is None or name in known.after(instruction)
@@ -126,7 +127,7 @@ _OWN_REFERENCES = 3
 
 
 _MANAGER = "CUDAGraphNode"
-"""CUDA graphs' manager, which keeps the tensors of its replays whether anybody else does or not."""
+"""CUDA graphs' manager, which keeps the tensors of its replays in any case."""
 _COMPILER = ("torch._dynamo", "torch._functorch")
 """Compilers keep examples of a function's arguments here."""
 FOREIGN = (
@@ -135,7 +136,7 @@ FOREIGN = (
     "service/compilation/monitor/",
     "service/compilation/torch_internals/",
 )
-"""Folders without the program's own code, whose variables are not the program's either."""
+"""Folders without the program's own code; variables there are not the program's either."""
 
 
 Known = Sequence[tuple[int, "weakref.ref[Tensor]"]]
@@ -146,7 +147,7 @@ class _Holder:
     """Holds the ``path`` to a tensor, as ``scores[3]``, and where that begins, as ``, a variable of step (loop.py:7)``.
 
     ``named``: the path begins with a name, and not with the type of something that only the interpreter holds.
-    ``dead``: with a variable that is not read any more before it is set anew.
+    ``dead``: it begins with a variable that is not read again before it is set anew.
     """
 
     path: str
@@ -186,12 +187,12 @@ def holders_of(
     *,
     read_again: bool = False,
 ) -> dict[int, tuple[str, ...]]:
-    """Return the Python objects that hold the tensors in these memories; what ``tensors_of`` gives.
+    """Return the Python objects that hold the tensors in these memories, the result of ``tensors_of``.
 
-    ``names`` are those of objects, by ``id``; others go by their type. References by ``ignored`` do not count. Those
-    that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else outside of
-    Python, has no holders. With ``read_again`` variables that are not read any more do not count, and what nothing else
-    holds is left out too.
+    ``names`` are those of objects, by ``id``; others go by their type. References by ``ignored`` do not count. Tensors
+    that only a CUDA graph holds are left out; those that only the autograd graph holds, or something else
+    outside Python, have no holders. With ``read_again``, variables that are not read again do not count, and
+    tensors without another holder are left out too.
     """
     search = _HolderSearch(names)
     found = {}
@@ -324,7 +325,7 @@ class _HolderSearch:
             yield from self._within(referrer, f"[{key!r}]", ignored, depth)
 
     def _within(self, container: Any, index: str, ignored: Sequence[Any], depth: int) -> Iterator[_Holder]:
-        """Yield a place in a container, under the container's own names, or its type where it has none."""
+        """Yield a place in a container, under the container's own names, or its type if it has none."""
         found = list(self.paths(container, ignored, depth - 1))
         yield from (each.at(index) for each in found or [_Holder(type(container).__name__, named=False)])
 
@@ -338,8 +339,8 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     variables = frame.f_locals
     found = list(variables.items())
     if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _OWN_REFERENCES:
-        # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life. Not so
-        # where the function has called ``locals()`` and uses the very same one.
+        # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life. Not
+        # so if the function has called ``locals()`` and uses the very same one.
         variables.clear()
     return found
 

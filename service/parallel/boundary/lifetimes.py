@@ -101,7 +101,7 @@ _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 class HeldResult:
     """A result that was alive when the step after its own had ended.
 
-    ``holders`` are readable, as ``Trainer.losses[3]``; none are known where only the autograd graph holds it.
+    ``holders`` are readable, such as ``Trainer.losses[3]``; none are known if only the autograd graph holds it.
     """
 
     origin: Origin
@@ -211,7 +211,7 @@ def held_by_output(
     """Return the results of :func:`_held_of`, each with its output; ``tensors`` as :func:`located`, the rest as in
     ``holders_of``.
 
-    One that was not returned is held only where its holders are known.
+    One that was not returned is held only if its holders are known.
     """
     holders = holders_of(tensors, names, ignored, read_again=read_again) if tensors else {}
     return [

@@ -1,4 +1,4 @@
-"""Defines the boundary between steps, and checks that every forward had its backward."""
+"""Defines the boundary between steps, and checks that the backward of every forward has run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class StepBoundary:
         return self.audit_every > 0 and step % self.audit_every == 0
 
     def _audit(self) -> None:
-        """Audit in a step after an audited one: anything left of that was held over a replay."""
+        """Audit in the step after an audited one: any result left from that was held over a replay."""
         if self.audit_every and self.step > 0 and self._audits(self.step - 1) and (held := self.held()):
             self.on_held(held)
 

@@ -17,7 +17,7 @@ from service.jobs.checkpoints import Checkpoint
 from service.parallel.checkpoint.storage import save
 
 LAST_WRITE_S = 10.0
-"""How long an error of the job waits for a write that is under way: peers must not learn of it too late."""
+"""How long an error of the job waits for a running write: peers must not learn of it too late."""
 
 Tell = Callable[[Checkpoint], None]
 """Is told of each checkpoint that is complete on disk, in the thread that wrote it."""
@@ -44,7 +44,7 @@ class Saver(Protocol):
         """Return whether a write has failed on this rank; the ranks agree on it before any of them raises."""
 
     def wait(self) -> None:
-        """Return when everything that was taken is published; raises :class:`CheckpointError` where a write failed."""
+        """Return when all checkpoints taken are published; raises :class:`CheckpointError` if a write failed."""
 
     def __enter__(self) -> Saver:
         """Return the saver itself."""
@@ -130,7 +130,7 @@ class BackgroundSaver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close; after an error elsewhere, what is under way still gets a little time to become a checkpoint."""
+        """Close; after an error elsewhere, a running write still gets a little time to become a checkpoint."""
         if kind is None:
             self.wait()
         elif self._writing is not None:

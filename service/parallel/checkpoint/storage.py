@@ -94,8 +94,8 @@ def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
 def on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None = None) -> None:
     """Run ``act`` on the first rank while the others wait for it; all ranks of ``group`` call this together.
 
-    An ``OSError`` of ``act`` is raised on the first rank, and :class:`PublishError`, which says what rank 0 could not
-    do, on all others.
+    An ``OSError`` of ``act`` is raised on the first rank, and a :class:`PublishError` that describes it on all
+    others.
     """
     failed: OSError | None = None
     if not _distributed() or dist.get_rank() == 0:
@@ -139,7 +139,7 @@ def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetada
 
 @contextmanager
 def _no_group_meant(alone: bool) -> Iterator[None]:
-    """Silence DCP's warning about working in one process where one process is meant."""
+    """Silence DCP's warning about work in one process, which is meant here."""
     if not alone:
         yield
         return
@@ -153,7 +153,7 @@ def _distributed() -> bool:
 
 
 class _UnpaddedSavePlanner(DefaultSavePlanner):
-    """Plans to write each tensor without its padding: files hold what every layout has.
+    """Plans to write each tensor without its padding: files hold the rows that every layout has.
 
     ``rows`` counts, for each tensor whose first dimension is padded at its end, the rows before that.
     """
@@ -176,7 +176,7 @@ class _UnpaddedSavePlanner(DefaultSavePlanner):
         return found[: write_item.tensor_data.chunk.sizes[0]]
 
     def _without_padding(self, item: WriteItem) -> WriteItem | None:
-        """Return the item for what its chunk has before the padding; ``None`` where that is nothing."""
+        """Return the item for the part of its chunk before the padding; ``None`` if that is empty."""
         rows, data = self._rows.get(item.index.fqn), item.tensor_data
         if rows is None or data is None:
             return item

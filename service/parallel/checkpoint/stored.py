@@ -62,8 +62,8 @@ class Stored:
         return torch.Size(max(dimension) for dimension in zip(*ends, strict=True))
 
     def __getitem__(self, wanted: Block) -> Tensor:
-        """Return a block on the CPU; not to be written to, as it may be mapped. ``ValueError`` where files
-        lack a part.
+        """Return a block on the CPU; not to be written to, as it may be mapped. ``ValueError`` if files lack a
+        part.
         """
         found = [(part, each.read(part)) for each in self.pieces if (part := each.within(wanted)) is not None]
         shape = [own.stop - own.start for own in wanted]
@@ -111,12 +111,12 @@ def _moved(part: Block, start: tuple[int, ...] | list[int]) -> Block:
 
 
 SHARDING, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
-"""Keys of a file's metadata where torch's reader looks for the place of each shard in its tensor."""
+"""Keys of a file's metadata in which torch's reader finds the place of each shard in its tensor."""
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """Writes what torch's writer with ``save_distributed`` writes, without a copy of the whole file in memory: a third
-    of the time. Every rank has one file.
+    """Writes the same files as torch's writer with ``save_distributed``, without a copy of the whole file in
+    memory: in a third of the time. Every rank has one file.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -28,9 +28,9 @@ Place = tuple[int, int]
 
 
 class Observer(Protocol):
-    """Hears what this rank does and when: around a whole run, and around each computation.
+    """Observes this rank's work in time: around a whole run, and around each computation.
 
-    A computation begins when its device has all that it needs, or will have on its own stream.
+    A computation begins when its device has all its inputs, or will have them on its own stream.
     """
 
     def run(self, schedule: Schedule) -> AbstractContextManager[None]:
@@ -98,9 +98,9 @@ class _RunState:
 class PipelineRuntime:
     """Runs schedules over this rank's ``stages`` (modules by stage number).
 
-    ``split_backwards`` counts the backwards of layers that the last training run split into inputs and weights. A layer
-    that can't be split, as in a compiled block, computes both where the schedule has the first half. Stages are called
-    across ``boundary``, whose steps the caller begins.
+    ``split_backwards`` counts the backwards of layers that the last training run split into inputs and weights. A
+    layer that can't be split, such as one in a compiled block, computes both in the schedule's first half. Stages are
+    called across ``boundary``, whose steps the caller begins.
     """
 
     def __init__(
@@ -135,7 +135,8 @@ class PipelineRuntime:
         }
 
     def run(self, schedule: Schedule, work: Work) -> tuple[Tensor, ...]:
-        """Run a schedule to its end: the objective's values per micro-batch, unweighted, where the last stage is.
+        """Run a schedule to its end: return the objective's values per micro-batch, unweighted, on the rank of the
+        last stage.
 
         Elsewhere the result is empty. Gradients are added to the parameters of this rank's stages. First the schedule
         is verified, and that all ranks run the same one; otherwise all raise :class:`DisagreementError` or
@@ -274,7 +275,7 @@ class PipelineRuntime:
             self._release(step, place)
 
     def _evaluate(self, step: _RunState, micro_batch: int, output: Tensor) -> Tensor:
-        """Return the objective's value, noted for the caller; weighted where it is the root of a backward."""
+        """Return the objective's value, noted for the caller; weighted if it is the root of a backward."""
         work, trains = step.work, step.schedule.trains
         assert work.targets is not None
         value = work.objective(output, work.targets[micro_batch])

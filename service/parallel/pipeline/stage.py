@@ -12,8 +12,8 @@ class PipelineModel(Protocol):
     """A model that is a chain: units before its blocks, blocks, units after them.
 
     ``blocks`` is keyed by the block's index in the whole model, so that parameter names do not depend on the cut.
-    ``before_blocks`` and ``after_blocks`` name attributes that are ``None`` where a stage does not have the unit;
-    ``forward`` maps the stage's input to its output and passes over what is ``None``.
+    ``before_blocks`` and ``after_blocks`` name attributes that are ``None`` if a stage lacks the unit;
+    ``forward`` maps the stage's input to its output and skips units that are ``None``.
     """
 
     blocks: nn.ModuleDict

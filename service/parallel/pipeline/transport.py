@@ -46,7 +46,7 @@ _Route = tuple[int, int, Direction]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory for one message. ``free`` is when the device last used it; ``None`` where work is done at once."""
+    """Memory for one message. ``free`` is when the device last used it; ``None`` if work is done at once."""
 
     tensor: Tensor
     free: torch.cuda.Event | None
@@ -75,7 +75,7 @@ class BufferPool:
 
 @dataclass
 class PendingReceive:
-    """A receive that was asked for. While those before it on its route are not posted, it is not either."""
+    """A requested receive. It is posted only after the earlier ones on its route."""
 
     message: Message
     buffer: Tensor | None = None
@@ -99,8 +99,8 @@ class Transport:
     def __init__(self, rank: int, owners: tuple[int, ...], channels: Channels, device: torch.device) -> None:
         self.rank, self.owners, self.channels, self.device = rank, owners, channels, device
         self.pool = BufferPool(device)
-        # A transfer waits for what its stream has been given. On the computing stream that would be all work so far;
-        # on a stream of their own, receives wait only until their buffer is free.
+        # A transfer waits for the work of its stream. On the computing stream that would be all work so far; on
+        # a stream of their own, receives wait only until their buffer is free.
         self._receiving = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._in_flight: dict[_Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
         self._queued: dict[_Route, deque[PendingReceive]] = defaultdict(deque)
@@ -218,7 +218,7 @@ class Transport:
         sent.append((work, tensor))
 
     def _let_go(self) -> None:
-        """Drop what has left, on every route: a sent tensor lives no longer than its transfer and the next one."""
+        """Drop sent tensors, on every route: one lives no longer than its transfer and the next one."""
         for sent in self._in_flight.values():
             while sent and sent[0][0].is_completed():
                 sent.popleft()

@@ -28,7 +28,7 @@ Scaled = tuple[Tensor, Tensor]
 
 
 class Float8Error(RefusedError, ValueError):
-    """Float8 was asked for where it cannot run."""
+    """The spec asks for float8, which cannot run here."""
 
 
 def apply_float8(model: nn.Module) -> None:

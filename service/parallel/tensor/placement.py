@@ -1,4 +1,4 @@
-"""Says where the parameters of a model lie: which dimension is divided, global shapes, local and global forms.
+"""Defines the placement of a model's parameters: the divided dimension, global shapes, local and global forms.
 
 A layer declares ``sharded: dict[parameter name, dimension]``; what it does not name is replicated. Where the first
 dimension of a parameter has padding at its end, it declares ``unpadded: dict[parameter name, rows before that]``.

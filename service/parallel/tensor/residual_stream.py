@@ -1,4 +1,4 @@
-"""Defines how the residual stream of a tensor-parallel transformer lies on the ranks between its layers.
+"""Defines the division of a tensor-parallel transformer's residual stream over the ranks between its layers.
 
 Replicated, every rank repeats norms and sums over all tokens (Megatron-LM; Shoeybi et al., 2019). With sequence
 parallelism each rank has a part of the tokens there, which divides that work and its activations by tp and costs
@@ -36,7 +36,7 @@ class ResidualStream(Protocol):
         """Divide a replicated value into the stream."""
 
     def shared(self, weight: Tensor) -> Tensor:
-        """Return a replicated parameter, for use on what this rank has of the stream; its gradient is complete
+        """Return a replicated parameter, for use on this rank's part of the stream; its gradient is complete
         everywhere.
         """
 
@@ -65,8 +65,8 @@ class SequenceSharded:
     """A part of the tokens on each rank, as ``(batch, sequence / tp, dim)``; the sequence divides by tp.
 
     The batch's tokens are cut in row-major order, so a rank's part is contiguous in every collective; its
-    second dimension counts tokens and says nothing of their positions. Where a graph is exported, each sequence is cut
-    by itself: whoever reads it wants to see that instances of a batch stay apart.
+    second dimension counts tokens and says nothing of their positions. In an exported graph each sequence is
+    cut by itself: its reader must see that instances of a batch stay apart.
     """
 
     axis: Axis

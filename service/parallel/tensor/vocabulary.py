@@ -28,7 +28,7 @@ AT_ONCE = 2**25
 class VocabularyParallelEmbedding(nn.Module):
     """Rows of the table divided over ``axis``: ``(…)`` int64 ids → ``(…, dim)``, replicated.
 
-    With ``partial_output`` it is this rank's summand: zero where another rank has the row.
+    With ``partial_output`` it is this rank's summand: zero if another rank has the row.
     """
 
     sharded = {"weight": 0}  # noqa: RUF012 - a constant of the class

@@ -1,4 +1,4 @@
-"""Holds the settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true.
+"""Holds the settings of a decision: a frozen dataclass for each algorithm. None of them affects the truth of a verdict.
 
 Shares of the time are in :mod:`.time_plan`. A job sets only its ``budget`` (``service/jobs/spec/verify.py``), which
 :mod:`service.verification.task` and :mod:`service.verification.search_runner` hand on.

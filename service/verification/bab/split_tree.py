@@ -142,7 +142,7 @@ class SearchTree:
             node.has_counterexample = True
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the tree as columns, of which a node is a row; parents come before their halves."""
+        """Return the tree as columns, with a row for each node; parents come before their halves."""
         kept = [number for number, node in enumerate(self.nodes) if not node.is_dropped]
         row = {number: index for index, number in enumerate(kept)} | {UNKNOWN: None}
         nodes = [self.nodes[number] for number in kept]

@@ -35,7 +35,7 @@ def _in_double(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic of an engine, and what it asks of a search: plain, or rigorous.
+    """The arithmetic of an engine, and its demands on a search: plain, or rigorous.
 
     ``dtype`` is the type in which a job computes its bounds; ``note`` follows a method's name in results. ``certifies``
     says that every claim must be checked over the reals; ``refines`` that a search may tighten intermediate bounds by
@@ -49,7 +49,7 @@ class Arithmetic:
     bounder: Callable[[Method], Bounder]
     """Returns a bounder of networks by a method, in this arithmetic."""
     module_to_bound: Callable[[nn.Module], nn.Module]
-    """Returns the module to bound: one of the same function, in the type that this arithmetic takes."""
+    """Returns the module to bound: the same function, in this arithmetic's type."""
     for_activation_search: Callable[[Network], Network]
     """Returns the network with the tightest relaxations that a search over activations may use."""
 
@@ -60,7 +60,7 @@ class Arithmetic:
         return PLAIN_DOUBLE if dtype == torch.float64 else PLAIN
 
     def certifying(self, make: Callable[[], T]) -> T | None:
-        """Return ``make()`` if a claim must be checked over the reals, and ``None`` otherwise."""
+        """Return ``make()`` if claims must be checked over the reals, else ``None``."""
         return make() if self.certifies else None
 
 
@@ -98,7 +98,7 @@ class BoundingEngine(ABC):
     arithmetic: Arithmetic
     device: torch.device
     stages: Staged | None
-    """The pipeline stages of the model; ``None`` where this rank has a part of every layer."""
+    """The pipeline stages of the model; ``None`` if this rank has a part of every layer."""
     outputs: int
     """The number of the model's outputs."""
     entries: int
@@ -128,7 +128,7 @@ class BoundingEngine(ABC):
         return int(self.gathered(torch.tensor([self.network.tp_group.least(count, self.device)])).min())
 
     def survives(self, error: Exception) -> bool:
-        """Return whether work can go on with less after this error: memory ran out, and no other rank waits."""
+        """Return whether smaller work can continue after this error: memory ran out, and no other rank waits."""
         return is_out_of_memory(error) and (self.is_alone or isinstance(error, MemoryShortageError))
 
     @abstractmethod
@@ -171,8 +171,8 @@ class BoundingEngine(ABC):
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     def exact_outputs(self, x: Tensor) -> Values | None:
-        """Return the outputs at an input ``(features,)`` without any rounding, where counterexamples need that and it
-        can be had.
+        """Return the outputs at an input ``(features,)`` without any rounding, if counterexamples need that and
+        it is possible.
         """
         if not self.is_alone:
             return None

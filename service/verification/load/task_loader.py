@@ -1,4 +1,4 @@
-"""Tasks for the models of a job on this rank, and refusals of those that do not fit."""
+"""Loads the tasks for the models of a job on this rank, and refuses those that do not fit."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TaskLoader:
         return RefusedModel(frozenset(range(refused.count)), str(shortage), refused)
 
     def collected(self, loaded: Sequence[Task | RefusedModel]) -> LoadedTasks:
-        """Gather what was loaded; raises :class:`UnsupportedModelError` where no model can be bounded."""
+        """Gather the loaded tasks; raises :class:`UnsupportedModelError` if no model can be bounded."""
         tasks = tuple(each for each in loaded if isinstance(each, Task))
         refused = tuple(each for each in loaded if isinstance(each, RefusedModel))
         assignment = tasks[0] if tasks else self._assignment_of(refused)

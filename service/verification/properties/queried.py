@@ -17,7 +17,7 @@ from service.verification.properties.base import InstanceBatch, PropertyError, U
 
 @dataclass(frozen=True, eq=False)
 class Queried(Unnamed):
-    """The bounds asked for are those on the smallest box around all of a query's; the verdict is the search's.
+    """The requested bounds are those on the smallest box around all boxes of a query; the search gives the verdict.
 
     ``names`` are the queries' paths in their archive, empty without one; ``limits`` are the seconds of search
     of each, if set.

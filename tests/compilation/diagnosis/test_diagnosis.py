@@ -61,7 +61,7 @@ def test_a_search_whose_time_is_up_says_so(ascend: Ascend, tmp_path: Path, monke
     assert found is not None
     assert (found.module, found.trials, found.ended) == (None, 0, True)
     assert found.row()["ended"]
-    assert causes([found]) == ["What fails in it was not found within the time for it (train, planted)."]
+    assert causes([found]) == ["The failing module was not found in time (train, planted)."]
 
 
 def test_other_verdicts_name_their_cause_themselves(ascend: Ascend, tmp_path: Path) -> None:

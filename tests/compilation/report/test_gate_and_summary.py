@@ -97,7 +97,7 @@ def test_the_summary_says_what_is_allowed_what_stopped_it_and_what_it_is_worth()
 @pytest.mark.parametrize(
     ("faster", "told"),
     [
-        (False, "Whether it is worth it cannot be told: the timing was noisy (0.50×)."),
+        (False, "The gain is unclear: the timing was noisy (0.50×)."),
         (True, "It is worth it: a compiled step takes 0.50× an eager one (the timing was noisy), compiling is"),
     ],
 )

@@ -39,7 +39,7 @@ class SpecificationRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DisjunctRows:
-    """``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed:
+    """``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` are the values that rows must exceed:
     thresholds with the margin for rounding; ``used`` marks real rows, not padding.
     """
 

@@ -31,7 +31,7 @@ class LocalSplits:
 
 
 class NeuronIndexing(Protocol):
-    """Numbers all entries, of which this rank has a part; all ranks call the same methods."""
+    """Numbers all entries; this rank has a part of them, and all ranks call the same methods."""
 
     @property
     def is_whole(self) -> bool:

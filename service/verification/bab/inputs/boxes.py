@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """``box`` ``(n, features)``; ``margins`` ``(n,)`` are proved; ``open`` ``(n, disjuncts)`` what is left to prove.
+    """``box`` ``(n, features)``; ``margins`` ``(n,)`` are proved; ``open`` ``(n, disjuncts)`` are the disjuncts left
+    to prove.
 
     ``known`` are bounds of the network's values that hold in the box, ``node`` ``(n,)`` are places in the search's
     record (:mod:`~service.verification.bab.split_tree`).

@@ -189,7 +189,7 @@ def _by_method(method: Method, network: Network, box: Interval, options: BoundOp
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:
-    """Return the slope, zero where the bound comes from intervals of hidden values and ignores the box."""
+    """Return the slope, zero if the bound comes from intervals of hidden values and ignores the box."""
     if not least.requires_grad:
         return torch.zeros_like(ends.lower)
     lower, upper = torch.autograd.grad(
@@ -240,7 +240,7 @@ class _StagedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _RecordingBox(Interval):
-    """Records the coefficients ``(batch or 1, rows, *shape)`` of which it is asked for the minimum."""
+    """Records the coefficients ``(batch or 1, rows, *shape)`` whose minimum is requested."""
 
     arrived: list[Tensor]
 
