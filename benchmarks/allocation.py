@@ -1,4 +1,4 @@
-"""How soon a job runs on what Slurm gives it: from Slurm's allocation to the supervisor, its claim and the first step.
+"""Measures how soon a job runs after Slurm's allocation: to the supervisor, its claim and the first step.
 
     python benchmarks/allocation.py [--jobs 10]
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def until(found: Callable[[], T | None]) -> T:
-    """Return what is found first, within a limit that only a broken service reaches."""
+    """Return the first result, within a limit that only a broken service reaches."""
     deadline = time.monotonic() + PATIENCE_S
     while (result := found()) is None:
         if time.monotonic() > deadline:

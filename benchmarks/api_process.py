@@ -1,4 +1,6 @@
-"""An API in a process of its own on a free port, which may be stopped and started again: for measurements and tests."""
+"""Runs an API in a process of its own on a free port, for measurements and tests; it may be stopped and started
+again.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,18 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.layout import DataLayout
+from service.jobs.store import Store, StoreLimits
 
 LIMIT_S = 300
 """How long an API may take until it is ready: many times what it takes."""
@@ -29,7 +37,7 @@ class ApiProcess:
 
     settings: Mapping[str, str]
     log: Path
-    """What the process says is appended here."""
+    """The process's output is appended here."""
     program: Sequence[str] = ("api",)
     """The module that Python runs, and its arguments before the port."""
     port: int = field(default_factory=free_port)
@@ -40,9 +48,8 @@ class ApiProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and return when it is ready.
-
-        :raises RuntimeError: with its log, where it ends instead or takes longer than ``LIMIT_S``.
+        """Start it, and return when it is ready. :raises RuntimeError: with its log, if it ends instead or takes
+        longer than ``LIMIT_S``.
         """
         outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
         command = [sys.executable, "-m", *self.program, "--port", str(self.port)]
@@ -65,3 +72,20 @@ class ApiProcess:
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
+
+
+@contextlib.contextmanager
+def api_with_broker(
+    settings: Mapping[str, str] = MappingProxyType({}), limits: StoreLimits | None = None
+) -> Iterator[tuple[Store, DataLayout, ApiProcess]]:
+    """Yield a store over a broker of its own, and an API of both that is still to be started; end all of them."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
+        layout = DataLayout(Path(folder) / "data")
+        store = Store.connect(broker.url, layout, limits)
+        own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url, **settings}
+        api = ApiProcess(own, Path(folder) / "api.log")
+        try:
+            yield store, layout, api
+        finally:
+            api.stop()
+            store.close()

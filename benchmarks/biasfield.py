@@ -1,4 +1,4 @@
-"""Networks like cifar_biasfield of VNN-COMP 2022: a convolutional network behind a bias field of sixteen inputs.
+"""Makes networks like cifar_biasfield of VNN-COMP 2022: a convolutional network behind a bias field of sixteen inputs.
 
 An image is multiplied by a field, a polynomial over its pixels of third degree, whose sixteen coefficients are the
 inputs: an affine layer from them to the pixels comes before the network. The query asks whether another class than the
@@ -49,7 +49,7 @@ def problem(size: Size, radius: float, seed: int = 0) -> Problem:
 
 
 def field(image: NDArray[np.float64]) -> Array:
-    """What each coefficient adds to the pixels, ``(pixels, 16)``."""
+    """The share of each coefficient in the pixels, ``(pixels, 16)``."""
     along = np.linspace(-1, 1, image.shape[1])
     powers = along ** np.arange(DEGREE)[:, None]
     terms = np.einsum("ai,bj->abij", powers, powers).reshape(DEGREE**2, 1, *image.shape[1:])

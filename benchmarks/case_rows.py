@@ -1,4 +1,4 @@
-"""What every part of ``cases.py`` says of a case, and how scripts of cases are run against a service."""
+"""Defines the rows of ``cases.py``, and runs scripts of cases against a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("part", "case", "query", "expected", "said", "judgement", "seconds", 
 
 @dataclass(frozen=True)
 class Row:
-    """A query, a script or a program of a case: what is right, what the service said, and whether that is right."""
+    """A query, a script or a program of a case: the right answer, the service's answer, and whether they agree."""
 
     part: str
     case: str
@@ -58,7 +58,7 @@ def running(settings: Mapping[str, str] | None = None) -> Iterator[Service]:
 
 
 def rewritten(folder: Path, words: Mapping[str, str]) -> None:
-    """Put what words stand for in their places in all scripts of a folder."""
+    """Replace placeholders by their values in all scripts of a folder."""
     for path in [*folder.rglob("*.py"), *folder.rglob("*.sh")]:
         text = path.read_text()
         for word, meaning in words.items():
@@ -68,7 +68,7 @@ def rewritten(folder: Path, words: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a script printed, its exit status (``None`` where its time ran out), and its seconds."""
+    """A script's output, its exit status (``None`` if its time ran out), and its seconds."""
 
     output: str
     status: int | None

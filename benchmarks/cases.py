@@ -1,4 +1,4 @@
-"""Run every case of a folder through services of its own, and hold what they say against what is right.
+"""Runs every case of a folder through services of its own, and compares their answers with the right ones.
 
     python benchmarks/cases.py CASES [NAME …] [--parts verification …] [--seconds 60] [--rigorous] [--out FILE]
 
@@ -8,11 +8,10 @@ A part is a folder of CASES, and all of them run unless some are named:
 ``expected.txt`` has a line ``QUERY: VERDICT  note`` for those with a verdict, and finite bounds are asked for else.
 ``training/NAME`` has scripts against a service, which are judged by what they print, files of specs, and archives of
 weights, which must be refused or succeed.
-``compile`` is a package of programs: what has a fault must not pass the rung that ``expected/NAME.txt`` names.
-``security`` has a kind of job that runs code, and scripts that try to get out of its room.
-
-A line is printed for each case: what is expected, what was said, whether that is right, and the seconds; what cannot
-run here is skipped, with the reason. ``--out`` adds it to a file as a row of Markdown at once. Exit 1 if one is wrong.
+``compile`` is a package of programs: a faulty one must not pass the rung that ``expected/NAME.txt`` names.
+``security`` has a kind of job that runs code, and scripts that try to escape its isolation. A line is printed
+for each case: the expected answer, the given one, whether it is right, and the seconds; a case that cannot run
+here is skipped, with the reason. ``--out`` adds it to a file as a row of Markdown at once. Exit 1 if one is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile cases of ``cases.py``: what has a fault must not pass the rung that is named; what is sound passes all."""
+"""Runs the compile cases of ``cases.py``: a faulty program must not pass the named rung; a sound one passes all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOUND = frozenset({"pass", "not_applicable"})
 
 
 def run(cases: Path, names: list[str], device: str) -> Iterator[Row]:
-    """Yield a row for each program, or for those that are named, checked on a device."""
+    """Yield a row for each program, or for the named ones, checked on a device."""
     with tempfile.TemporaryDirectory() as scratch:
         packages = Path(scratch) / "packages"
         _install(cases / "compile", packages)
@@ -31,7 +31,7 @@ def run(cases: Path, names: list[str], device: str) -> Iterator[Row]:
 
 
 def _install(source: Path, packages: Path) -> None:
-    """Put the package beside what says that it has programs, as pip would."""
+    """Put the package beside the metadata that declares its programs, like pip."""
     shutil.copytree(source / "compilecases", packages / "compilecases")
     about = packages / "compilecases-0.1.0.dist-info"
     about.mkdir()
@@ -62,7 +62,7 @@ def _checked(path: Path, client: Client, device: str) -> Row:
 
 
 def _verdict(row: Mapping[str, Any]) -> str:
-    """Return the verdict of a rung, or what its rehearsal found where it is not applicable on this device."""
+    """Return the verdict of a rung, or its rehearsal's finding if it is not applicable on this device."""
     if row["rehearsal"] is not None and len(row["findings"]) > 1:
         return f"rehearsal {row['findings'][1]['verdict']}"
     return str(row["verdict"])
@@ -74,7 +74,7 @@ def _line(text: str, key: str) -> str:
 
 
 def _is_stopped(right: str, rungs: Mapping[tuple[str, str], str]) -> bool:
-    """Return whether one of the rungs that are named does not pass, or any where none is named."""
+    """Return whether one of the named rungs does not pass, or any if none is named."""
     named = {rung for rung in LADDER if re.search(rf"(?<![\w-]){rung}(?![\w-])", right)} or set(LADDER)
     phase = right.partition(":")[0]
     return any(verdict not in SOUND for (ran, rung), verdict in rungs.items() if ran == phase and rung in named)

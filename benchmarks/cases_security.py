@@ -1,4 +1,6 @@
-"""Security cases of ``cases.py``: scripts that try to get out of a rank's room by a kind of job that runs code."""
+"""Runs the security cases of ``cases.py``: scripts that try to escape a rank's isolation through a kind of job that
+runs code.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ LEAKS: Mapping[str, str] = {
     "links_that_the_supervisor_follows.py": r"written by a confined rank|^line B|direct write OK|^\['",
     "published_race.py": r"LEAK after",
 }
-"""What a script prints where something got out, or did not end."""
+"""A script's output if something escaped, or did not end."""
 REFUSAL = re.compile(r"^AssertionError: \(4\d\d, ", re.MULTILINE)
 """The end of a script whose job is refused at submit."""
 
 
 def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
-    """Yield a row for each script, or for those that are named."""
+    """Yield a row for each script, or for the named ones."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
         for path in (cases / "security").glob("*.py"):

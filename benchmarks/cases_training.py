@@ -1,4 +1,4 @@
-"""Training cases of ``cases.py``: their scripts, judged by what they print, and inputs that have none."""
+"""Runs the training cases of ``cases.py``: scripts, judged by their output, and inputs without a script."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trivet import Client, Refused
 
 PART = "training"
 Judge = Callable[[str], str]
-"""Return what is wrong about an output, or nothing."""
+"""Return the fault of an output, or nothing."""
 
 
 def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
-    """Yield a row for each script and input of the folder ``training``, or of those that are named."""
+    """Yield a row for each script and input of the folder ``training``, or for the named ones."""
     with tempfile.TemporaryDirectory() as scratch, running() as service:
         copy = Path(scratch) / "training"
         subprocess.run(["cp", "-rL", "--no-preserve=mode", str(cases / "training"), str(copy)], check=True)
@@ -46,7 +46,7 @@ def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
 
 
 def _tell_scripts(copy: Path, service: Service) -> None:
-    """Write what some scripts read of the service."""
+    """Write the service's data that some scripts read."""
     assert service.process is not None
     told = copy / "training-service"
     told.mkdir()
@@ -56,7 +56,7 @@ def _tell_scripts(copy: Path, service: Service) -> None:
 
 
 def _end_what_scripts_started(copy: Path) -> None:
-    """End the service that a script has started in the place of the one that it stopped."""
+    """End the service that a script has started in place of the one that it stopped."""
     with suppress(psutil.Error, ValueError):
         process = psutil.Process(int((copy / "training-service" / "up.pid").read_text()))
         process.terminate()
@@ -69,7 +69,7 @@ def _of_folder(folder: Path, service: Service, limit: float) -> Iterator[Row]:
             yield from own(folder, client, service)
         return
     scripts = sorted([*folder.glob("*.py"), *folder.glob("*.sh")])
-    # Others look at what the scripts that run jobs have left.
+    # Other scripts look at the jobs of those that run jobs.
     for script in sorted(scripts, key=lambda path: not path.stem.startswith("run")):
         if (reason := _cannot(folder, script)) is not None:
             yield skipped(PART, folder.name, reason, script.name)
@@ -109,7 +109,7 @@ def _numbers(line: str) -> list[float]:
 
 
 def tied(output: str) -> str:
-    """Losses and norms on each layout are those of one table, and so is what is exported."""
+    """Losses and norms on each layout, and exports, are those of one table."""
     found = [_numbers(line) for line in output.splitlines() if line.strip().startswith("trivet")]
     right = [_numbers(line) for line in output.splitlines() if line.strip().startswith("tied ref")]
     if len(found) != 3:
@@ -120,7 +120,7 @@ def tied(output: str) -> str:
 
 
 def never_failed(output: str) -> str:
-    """What was accepted succeeds."""
+    """Accepted jobs succeed."""
     failed = [line for line in output.splitlines() if re.match(r".{24} failed ", line)]
     return failed[0][:160] if failed else ""
 
@@ -174,7 +174,7 @@ def found_by_name(output: str) -> str:
 
 
 def full_disk(output: str) -> str:
-    """The job fails for the disk, and goes on when there is room."""
+    """The job fails because of the full disk, and continues when there is room."""
     before, _, after = output.partition("upload while full:")
     failed = re.search(r"failed .*(full|[Nn]o space)", before)
     return "" if failed and re.search(r"^\d+ succeeded", after, re.MULTILINE) else output.strip()[-160:]
@@ -276,7 +276,7 @@ def _artifacts(folder: Path, client: Client, service: Service) -> Iterator[Row]:
 
 
 def _landed(folder: Path, target: str, name: str) -> bool:
-    """Return whether a download is in the folder, and what was no file before is none now."""
+    """Return whether a download is in the folder, and every link, pipe or device before is still none of its own."""
     if target == "/dev/null":
         return stat.S_ISCHR(Path(target).stat().st_mode)
     if target == "pipe":
@@ -299,7 +299,7 @@ RIGHT: Mapping[str, str] = {
     "qwen_bias": "refused",  # it has none of the biases that its type has
     "nonuntied": "refused or failed",  # only values of its tensors tell that it is not what it says
 }
-"""What may come of an archive or an array; others may succeed or be refused."""
+"""The permitted outcomes of an archive or an array; others may succeed or be refused."""
 
 
 def _of_input(path: Path, service: Service) -> Row:

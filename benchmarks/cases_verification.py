@@ -1,4 +1,4 @@
-"""Queries of ``cases.py``: verdicts against the right ones, and bounds of models as exporters write them."""
+"""Runs the queries of ``cases.py``: compares verdicts with the right ones, and bounds exported models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Options:
 
 
 def run(cases: Path, part: str, names: list[str], options: Options) -> Iterator[Row]:
-    """Yield a row for each query of the folders ``part``, or of those that are named."""
+    """Yield a row for each query of the folders ``part``, or of the named ones."""
     with running() as service, service.client() as client:
         for folder in sorted(path for path in (cases / part).iterdir() if not names or path.name in names):
             for query, expected, note in _asked(folder):
@@ -37,7 +37,7 @@ def run(cases: Path, part: str, names: list[str], options: Options) -> Iterator[
 
 
 def _asked(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield each query with its verdict and a note; those that the text does not name have none."""
+    """Yield each query with its verdict and a note, both empty if the text does not name it."""
     lines = (folder / "expected.txt").read_text().splitlines()
     known = {found[1]: (found[2], found[3]) for found in map(LINE.match, lines) if found}
     for path in sorted(folder.glob("*.vnnlib")):
@@ -84,7 +84,7 @@ def _decided(client: Client, folder: Path, query: str, options: Options) -> dict
 
 
 def _model(client: Client, folder: Path) -> str:
-    """Upload the model, as a zip where its weights are in other files."""
+    """Upload the model, as a zip if its weights are in other files."""
     beside = [path for path in folder.iterdir() if path.name.endswith(".data")]
     if not beside:
         return client.upload(folder / "model.onnx").id

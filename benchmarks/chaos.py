@@ -1,9 +1,9 @@
-"""Random faults against a ``trivet up`` of its own, and then its promises, checked from outside.
+"""Injects random faults into a ``trivet up`` of its own, and then checks its promises from outside.
 
     python benchmarks/chaos.py --seconds 300 --seed 1 [--out report.json]
 
 Jobs are submitted, cancelled, retried and deleted while parts of the service and ranks are killed, stopped and
-terminated at random. When the faults are over, every job must end, and what the service promises is checked: see
+terminated at random. After the faults every job must end, and the service's promises are checked: see
 ``chaos_checks.py``. Exit code 0 when every promise held, 1 otherwise. Needs Linux, one host and no GPU. With
 ``--launcher slurm`` or ``ray`` jobs run on a cluster of two nodes that the run starts here, whose parts fall too.
 """
@@ -38,12 +38,12 @@ from trivet import Client, Refused, TrivetError
 
 _SAMPLE_S = 0.3
 _OVERLAP_S = 1.0
-"""Ranks of two attempts of a job seen together for longer than this live together."""
+"""Seconds for which ranks of two attempts may be seen together before they count as living together."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How long faults fall, in seconds, and of what kind; see ``--help``."""
+    """How long faults are injected, in seconds, and of what kind; see ``--help``."""
 
     seed: int
     seconds: float
@@ -55,7 +55,9 @@ class Options:
     only: tuple[str, ...] = ()
     launcher: str = "local"
     jobs: int = 0
-    """Faults fall until so many jobs are accepted, and no more are submitted; 0 for as many as there is time for."""
+    """Faults are injected until so many jobs are accepted, and no more are submitted; 0 for as many as there is time
+    for.
+    """
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Chaos:
     _timers: list[threading.Timer] = field(default_factory=list)
 
     def run(self) -> list[tuple[Job, list[dict[str, Any]]]]:
-        """Let faults fall, wait for quiet, check; return the ended jobs with their events."""
+        """Inject faults, wait for quiet, check; return the ended jobs with their events."""
         try:
             return self._run()
         except TrivetError as error:
@@ -328,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> dict[str, Any]:
-    """Start a service, and a cluster if one gives the devices, let faults fall, and return the report."""
+    """Start a service, and a cluster if one provides the devices, inject faults, and return the report."""
     with tempfile.TemporaryDirectory(prefix="trivet-chaos-") as name, contextlib.ExitStack() as started:
         folder = Path(name).resolve()
         settings = {"TRIVET_LEASE_S": str(options.lease_s), "TRIVET_CPU_SLOTS": "4", "TRIVET_API_PROCESSES": "2"}

@@ -1,4 +1,4 @@
-"""What the service promises, as pure checks over what a chaos run has seen from outside."""
+"""Checks the service's promises on the outside observations of a chaos run, without side effects."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOVES: Mapping[str | None, frozenset[str]] = {
     "cancelled": frozenset({"queued"}),
 }
 """States that may follow a state; a queued job runs again when the supervisor of an attempt given up for lost is back.
-Written down here and not taken from the store, which is what is checked.
+Written down here and not taken from the store, which is under test.
 """
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken promise: which one, and how it showed."""
+    """A broken promise: its name, and the evidence."""
 
     promise: str
     text: str
@@ -41,7 +41,7 @@ class Violation:
 
 @dataclass
 class Accepted:
-    """A job that was answered 201, and what was asked of it since."""
+    """A job that was answered 201, and the later requests about it."""
 
     form: str
     spec: Mapping[str, Any]
@@ -155,7 +155,7 @@ def _check_success(job: Job, events: Sequence[Event]) -> list[Violation]:
 
 
 def _check_follower(job: Job, events: Sequence[Event], accepted: Accepted) -> list[Violation]:
-    """A follower got every event once; where the stream told of a gap, events may be missing and none may repeat."""
+    """A follower got every event once; if the stream told of a gap, events may be missing but none may repeat."""
     if accepted.followed is None or accepted.retries or accepted.retries_unknown:
         return []
     got, want = accepted.followed, [event["id"] for event in events]

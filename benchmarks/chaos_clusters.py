@@ -1,4 +1,4 @@
-"""The clusters that give a chaos run its devices: started on this machine, with parts that fall and come back."""
+"""Runs the clusters that give a chaos run its devices: on this machine, with parts that are killed and come back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cluster(ABC):
         return {"TRIVET_LAUNCHER": self.name, "TRIVET_LAUNCHERS": self.name, setting: self._options, **environment}
 
     def allocations(self) -> list[str]:
-        """Return what the service has asked for and not taken back, or that the cluster does not answer."""
+        """Return the requests that the service has not taken back, or that the cluster does not answer."""
         context = LauncherContext(service_of(self._data), self.folder, self._options, 10.0)
         try:
             found = launcher_class(self.name)(context).allocations()
@@ -63,7 +63,7 @@ class Cluster(ABC):
         """Return which part of the cluster a process is, if it is one."""
 
     def revive(self, role: Role, words: Sequence[str]) -> None:  # noqa: B027 - there may be nothing to do
-        """Start a part again that was killed, where nothing else does."""
+        """Start a killed part again, if nothing else does."""
 
 
 class SlurmCluster(Cluster):
@@ -90,7 +90,7 @@ class SlurmCluster(Cluster):
 
 
 class RayCluster(Cluster):
-    """A head and two nodes; what keeps them starts those again that end."""
+    """A head and two nodes; their keeper restarts those that end."""
 
     name = "ray"
 

@@ -1,4 +1,4 @@
-"""The faults of a chaos run: which signal goes to which part, and how often it is drawn."""
+"""Lists the faults of a chaos run: the signals to each part, and how often they are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of a chaos run: a random mix of small jobs, and users who cancel, retry, resubmit and delete."""
+"""Makes the load of a chaos run: a random mix of small jobs, and users who cancel, retry, resubmit and delete."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Load:
             self.violations.append(Violation("the service answers", str(error)))
 
     def _keep_up(self) -> None:
-        """Submit what is missing from the backlog."""
+        """Submit jobs until the backlog is full."""
         try:
             room = self.backlog - len(self.unfinished())
         except TrivetError:
@@ -62,7 +62,7 @@ class Load:
 
     @property
     def has_more_to_submit(self) -> bool:
-        """Return whether a limit on jobs is there and not reached."""
+        """Return whether more jobs may be submitted."""
         return len(self.accepted) < self.jobs
 
     def unfinished(self) -> list[str]:
@@ -112,7 +112,7 @@ class Load:
         accepted.followed = got
 
     def _meddle(self) -> None:
-        """Do to one job what a user may do to it, with one chance in two."""
+        """Act on one job like a user, with one chance in two."""
         ids = [job_id for job_id, accepted in self.accepted.items() if not accepted.deleted]
         if not ids:
             return

@@ -1,4 +1,6 @@
-"""A ``trivet up`` of its own as a chaos run sees it: processes by role, signals, and typed calls through outages."""
+"""Runs a ``trivet up`` for a chaos run: finds processes by role, sends signals, and makes typed calls through
+outages.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ class Service:
         return Client(f"http://127.0.0.1:{self.port}", self.key_file.read_text().strip(), timeout_s=10.0)
 
     def processes(self) -> Processes:
-        """Find the service's processes: children of ``trivet up``, and by their environment what outlives a parent."""
+        """Find the service's processes: children of ``trivet up``, and by their environment those that outlive a
+        parent.
+        """
         assert self.process is not None
         by_role: dict[Role, list[psutil.Process]] = defaultdict(list)
         groups: dict[Group, dict[Role, list[psutil.Process]]] = {}
@@ -140,7 +144,7 @@ def _enter(groups: dict[Group, dict[Role, list[psutil.Process]]], rank: psutil.P
 
 
 def retry_until_answered(call: Callable[[], Answer], within_s: float = 180.0) -> Answer:
-    """Call until there is an answer that is no outage. A refusal with a status below 500 is one, and is raised."""
+    """Call until there is an answer other than an outage. A refusal with a status below 500 is one, and is raised."""
     deadline = time.monotonic() + within_s
     while True:
         try:

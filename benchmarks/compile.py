@@ -1,4 +1,4 @@
-"""The compile ladder on real models: which rungs are safe, what compiling costs and what it brings.
+"""Measures the compile ladder on real models: which rungs are safe, and the costs and gains of compiling.
 
 Runs compile jobs as a rank does, without a service: every rung of the ladder, in both phases, judged against eager and
 float64, with cold and warm compile times, step times as ratios to eager in one run, launches and peak memory. With the
@@ -46,7 +46,7 @@ MEMORY = ("GiB", "eager GiB", "reserved GiB")
 
 
 class Progress(NullReporter):
-    """Says what every rung came to as it comes."""
+    """Prints the result of every rung as it comes."""
 
     def __init__(self, speaks: bool) -> None:
         self.speaks = speaks
@@ -91,7 +91,7 @@ def check(case: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 
 
 def rows(case: str, report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A table row for each rung; what was not measured is a dash."""
+    """A table row for each rung; a dash stands for values that were not measured."""
     for rung in report["rungs"]:
         times, profile = rung["compile_s"] or {}, rung["profile"] or {}
         yield (

@@ -1,8 +1,8 @@
-"""How long a compile check of a small perceptron takes through the service, and where the seconds go.
+"""Measures how long a compile check of a small perceptron takes through the service, phase by phase.
 
-The first job meets a host on which its owner has compiled nothing; the others one that knows its compiler and has the
-self-test. All rungs, training and inference; seconds from submission to the end, and of what a job tells of itself:
-phases until its first rung, then rungs as they end. Two cores: ``taskset -c 0,1``.
+The first job runs on a host on which its owner has compiled nothing; the others on one that knows its compiler
+and has the self-test. All rungs, training and inference; seconds from submission to the end, and of the job's
+own phases until its first rung, then of rungs as they end. Two cores: ``taskset -c 0,1``.
 
     python benchmarks/compile_seconds.py [--checks 3] [--device cpu|cuda] [--settle 30]
 """
@@ -27,7 +27,7 @@ MODEL = {"family": "mlp", "in_features": 32, "hidden": [64, 64], "out_features":
 
 
 def check(store: Store, device: str) -> dict[str, float]:
-    """Run one check; seconds by what took them."""
+    """Run one check; return its seconds by phase."""
     asked = time.time()
     spec = CompileSpec.model_validate({"model": MODEL, "device": device})
     job_id = store.jobs.submit(spec, "benchmark")[0].id
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before the first job")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the host keeps what an owner has compiled
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the host keeps an owner's compiled code
         with service(Path(folder), 1) as store:
             time.sleep(options.settle)
             found = []

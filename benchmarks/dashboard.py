@@ -1,4 +1,4 @@
-"""How soon pages of the dashboard show what they are for, in a real browser, with much in them.
+"""Measures how soon pages of the dashboard show their content, in a real browser, with large data.
 
 A broker, an API in a process of its own, jobs that are only on record, and Chromium. Quiet cores: ``taskset -c 0,1``.
 
@@ -8,8 +8,8 @@ A broker, an API in a process of its own, jobs that are only on record, and Chro
 curve has its points, with the thinned curves of its attempt and without. ``list``: ``jobs`` jobs, to the first row.
 ``compare``: as many runs of ``points`` recorded steps each, to the first curves; and the API's answer alone.
 ``restart``: a page stays open while the API is stopped and started again, from the first answer of the new one to a
-page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's measure
-of what moved, at most 0.1.
+page that says so. Milliseconds of each repetition: the first one finds nothing kept. ``shift`` is the browser's
+measure of layout shift, at most 0.1.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ import math
 import os
 import platform
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from api_process import ApiProcess
+from api_process import ApiProcess, api_with_broker
 from playwright.sync_api import Page, expect, sync_playwright
 from streams import SPEC
 
 from service.jobs.curves import CurveKeeper
-from service.jobs.embedded import EmbeddedBroker
 from service.jobs.event_files import rank_file
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
@@ -111,22 +109,14 @@ class Dashboard:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Dashboard]:
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
-        layout = DataLayout(Path(folder) / "data")
-        store = Store.connect(broker.url, layout, StoreLimits(lease_s=3600, heartbeat_s=3600))
-        own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url}
-        dashboard = Dashboard(store, layout, ApiProcess(own, Path(folder) / "api.log"))
+    with api_with_broker(limits=StoreLimits(lease_s=3600, heartbeat_s=3600)) as (store, layout, api):
         store.hosts.beat(HostReport("paper", "10.0.0.7", (), 4, {"trivet": "0", "torch": "0", "python": "0"}))
-        try:
-            dashboard.api.start()
-            yield dashboard
-        finally:
-            dashboard.api.stop()
-            store.close()
+        api.start()
+        yield Dashboard(store, layout, api)
 
 
 def timed(page: Page, name: str, address: str, wanted: str, repeat: int) -> None:
-    """Open an address again and again; print when ``wanted`` was painted, and what moved."""
+    """Open an address repeatedly; print when ``wanted`` was painted, and the layout shift."""
     found, shifts = [], []
     for _ in range(repeat):
         page.goto("about:blank")

@@ -1,13 +1,13 @@
-"""How long are the ways through the sources? The figures of one commit, or of several side by side.
+"""Measures the lengths of files, functions and paths through the sources, of one commit or of several side by side.
 
     python benchmarks/house.py [COMMIT …]
 
 Without a commit, the working tree is measured. Sources are ``service``, ``workers``, ``api`` and ``trivet``. Public
-names are the functions and classes of modules that do not begin with an underscore, without methods. A function is of
-one statement if its body, after the docstring, is one that holds no other: ``if``, ``for``, ``with``, ``try`` and
-nested functions are more. A helper is used once if its name stands in one place of its file beside its definition; its
-lines are those of the definition. A class has the name of another even if one of them begins with an underscore.
-Nothing is asserted; the table is printed.
+names are the functions and classes of modules that do not begin with an underscore, without methods. A function
+is of one statement if its body, after the docstring, is one statement that holds no other: ``if``, ``for``, ``with``,
+``try`` and nested functions are more. A helper is used once if its name stands in one place of its file beside its
+definition; its lines are those of the definition. A class has the name of another even if one of them begins with an
+underscore. Nothing is asserted; the table is printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far is it through the sources? Prints the figures of one commit, as JSON.
+"""Walks through the sources of one commit, and prints its figures as JSON.
 
     python benchmarks/house_walk.py [FOLDER]
 

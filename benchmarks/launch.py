@@ -1,4 +1,4 @@
-"""How long a job takes to start: from submission to the first line of its ranks, through the whole service.
+"""Measures how long a job takes to start: from submission to the first line of its ranks, through the whole service.
 
 Jobs are submitted one after the other, and several at once. The peer is torchrun alone:
 ``python -m torch.distributed.run … -m workers.rank``, the same rank program with the same tiny training spec, in
@@ -131,7 +131,7 @@ def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> 
 
 
 def _accept(listening: socket.socket) -> None:
-    """Be the supervisor that ranks call: take what they print, and keep it from nobody."""
+    """Be the supervisor that ranks call: take their output, and pass it on."""
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
     while True:
@@ -218,7 +218,7 @@ def reads_per_second(store: Store, isolation: str) -> float:
 
 
 def price_of_isolation(options: argparse.Namespace) -> None:
-    """Print what the modes cost: both services are up throughout, and take turns."""
+    """Print the costs of the modes: both services are up throughout, and take turns."""
     ranks, device = options.ranks, options.device
     starts: dict[str, list[Start]] = {"auto": [], "none": []}
     rates: dict[str, list[float]] = {"auto": [], "none": []}

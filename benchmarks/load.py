@@ -1,4 +1,4 @@
-"""How much the service takes: submissions, reads, lists, live events, its end, and its memory at rest.
+"""Measures the service's capacity: submissions, reads, lists, live events, its shutdown, and its memory at rest.
 
 Broker, API (`trivet up`), worker and this client share the cores of one machine; run it with ``taskset -c 0,1`` where
 there are more than two. No job runs: the worker has no slots, and one job is held by a host that this script plays, so
@@ -6,7 +6,7 @@ that all others wait and events can be told of one. Requests go over 16 connecti
 many pending jobs is measured by ``placement.py 3000 300 512 8``.
 
 With ``--prefect PYTHON``, an interpreter that has Prefect, the same requests are sent to a Prefect server first, alone:
-runs of a deployment that no worker takes, in its own database (SQLite). Where it refuses at 16 connections,
+runs of a deployment that no worker takes, in its own database (SQLite). If it refuses at 16 connections,
 ``--prefect-connections`` gives it fewer.
 
     python benchmarks/load.py [--requests 2000] [--jobs 10000] [--readers 100] [--events 20000] [--events-per-s 1000]
@@ -91,7 +91,7 @@ class Readers:
                     self.done.set()
 
     def told(self, store: Store, ref: AttemptRef, events: int, a_second: int | None) -> Rate:
-        """Tell of events as a supervisor does, at once or so many a second, and wait until all streams have them."""
+        """Report events like a supervisor, at once or so many a second, and wait until all streams have them."""
         self.left, self.delays = self.count * events, []
         self.done.clear()
         began, told = time.perf_counter(), 0

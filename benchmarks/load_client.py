@@ -1,4 +1,4 @@
-"""What ``load.py`` measures a server with: requests over several connections, and the memory of its processes."""
+"""Measures a server for ``load.py``: requests over several connections, and the memory of its processes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BUSY_PAUSE_S = 0.1
 _PARTS = {
     "--fork-server": "fork server", "-server": "broker", "trivet up": "up", "-m workers": "worker", "-m api": "API"
 }  # fmt: skip
-"""What processes are called, by what is in their command line."""
+"""Names of processes, by words of their command line."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Things done in a second, and what one request took, in milliseconds."""
+    """Actions per second, and the milliseconds of one request."""
 
     what: str
     per_s: float
@@ -67,8 +67,9 @@ async def measured_rate(
     connections: int = CONNECTIONS,
     may_be_busy: bool = False,
 ) -> Rate:
-    """Send all, over several connections; each does so many things. Where the server ``may_be_busy``, what it refuses
-    for the moment, or hangs up on, is sent again after a pause, over a new connection, and counted.
+    """Send all requests, over several connections; each does so many actions. If the server ``may_be_busy``, a
+    request that it refuses for the moment, or hangs up on, is sent again after a pause, over a new connection,
+    and counted.
     """
     waiting, took, refused = list(reversed(requests)), list[float](), list[bytes]()
 
@@ -127,8 +128,8 @@ async def answered(port: int, request: bytes) -> bytes:
 
 
 def memory(*pids: int) -> dict[str, float]:
-    """Return the MiB of each part of these processes and all below them: what it has alone, and its share of what it
-    has with others.
+    """Return the MiB of each part of these processes and all below them: its private memory, and its share of
+    shared memory.
     """
     found: dict[str, float] = defaultdict(float)
     tops = [psutil.Process(pid) for pid in pids]

@@ -1,4 +1,4 @@
-"""The peer of ``load.py``: a Prefect server under the same requests, alone, with its own database (SQLite)."""
+"""Runs the peer of ``load.py``: a Prefect server under the same requests, alone, with its own database (SQLite)."""
 
 from __future__ import annotations
 

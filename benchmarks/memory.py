@@ -1,13 +1,13 @@
-"""Verify a network behind a bias field while most of a device's memory is taken, as by other processes.
+"""Verifies a network behind a bias field while other processes take most of a device's memory.
 
     python benchmarks/memory.py [--device cuda] [--free 65536 4096 1024 256 32] [--radii 0.0001 0.001] [--limit 30]
 
-For every number of MiB that is to be left free, another process fills the device until so much is left, and the
+For every number of MiB to leave free, another process fills the device until so much is left, and the
 network (eight convolutions of 32 × 32 colour images behind sixteen free inputs; ``--small`` for a network of a few kB)
 is verified for each radius, by input splitting and by activation splitting. A line says how much was free at the start,
-the verdict, its seconds, the domains, the most that torch had allocated, and why nothing was decided. With ``--late``
-the device is filled while the search runs. On a CPU, which nothing fills, the budget is limited instead. Exit 1 where
-verdicts contradict each other, or anything is raised.
+the verdict, its seconds, the domains, the most that torch had allocated, and the reason if nothing was decided. With
+``--late`` the device is filled while the search runs. On a CPU, which nothing fills, the budget is limited instead.
+Exit 1 if verdicts contradict each other, or anything is raised.
 """
 
 from __future__ import annotations

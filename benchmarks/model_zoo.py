@@ -1,4 +1,4 @@
-"""Models as people have them, exported and bounded: what is accepted, how tight, how fast, and the peer's beside it.
+"""Exports and bounds common models: which are accepted, how tight and how fast, beside a peer.
 
     python benchmarks/model_zoo.py [--only NAME …] [--methods ibp crown alpha-crown] [--seconds 60] [--peer PATH]
 
@@ -37,7 +37,7 @@ import zoo_case
 from zoo_models import GROUPS, REFUSED_ON_PURPOSE, ZOO
 
 STARTING_S = 60.0
-"""What a process may take beside its exports and its methods: imports, samples."""
+"""Seconds that a process may take beside its exports and its methods: imports, samples."""
 WIDER, PEER_WIDER = 1 + 1e-3, 1.5
 """How much wider a bound is than another before it counts as wider; and than the peer's, at most."""
 EXPORTERS = {"dynamo": "d", "legacy": "l", "skl2onnx": "s"}
@@ -46,17 +46,17 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one model."""
+    """The facts about one model."""
 
     name: str
     facts: Sequence[Fact]
 
     def on(self, device: str) -> Row:
-        """Return the row without what was measured on other devices."""
+        """Return the row without the measurements on other devices."""
         return Row(self.name, [each for each in self.facts if each.get("device", device) == device])
 
     def bounded(self, who: str, method: str) -> Fact:
-        """Return the fact of a method; empty where it was not run."""
+        """Return the fact of a method; empty if it was not run."""
         return next((each for each in self.facts if each.get("who") == who and each.get("method") == method), {})
 
     def width(self, who: str, method: str) -> float | None:
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def ended(self) -> str | None:
-        """Return how the process ended, where it did not come to its end."""
+        """Return how the process ended, if it did not finish."""
         return next((each["ended"] for each in self.facts if "ended" in each), None)
 
     @property
@@ -96,8 +96,8 @@ class Row:
 
 @dataclass(eq=False)
 class Running:
-    """A model in a process of its own, mostly a fork of this one, which has imported the packages; what it has told
-    counts, however it ends.
+    """A model in a process of its own, mostly a fork of this one, which has imported the packages; its facts
+    count, however it ends.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Running:
         return cls(name, cores, path, process, time.monotonic() + limit)
 
     def ended(self) -> Row | None:
-        """Return what is known of the model once its process has ended, by itself or by the clock."""
+        """Return the facts about the model once its process has ended, by itself or by the clock."""
         said = None
         if self.process.is_alive():
             if time.monotonic() < self.deadline:
@@ -134,7 +134,7 @@ class Running:
 
 
 def measured(names: Iterable[str], given: argparse.Namespace) -> Iterator[Row]:
-    """Yield what is known of models as their processes end, as many side by side as there are pairs of cores."""
+    """Yield the facts about models as their processes end, as many side by side as there are pairs of cores."""
     cores = sorted(os.sched_getaffinity(0))
     free: list[tuple[int, ...]] = [tuple(cores[2 * index : 2 * index + 2]) for index in range(given.pairs)] or [()]
     waiting, running = list(names)[::-1], list[Running]()  # nets of torch alone take the least
@@ -189,7 +189,7 @@ def line(found: Iterable[str]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> Iterable[str]:
-    """Yield what all rows say together, and the names of those that fall short."""
+    """Yield the summary of all rows, and the names of those that fall short."""
     run = [row for row in rows if row.skipped is None]
     refused = [row.name for row in run if not row.is_accepted and row.name not in REFUSED_ON_PURPOSE]
     yield f"{len(run)} models run, {len(rows) - len(run)} skipped; not accepted: {_names(refused)}"
@@ -219,7 +219,7 @@ def _beside_peer(rows: Sequence[Row], method: str) -> Iterable[str]:
 
 
 def _ratio(own: float, peer: float) -> float:
-    """Return how wide a bound is beside the peer's; bounds that are none count as infinitely wide."""
+    """Return how wide a bound is beside the peer's; missing bounds count as infinitely wide."""
     own, peer = (math.inf if math.isnan(each) else each for each in (own, peer))
     if math.isinf(peer):
         return 0.0 if math.isfinite(own) else 1.0

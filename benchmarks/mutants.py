@@ -1,4 +1,4 @@
-"""Which of the planted faults in ``mutants.toml`` does each test command catch?
+"""Finds which of the planted faults in ``mutants.toml`` each test command catches.
 
     python benchmarks/mutants.py [--only NAME …] [--named] [--out table.json] [--at-a-time 2]
 
@@ -50,7 +50,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: the command that caught it first, if one did, by which test, after how long."""
+    """The fate of a mutant: the command that caught it first, if any, by which test, after how long."""
 
     mutant: str
     room: str

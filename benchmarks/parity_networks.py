@@ -1,4 +1,4 @@
-"""The networks of a parity folder as plain modules, built from their safetensors: what a peer can trace."""
+"""Builds the networks of a parity folder from their safetensors, as plain modules that a peer can trace."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""How long one placement occupies the broker, with many pending jobs of many shapes.
-
-The broker runs one script at a time, so the time of one placement is what everything else waits for. Pending jobs are
+"""Measures how long one placement occupies the broker, with many pending jobs of many shapes. The broker runs
+one script at a time, so everything else waits for a placement. Pending jobs are
 written by the service's own submit script, a tenth of them at a lower priority; the half of the shapes that has more
 ranks lies at the head of the queue, in random order, the half with fewer behind it. Then, over and over, the oldest job
 that holds devices is cancelled, and the next placement is timed: the processor time of the broker's main thread, which
@@ -68,7 +67,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Time:
-    """What one placement took."""
+    """The time of one placement."""
 
     broker_ms: float
     waited_ms: float
@@ -197,7 +196,7 @@ def _rounds(store: Store, running: list[str], release: bool) -> tuple[list[Time]
 
 
 def _timed(store: Store) -> tuple[Time, list[str]]:
-    """One placement: what it took, and what it placed."""
+    """One placement: its time, and the jobs that it placed."""
     cpu_ms, began = _broker_ms(store), time.perf_counter()
     placed = store.attempts.place()
     waited_ms = (time.perf_counter() - began) * 1000

@@ -1,9 +1,9 @@
-"""Loops with a planted mistake in their use of CUDA graphs, and loops without one: what the harness finds of each.
+"""Runs the harness on loops with a planted mistake in their use of CUDA graphs, and on loops without one.
 
     python benchmarks/planted.py [NAME …]
 
-With a CUDA device they climb to CUDA graphs and fail on real replays; without one they are rehearsed. A line per loop:
-whether what was found is what was planted, the verdict, and the findings. Exit 1 unless all are as expected.
+With a CUDA device they climb to CUDA graphs and fail on real replays; without one they are rehearsed. A line
+per loop: whether the finding is the planted mistake, the verdict, and the findings. Exit 1 unless all are as expected.
 """
 
 from __future__ import annotations

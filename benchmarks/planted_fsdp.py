@@ -1,10 +1,10 @@
-"""Programs under FSDP2 on two ranks, clean and with planted mistakes, and a compiler that crashes on one rank alone:
-what the harness finds of each.
+"""Runs the harness on programs under FSDP2 on two ranks, clean and with planted mistakes, and with a compiler
+that crashes on one rank alone.
 
     torchrun --nproc-per-node 2 benchmarks/planted_fsdp.py
 
-Over NCCL where there are two CUDA devices, and then up to CUDA graphs; over gloo otherwise. A line per program and
-phase: whether what was found is what was planted, and the verdicts of its rungs. Exit 1 unless all are as expected.
+Over NCCL where there are two CUDA devices, and then up to CUDA graphs; over gloo otherwise. A line per program
+and phase: whether the finding is the planted mistake, and the verdicts of its rungs. Exit 1 unless all are as expected.
 """
 
 from __future__ import annotations

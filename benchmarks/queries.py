@@ -1,9 +1,9 @@
-"""What a query costs as a job of its own, beside its search: one after the other, and many submitted at once.
+"""Measures the cost of a query as a job of its own, beside its search: one after the other, and many submitted at once.
 
 Each job verifies one VNN-LIB query about a ReLU network of the size of an ACAS Xu one (5 inputs, 6 layers of 50, 5
-outputs: 13 thousand weights) that is drawn from a seed. The phases are those of the job's record; *search* is what the
-row says of its instance, and *beyond* what a job took besides: for those submitted together the devices' seconds of the
-whole, less all searches, by job.
+outputs: 13 thousand weights) that is drawn from a seed. The phases are those of the job's record; *search* is
+the row's seconds of its instance, and *beyond* the rest of the job: for those submitted together the devices'
+seconds of the whole, less all searches, by job.
 
     python benchmarks/queries.py [--series 8] [--queries 60] [--device cpu|cuda] [--slots 2] [--settle 30]
 """
@@ -37,7 +37,7 @@ WIDTHS = (5, 50, 50, 50, 50, 50, 50, 5)
 HALF_WIDTH = 0.2
 SAMPLES = 20_000
 ABOVE = 0.3
-"""How far beyond the largest value that samples reach the output is asked for, as a share of what they cover."""
+"""How far beyond the samples' largest value the query asks for the output, as a share of their range."""
 PHASES = ("starting", "importing", "loading", "preparing", "first row", "working", "ending")
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,7 +78,7 @@ class Net:
         return bytes(model.SerializeToString())
 
     def query(self, seed: int) -> str:
-        """Return whether an output exceeds, in a box, what samples do not quite reach there."""
+        """Return the query whether an output exceeds, in a box, a value that samples do not quite reach."""
         draw = np.random.default_rng(seed)
         center = draw.uniform(-1, 1, size=5)
         reached = self(center + draw.uniform(-HALF_WIDTH, HALF_WIDTH, size=(SAMPLES, 5)))[:, 0]

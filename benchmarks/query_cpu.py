@@ -1,9 +1,9 @@
-"""Processor seconds of one query as a job, phase by phase: what they are does not depend on what else a machine does.
+"""Measures processor seconds of one query as a job, phase by phase: they do not depend on other load of the machine.
 
-Each job is a fork of a process that has imported what the process of a host has from which jobs are forked, and runs
-the program of a rank alone, without a service; the network and its queries are those of ``queries.py``. The first job
-traces the network; the next ones find its trace. *search* is what the row says of its instance, in wall seconds. The
-last line is what a fork of that process with its end takes, in it and in the fork.
+Each job is a fork of a process with the same imports as the one from which a host forks jobs, and runs the
+program of a rank alone, without a service; the network and its queries are those of ``queries.py``. The first job
+traces the network; the next ones find its trace. *search* is the row's wall seconds of its instance. The last
+line is the cost of a fork of that process and its end, in it and in the fork.
 
     python benchmarks/query_cpu.py [--jobs 5] [--device cpu|cuda]
 """
@@ -70,7 +70,7 @@ def _uploaded(data: DataLayout, content: bytes) -> str:
 
 
 def run(data: DataLayout, number: int, device: Any) -> int:
-    """Be one job, and leave what its phases took."""
+    """Be one job, and leave the times of its phases."""
     from service.verification.job import run as verify
 
     report, spec = Phases(), specification(data, number, device)

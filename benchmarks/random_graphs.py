@@ -1,12 +1,12 @@
-"""Random float32 graphs of every kind of operator, with large and small constants and inputs near breakpoints: bounds
-and verdicts against onnxruntime and float64.
+"""Checks bounds and verdicts of random float32 graphs against onnxruntime and float64: every kind of operator,
+large and small constants, inputs near breakpoints.
 
     python benchmarks/random_graphs.py --graphs 1000 --seed 0 [--search SECONDS] [--out FILE]
 
-A point outside the bounds, by more than the margins of verdicts allow for, is counted and printed with its seed. With
-``--search`` a job is asked of each graph whether an output stays below what it reaches: *verified* is wrong then, and
-so is a counterexample that is none. Ranges of seeds may run beside each other; ``--out`` adds a line to a file for each
-graph at once. Exit 1 if anything is wrong.
+A point outside the bounds, by more than the margins of verdicts, is counted and printed with its seed. With
+``--search`` a job asks for each graph whether an output stays below a value that it reaches: *verified* is then
+wrong, and so is a false counterexample. Ranges of seeds may run beside each other; ``--out`` adds a line to a file
+for each graph at once. Exit 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def graph(draw: np.random.Generator) -> tuple[bytes, np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A graph, its box, and what onnxruntime and float64 make of points of it."""
+    """A graph, its box, and the results of onnxruntime and float64 at points of it."""
 
     data: bytes
     lower: np.ndarray
@@ -122,7 +122,7 @@ class Drawn:
 
 
 def look(seed: int, methods: list[str], seconds: float) -> str:
-    """Return what comes of one graph, in a word or two."""
+    """Return the outcome of one graph, in a word or two."""
     draw = np.random.default_rng(seed)
     data, lower, upper = graph(draw)
     try:
@@ -147,7 +147,7 @@ def look(seed: int, methods: list[str], seconds: float) -> str:
 
 
 def beyond(network: Network, method: str, drawn: Drawn, rounding: float) -> float | None:
-    """Return by how much bounds are passed, if by more than the margins of verdicts allow for."""
+    """Return by how much bounds are exceeded, if by more than the margins of verdicts."""
     outputs = drawn.reached.shape[1]
     rows = torch.cat([torch.eye(outputs), -torch.eye(outputs)])[None]
     box = Interval(torch.from_numpy(drawn.lower)[None], torch.from_numpy(drawn.upper)[None])
@@ -162,7 +162,7 @@ def beyond(network: Network, method: str, drawn: Drawn, rounding: float) -> floa
 
 
 def verdict(drawn: Drawn, seed: int, seconds: float) -> str:
-    """Ask whether an output stays below what it reaches at a point, by a job; return its verdict, or what is wrong."""
+    """Ask a job whether an output stays below its value at a point; return its verdict, or its fault."""
     output, sign = seed % drawn.reached.shape[1], 1.0 if seed % 2 else -1.0
     most = np.minimum(sign * drawn.reached[:, output], sign * drawn.exact[:, output]).max()
     below = float(np.nextafter(most, -np.inf) - abs(most) * (0.0, 1e-7, 1e-4)[seed % 3])

@@ -1,4 +1,4 @@
-"""A reporter for tests and measurements that run a kind of job by itself."""
+"""Records the reports of a kind of job that a test or a measurement runs by itself."""
 
 from __future__ import annotations
 

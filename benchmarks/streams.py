@@ -1,4 +1,4 @@
-"""How quickly the API answers beside many open event streams, some of which are never read.
+"""Measures how quickly the API answers beside many open event streams, some of which are never read.
 
 Starts a broker and one API process, without hosts, so that jobs wait and nothing else computes. All of it, and the
 clients of this script, are pinned to two cores. Then, in phases of some seconds each: nothing else; submissions; open
@@ -22,7 +22,6 @@ import platform
 import resource
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,10 +30,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from api_process import ApiProcess
+from api_process import api_with_broker
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.jobs.store.keyspace import JOB_EVENTS
 
@@ -42,7 +39,7 @@ PER_KEY = 100
 EVENTS_PER_S = 100
 PROBE_EVERY_S = 0.03
 WATCHED = 10
-"""Streams that are read event by event, to see that nothing is missing."""
+"""Streams that are read event by event, to check that nothing is missing."""
 SPEC = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
@@ -76,20 +73,12 @@ class Api:
 
 @contextlib.contextmanager
 def serving(streams: int) -> Iterator[Api]:
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
-        layout = DataLayout(Path(folder) / "data")
-        store = Store.connect(broker.url, layout)
-        own = {"TRIVET_DATA": str(layout.root), "TRIVET_REDIS_URL": broker.url, "TRIVET_MAX_STREAMS": str(streams)}
-        opened = ApiProcess(own, Path(folder) / "api.log")
-        try:
-            admin = store.keys.create("bench", ["admin"])[1]
-            readers = [store.keys.create(f"reader{n}", ["read"])[1] for n in range(-(-streams // PER_KEY))]
-            opened.start()
-            assert opened.process is not None
-            yield Api(opened.port, admin, readers, store, opened.process)
-        finally:
-            opened.stop()
-            store.close()
+    with api_with_broker({"TRIVET_MAX_STREAMS": str(streams)}) as (store, _, opened):
+        admin = store.keys.create("bench", ["admin"])[1]
+        readers = [store.keys.create(f"reader{n}", ["read"])[1] for n in range(-(-streams // PER_KEY))]
+        opened.start()
+        assert opened.process is not None
+        yield Api(opened.port, admin, readers, store, opened.process)
 
 
 @dataclass
@@ -159,7 +148,7 @@ class _Reader(asyncio.Protocol):
 
 
 def follow(port: int, readers: list[str], streams: int, unread: int, pipe: Connection) -> None:
-    """Be the process of those who follow: open all, say so, and say at the end what came."""
+    """Run the followers' process: open all streams, say so, and report at the end what they received."""
     asyncio.run(_follow(port, readers, streams, unread, pipe))
 
 

@@ -1,4 +1,5 @@
-"""Training throughput and memory of a 1.1-billion-parameter transformer in every layout, beside a peer's figures.
+"""Measures training throughput and memory of a 1.1-billion-parameter transformer in every layout, beside a peer's
+figures.
 
 Each row is a torchrun group of its own that builds the model as a training job does and takes the job's own optimizer
 steps (forward, backward, agreement on loss and gradient norm, clipping, AdamW) on random tokens. Printed are the
@@ -50,7 +51,7 @@ def waves(rows: Iterable[Row], gpus: int) -> Iterator[list[tuple[Row, int]]]:
 
 
 def run(row: Row, first_gpu: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Launch one row; its figures, or ``{"row", "error"}`` with the end of what its ranks wrote."""
+    """Launch one row; return its figures, or ``{"row", "error"}`` with the end of its ranks' output."""
     with tempfile.TemporaryDirectory() as scratch:
         given = {"row": asdict(row), "folder": scratch, "smoke": options.smoke, "steps": options.steps}
         given |= {"warmup": options.warmup, "profile": row.name in options.profile.split(",")}
@@ -81,7 +82,7 @@ def run(row: Row, first_gpu: int, options: argparse.Namespace) -> dict[str, Any]
 
 
 def of_ranks(output: bytes) -> str:
-    """The end of what the ranks wrote, without the launcher's own traceback."""
+    """The end of the ranks' output, without the launcher's own traceback."""
     text = output.decode(errors="replace")
     return re.split(r"\n.*(?:Sending process|failed \(exitcode)", text)[0][-4000:]
 
@@ -119,7 +120,7 @@ def line(found: dict[str, Any], row: Row, *, smoke: bool) -> str:
 
 
 def section(lines: Sequence[str], found: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
-    """The table with what is needed to repeat it."""
+    """The table, with the facts needed to repeat it."""
     measured = next((each for each in found if "error" not in each), {"device": "nothing", "torch": "?"})
     today = datetime.datetime.now(datetime.UTC).date()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -189,7 +190,7 @@ def main() -> None:
 
 
 def report(found: dict[str, Any], options: argparse.Namespace) -> None:
-    """Everything that the table leaves out."""
+    """All results that the table leaves out."""
     if options.json is not None:
         with options.json.open("a") as out:
             out.write(json.dumps(found) + "\n")

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on one rank: kernels by time, and communication that no computation hides."""
+"""Profiles a step on one rank: kernels by time, and communication that no computation hides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank of ``benchmarks/train.py`` runs: the training job's own step, on random tokens, without a service."""
+"""Runs a rank of ``benchmarks/train.py``: the training job's own step, on random tokens, without a service."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def loop_of(row: Row, folder: Path, device: torch.device, *, smoke: bool, steps:
 
 
 def measure(row: Row, folder: Path, *, smoke: bool, steps: int, warmup: int, profile: Path | None) -> dict[str, Any]:
-    """Seconds of each step after ``warmup`` and what follows from their median; the largest peak of all ranks."""
+    """Seconds of each step after ``warmup`` and the figures from their median; the largest peak of all ranks."""
     began = time.perf_counter()
     device = distributed.start("cpu" if smoke else "cuda")
     loop = loop_of(row, folder, device, smoke=smoke, steps=steps)

@@ -1,4 +1,4 @@
-"""The rows of ``benchmarks/train.py``: layouts of one model, and what the peer reached on the same machine."""
+"""Defines the rows of ``benchmarks/train.py``: layouts of one model, and the peer's figures on the same machine."""
 
 from __future__ import annotations
 

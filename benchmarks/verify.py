@@ -1,10 +1,10 @@
-"""Bounds of the networks of a parity folder by every method: width, seconds, peak memory, and the peer's.
+"""Measures bounds of the networks of a parity folder by every method: width, seconds, peak memory, and the peer's.
 
     python benchmarks/verify.py FOLDER [--device cuda] [--networks a b] [--batches 1 256] [--methods crown alpha-crown]
 
-Bounds are of all ten outputs, both sides, on the boxes ``|x − x0| ≤ eps`` of the folder, with 20 iterations where
-there are any. Seconds are the median of warm repeats. Where a checkout of auto_LiRPA is on the path, each case is
-run by it too, in the same process; its peak is measured apart.
+Bounds are of all ten outputs, both sides, on the boxes ``|x − x0| ≤ eps`` of the folder, with 20 iterations for
+methods that iterate. Seconds are the median of warm repeats. If a checkout of auto_LiRPA is on the path, it
+runs each case too, in the same process; its peak is measured apart.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Figures:
 
 
 def module_of(folder: Path, name: str) -> nn.Module:
-    """From ONNX where the folder has it."""
+    """From ONNX if the folder has it."""
     path = folder / f"model_{name}.onnx"
     return load(path.read_bytes()) if path.exists() else plain(folder, name)
 
 
 def boxes_of(folder: Path, name: str, batch: int, device: torch.device) -> Interval | None:
-    """``None`` where the folder has fewer inputs."""
+    """``None`` if the folder has fewer inputs."""
     stored = np.load(folder / f"inputs_{name}.npz")
     x = torch.tensor(stored["u8"][:batch]).flatten(1).float().to(device) / 255
     x = (x - 0.5) * 2 if name.startswith("e") else x
@@ -113,7 +113,7 @@ def measured(case: tuple[str, int, str], bound: Bound, repeats: int, device: tor
 
 
 LONG, LONGEST = 5.0, 60.0
-"""Seconds: of an analysis that nobody would record, and of all that are timed."""
+"""Seconds: of an analysis that is not recorded, and of all that are timed."""
 WARM = 2
 """The first analysis finds out how many rows there are, the second records them."""
 

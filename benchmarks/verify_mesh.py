@@ -1,4 +1,4 @@
-"""Bounds of one wide network on 1, 2, 4 … devices: seconds, and the peak memory of a device.
+"""Measures bounds of one wide network on 1, 2, 4 … devices: seconds, and the peak memory of a device.
 
     torchrun --nproc-per-node P benchmarks/verify_mesh.py [--device cuda] [--cases mlp transformer] [--small]
         [--dim 3072] [--layers 1] [--tokens 4] [--batch 1]

@@ -1,10 +1,10 @@
-"""How long CROWN takes for a trained transformer, whether or not one waits for its end, and where the time goes.
+"""Measures how long CROWN takes for a trained transformer, even without running to its end, and profiles it.
 
     python benchmarks/verify_transformer.py [--device cuda] [--layers 8] [--width 512] [--sequences 8] [--seconds 240]
 
 Trains the transformer a little, then verifies the token after each of some sequences of 32 tokens by a verification
-job. It is ended after ``--seconds``; what it told of its share until then gives the time that the whole takes. Ten
-seconds of it are profiled.
+job. The job is ended after ``--seconds``; its share done by then gives the time of the whole. Ten seconds of it
+are profiled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EnoughError(Exception):
 
 @dataclass
 class Watch(RecordingReporter):
-    """Prints what the job tells, profiles a stretch of it, and ends it after ``seconds``."""
+    """Prints the job's reports, profiles a stretch of it, and ends it after ``seconds``."""
 
     seconds: float
     device: str

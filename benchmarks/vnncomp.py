@@ -1,4 +1,4 @@
-"""Decide the instances of VNN-COMP folders and hold the verdicts against the published ones.
+"""Decides the instances of VNN-COMP folders and compares the verdicts with the published ones.
 
     python benchmarks/vnncomp.py FOLDER [BENCHMARK …] [--device cuda] [--limit 60] [--instances 10] [--jobs 4] [--csv F]
 
@@ -64,7 +64,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; ``bound`` is the margin that was proved."""
+    """A line of the table; ``bound`` is the proved margin."""
 
     benchmark: str
     onnx: str

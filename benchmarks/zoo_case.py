@@ -1,6 +1,7 @@
-"""One model of ``benchmarks/model_zoo.py``, in a process of its own: exported, loaded, bounded, sampled; and the peer.
+"""Measures one model of ``benchmarks/model_zoo.py`` in a process of its own: exports, loads, bounds and samples it,
+and runs the peer.
 
-Facts are written as they are found, one JSON object a line, so that those of a process that is ended are not lost.
+Facts are written as they are found, one JSON object a line, so that a killed process loses none.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Export = tuple[str, int, Callable[[], bytes]]
 
 
 class OutOfTimeError(BaseException):
-    """What was measured took longer than it may; no handler of errors takes it for one."""
+    """A measurement took longer than it may; no handler of errors takes it for one."""
 
 
 @contextmanager
@@ -75,7 +76,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a method is run, and for how many seconds at most."""
+    """The device of a method, and its most seconds."""
 
     device: torch.device
     seconds: float
@@ -89,7 +90,7 @@ class Place:
         if self.device.type == "cpu":
             yield
             return
-        torch.zeros(1, device=self.device)  # what a process does first takes a while
+        torch.zeros(1, device=self.device)  # the first call of a process takes a while
         with (Path(tempfile.gettempdir()) / "zoo-gpu").open("w") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             yield
@@ -97,7 +98,7 @@ class Place:
 
 @dataclass
 class Log:
-    """Where facts go."""
+    """The file of facts."""
 
     file: TextIO
 
@@ -110,7 +111,7 @@ def _reason(error: BaseException) -> str:
 
 
 def exports(model: Any, x: Tensor, number: int) -> Iterator[Export]:
-    """Yield each exporter with its opset and what writes the file."""
+    """Yield each exporter with its opset and the function that writes the file."""
     if not isinstance(model, nn.Module):
         yield "skl2onnx", LEGACY[number % len(LEGACY)], lambda: _sklearn(model, x, LEGACY[number % len(LEGACY)])
         return
@@ -157,7 +158,7 @@ def accepted(model: Any, x: Tensor, number: int, log: Log, given: argparse.Names
 
 
 def _taken(export: Export, log: Log, seconds: float) -> Loaded | None:
-    """Write one exporter's file, load it, and tell what came of it."""
+    """Write one exporter's file, load it, and tell the outcome."""
     exporter, opset, write = export
     facts: dict[str, Any] = {"exporter": exporter, "opset": opset}
     try:
@@ -209,7 +210,7 @@ def peers(module: nn.Module, box: Interval, outputs: int, method: str) -> Bound:
 
 
 def measured(who: str, method: str, make: Callable[[], Bound], log: Log, place: Place) -> Any:
-    """Return bounds, and tell what they took; ``None`` where there are none."""
+    """Return bounds, and tell their cost; ``None`` if there are none."""
     facts, device = {"who": who, "method": method, "device": place.device.type}, place.device
     gc.collect()
     before = _reset_peak(device)
@@ -234,7 +235,7 @@ def measured(who: str, method: str, make: Callable[[], Bound], log: Log, place: 
 
 
 def _reset_peak(device: torch.device) -> int:
-    """Return the bytes that are taken now, from where on the peak counts."""
+    """Return the bytes in use now, from which the peak counts."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -255,7 +256,7 @@ def _status(name: str) -> int:
 
 @torch.no_grad()
 def sampled(module: OnnxModel, box: Interval) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest outputs met, in float64: half of the points are corners."""
+    """Return the least and the greatest sampled outputs, in float64: half of the points are corners."""
     module = module.double()
     generator = torch.Generator().manual_seed(1)
     lower, upper = (end.double().cpu() for end in (box.lower, box.upper))
@@ -273,7 +274,7 @@ def sampled(module: OnnxModel, box: Interval) -> tuple[Tensor, Tensor]:
 
 
 def beyond(bounds: tuple[Tensor, Tensor], met: tuple[Tensor, Tensor]) -> float:
-    """Return by how much points lie outside of bounds, less the margin that verdicts leave for float32."""
+    """Return by how much points lie outside bounds, less the margin of verdicts in float32."""
     lower, upper = (each.cpu() for each in bounds)
     size = torch.maximum(lower.abs(), upper.abs()).nan_to_num(posinf=0.0)
     margin = RELATIVE_MARGIN[torch.float32] * size + ABSOLUTE_MARGIN[torch.float32]
@@ -310,10 +311,10 @@ def run(entry: Entry, number: int, log: Log, given: argparse.Namespace) -> None:
 
 
 def warm_up() -> None:
-    """Export and trace a net of one number, so that forks need not import what that takes, within their limits."""
+    """Export and trace a net of one number, so that forks need not import those modules within their limits."""
     net, x = nn.Linear(1, 1).eval(), torch.zeros(1)
     for _, _, write in exports(net, x, 0):
-        with suppress(Exception), warnings.catch_warnings():  # what is not installed fails in the forks, with words
+        with suppress(Exception), warnings.catch_warnings():  # a missing package fails in the forks, with a message
             warnings.simplefilter("ignore")
             module = load(write())
             prepare(module, (module.features,))

@@ -1,4 +1,4 @@
-"""The models of ``benchmarks/model_zoo.py``, by configuration: random weights, nothing is downloaded.
+"""Lists the models of ``benchmarks/model_zoo.py``, by configuration: random weights, nothing is downloaded.
 
 Each entry names the package that it needs, and builds a model of the sizes that fit on a laptop: images of 32 × 32 and
 ten classes, sequences of eight vectors. Nets of torch alone are in ``zoo_nets.py``.

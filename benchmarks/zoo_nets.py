@@ -86,7 +86,7 @@ class Graph(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again, with what was before beside it."""
+    """Down and up again, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()

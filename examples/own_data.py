@@ -1,6 +1,6 @@
-"""Make what a training on one's own data needs: samples with labels, a text, and a tokenizer for it.
+"""Make the files for a training on your own data: samples with labels, a text, and a tokenizer for it.
 
-The script writes these files into the folder ``own_data``, or into the one that is its argument:
+The script writes these files into the folder ``own_data``, or into the folder named by its argument:
 
     wine.npz         scikit-learn's 178 wines: 13 measurements, of 3 classes, in random order
     text.txt         source text of Python's standard library

@@ -1,9 +1,9 @@
-"""Make what a verification of one's own needs: a small trained network in ONNX, and questions about it in VNN-LIB.
+"""Make the files for a verification of your own: a small trained network in ONNX, and questions about it in VNN-LIB.
 
 The network decides whether a vehicle brakes. It reads the gap to the vehicle ahead in metres and the speed at which
-they approach each other in metres per second, and answers with two scores; the larger one wins. It learns the rule to
-brake where less than two and a half seconds are left. The script writes these files into the folder ``own_network``, or
-into the one that is its argument:
+they approach each other in metres per second, and answers with two scores; the larger one wins. It learns the
+rule to brake if less than two and a half seconds are left. The script writes these files into the folder
+``own_network``, or into the folder named by its argument:
 
     brake.onnx      the network
     urgent.vnnlib   a gap of 5 to 20 m at 9 to 30 m/s: does it always brake?

@@ -84,7 +84,6 @@ class Exporter(Protocol):
         """Export the job and return where it can be seen; ``server`` is that of the target's URL, ``None`` without
         one.
         """
-        ...
 
 
 def _files(artifact: Artifact, opened: BinaryIO | Folder, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:

@@ -59,7 +59,7 @@ async def get_job_events(
     """Return a page of events; with ``Accept: text/event-stream``, history and then live events until the job is
     over.
     """
-    wanted = _event_types(types)
+    wanted = _choices("types", types, EVENT_TYPES)
     if not wants_stream(request):
         return await run_in_threadpool(_page, store, job.id, stream_id("after", after), wanted, limit)
     point = resume_point(request, after)
@@ -87,7 +87,7 @@ async def follow_events(
     types: Types = None,
 ) -> Response:
     """Stream live events of several jobs: of named jobs from their beginning, or of all jobs from now on."""
-    wanted = _event_types(types)
+    wanted = _choices("types", types, EVENT_TYPES)
     states = {} if jobs is None else await run_in_threadpool(_states, key, store, jobs)
     point = resume_point(request, after)
     if point is not None:
@@ -115,10 +115,6 @@ def _choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str
     if unknown or not names:
         raise refuse(path, f"there is no {', '.join(unknown) or 'name given'}", text, f"some of {', '.join(known)}")
     return names
-
-
-def _event_types(text: str | None) -> frozenset[str] | None:
-    return _choices("types", text, EVENT_TYPES)
 
 
 def _states(caller: Caller, store: Store, jobs: str) -> dict[str, JobState]:

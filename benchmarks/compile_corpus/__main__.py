@@ -1,4 +1,4 @@
-"""How many bugs the compile check lets through, and how many sound programs it stops.
+"""Counts the bugs that the compile check lets through, and the sound programs that it stops.
 
 Runs every program of the corpus in plain torch (eager beside ``module.compile()``, as a job would do it) and through
 the check, in processes of its own, and prints a table: which bugs show themselves, which are caught and which are
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file to which results are added as they come, one JSON a line")
     parser.add_argument("--log", type=Path, help="a file for what the processes say besides")
     parser.add_argument("--read", type=Path, help="such a file, of which the table is printed")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)  # what a process of this one does
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)  # the work of a child process
     options = parser.parse_args()
     if options.serve:
         _serve(options)
@@ -56,7 +56,9 @@ def _device(options: argparse.Namespace) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Measure what each line of standard input asks for, a name and what to leave out; print a line for each."""
+    """Measure the program that each line of standard input names, without the parts that it leaves out; print a line
+    for each.
+    """
     from benchmarks.compile_corpus.measure import measured
     from benchmarks.compile_corpus.registry import BY_NAME
 
@@ -104,7 +106,7 @@ class _Process:
         self._running: subprocess.Popen[str] | None = None
 
     def row(self, name: str) -> dict[str, Any]:
-        """Return what a program comes to, in plain torch and then through the check, unless that is left out."""
+        """Return a program's results, in plain torch and then through the check, unless that is left out."""
         row: dict[str, Any] = {"name": name}
         for part, other, field in (("plain", "check", "shows"), ("check", "plain", "stopped")):
             if self._options.without != part:

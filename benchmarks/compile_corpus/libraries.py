@@ -1,6 +1,6 @@
-"""Models of ``torchvision``, ``timm`` and ``transformers``, where these are installed, with random weights.
+"""Models of ``torchvision``, ``timm`` and ``transformers``, if these are installed, with random weights.
 
-As they are, in bf16, with dropout, with checkpoints, frozen in part, in micro-batches, averaged, with a cache.
+Unchanged, in bf16, with dropout, with checkpoints, partly frozen, in micro-batches, averaged, with a cache.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _language(kind: str, *, recomputed: bool = False, **fields: Any) -> nn.Modul
 
 
 def _both_sides(state: State) -> tuple[Any, ...]:
-    """Return what an encoder and a decoder are given."""
+    """Return the inputs of an encoder and a decoder."""
     tokens = TOKENS(state)[0]
     return tokens, None, tokens.flip(1)
 

@@ -1,4 +1,4 @@
-"""What a program of the corpus comes to: in plain torch, and through the check."""
+"""Measures a program of the corpus: in plain torch, and through the check."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from service.parallel.boundary import StepBoundary
 
 STEPS = 8
 OFF, OFF_BF16 = 2e-3, 5e-2
-"""The part of its size that a result may be off by in plain torch."""
+"""The error, relative to its size, that a result may have in plain torch."""
 _NOT_RUN = "the uncompiled model does not run"
 _WARM: set[str] = set()
 _KEPT = Path(tempfile.gettempdir(), f"trivet-corpus-{os.getuid()}")
-"""What processes know of the compiler, as jobs of one owner do."""
+"""The folder of facts about the compiler that processes share, like jobs of one owner."""
 
 
 def measured(entry: Entry, device: str, *, fast: bool = False, without: str = "") -> dict[str, Any]:
-    """Return a row: what ``shows`` in plain torch, what ``stopped`` the check, empty where nothing did; seconds."""
+    """Return a row: the fault that ``shows`` in plain torch, the finding that ``stopped`` the check, both empty
+    without one; seconds.
+    """
     torch.set_num_threads(1)
     program = entry.program(torch.device(device))
     row: dict[str, Any] = {"name": entry.name}
@@ -54,8 +56,8 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
 
 
 def _rungs_without_code(entry: Entry) -> tuple[Rung, ...]:
-    """Return those that a fast look takes, on a CPU: the last one is only rehearsed there, and the second one captures
-    all that the first one does.
+    """Return the rungs of a fast check, on a CPU: the last one is only rehearsed there, and the second one
+    captures all that the first one does.
     """
     if entry.bug == LIFETIME:
         return LADDER[0], LADDER[-1]
@@ -63,9 +65,9 @@ def _rungs_without_code(entry: Entry) -> tuple[Rung, ...]:
 
 
 def stopped(results: list[Result]) -> str:
-    """Return what the check has against the program, empty if it passes wherever it applies.
+    """Return the check's findings against the program, empty if it passes wherever it applies.
 
-    Raises ``ValueError`` for one that does not even run uncompiled: it says nothing of the check.
+    Raises ``ValueError`` for one that does not even run uncompiled: it says nothing about the check.
     """
     for result in results:
         for finding in result.findings:
@@ -81,9 +83,10 @@ def stopped(results: list[Result]) -> str:
 
 
 def shown(program: CorpusProgram, *, fast: bool) -> str:
-    """Return how the compiled program differs from the uncompiled one in plain torch; empty where it does not.
+    """Return how the compiled program differs from the uncompiled one in plain torch; empty if it does not.
 
-    What draws random numbers is compared with ``fallback_random``; an error that it alone brings is none of a job.
+    A program that draws random numbers is compared with ``fallback_random``; an error that this alone causes would
+    not occur in a job.
     """
     eager, draws = _run(program, None)
     backend = "aot_eager" if fast else "inductor"
@@ -101,7 +104,7 @@ def shown(program: CorpusProgram, *, fast: bool) -> str:
 
 
 def _tried(program: CorpusProgram, backend: str, *, fallback_random: bool) -> tuple[list[dict[str, Tensor]], str]:
-    """Return what the compiled program gives, or what it raises."""
+    """Return the compiled program's results, or its error."""
     import torch._inductor.config
 
     try:
@@ -114,8 +117,8 @@ def _tried(program: CorpusProgram, backend: str, *, fallback_random: bool) -> tu
 
 
 def _run(program: CorpusProgram, backend: str | None) -> tuple[list[dict[str, Tensor]], bool]:
-    """Return what some steps give, compiled as a job would do it, each with a seed of its own, and whether they draw
-    random numbers.
+    """Return the results of some steps, compiled as in a job, each with a seed of its own, and whether they
+    draw random numbers.
     """
     parts = program.build(torch.float32)
     mode = "reduce-overhead" if backend == "inductor" and program.device.type == "cuda" else None

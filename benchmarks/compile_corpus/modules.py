@@ -186,7 +186,7 @@ class Broken(Mlp):
 
 
 class Deciding(Mlp):
-    """Takes one of two ways by what it is given, both alike."""
+    """Takes one of two equal ways, by its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.first(x))) if float(x.sum()) > -1e9 else x[:, :8]

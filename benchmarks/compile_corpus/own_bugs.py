@@ -1,4 +1,4 @@
-"""Programs whose compiled run differs by a fault of their own, or by what compilers leave as it is."""
+"""Programs whose compiled run differs by a fault of their own, or by a limit of compilers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from service.compilation.program import Step
 
 
 class Ever(Mlp):
-    """Reads something of itself that is another in each call: each time another graph."""
+    """Reads an attribute that differs in each call, so that each call makes another graph."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Disabled(Mlp):
 
 
 class Branching(Mlp):
-    """Has a fast way of its own for when it is compiled, which is another one."""
+    """Has a fast path for compiled runs, which computes something else."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""What people post about compiled programs: moving averages, tied weights, caches, turns of training and looking; each
-well done, and some of them with the mistake beside it.
+"""Programs that people post about: moving averages, tied weights, caches, turns of training and evaluation;
+each done right, and some of them also with the mistake.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def predicts(state: State) -> Iterator[Step]:
 
 
 def looks_in_turns(state: State) -> Iterator[Step]:
-    """Look after each step of training at what the module gives in inference mode."""
+    """Look after each step of training at the module's output in inference mode."""
     for state.step in range(10**9):
         state["net"].train()
         state.mark()
@@ -97,7 +97,7 @@ def calls_twice(state: State) -> Iterator[Step]:
 
 
 class Remembering(nn.Module):
-    """Attends to what it has written into its buffers, at a place that it is told."""
+    """Attends to the entries that it has written into its buffers, at a given place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def averages_results(copies: bool) -> Callable[[State], Iterator[Step]]:
 
 
 def compares_losses(state: State) -> Iterator[Step]:
-    """Say whether the loss, which the module gives, is less than the one before."""
+    """Say whether the module's loss is less than the previous one."""
     last: Tensor | None = None
     for state.step in range(10**9):
         state.mark()
@@ -153,7 +153,7 @@ def compares_losses(state: State) -> Iterator[Step]:
 
 
 class Judging(Mlp):
-    """Gives its loss."""
+    """Returns its loss."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).square().mean()
@@ -190,7 +190,7 @@ def adds_slopes(state: State) -> Iterator[Step]:
 
 
 class Scaled(Mlp):
-    """Scales by what it was told first: later calls of the function take it from a cache."""
+    """Scales by the first number that it was given: later calls of the function take it from a cache."""
 
     def __init__(self) -> None:
         super().__init__()

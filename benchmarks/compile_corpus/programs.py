@@ -1,4 +1,4 @@
-"""What a program of the corpus is: modules, and a loop over them in training or inference."""
+"""Defines a program of the corpus: modules, and a loop over them in training or inference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS, LIFETIME, CAPTURE, ERROR = "numbers", "lifetime", "capture", "error"
 
 @dataclass
 class State:
-    """What a loop has at hand: its parts, and where it is."""
+    """The data of a loop: its parts, and its position."""
 
     parts: Parts
     boundary: StepBoundary
@@ -45,7 +45,7 @@ class State:
             return self.boundary.boundary_call(self.parts.modules[module], *inputs, **named)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return bf16 where the program wants it; what judges it runs in float64, which autocast leaves alone."""
+        """Return bf16 if the program wants it; its reference runs in float64, which autocast leaves alone."""
         wanted = self.autocast and self.parts.dtype is torch.float32
         return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
 
@@ -137,7 +137,7 @@ class CorpusProgram:
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the first tensor of what a module gave: that of Hugging Face models is named."""
+    """Return the first tensor of a module's output: that of Hugging Face models is named."""
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "last_hidden_state", "sample"):

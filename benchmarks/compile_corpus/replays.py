@@ -1,4 +1,4 @@
-"""Programs that hold memory of CUDA graphs over a replay, or mark steps at the wrong places; and how to do it well.
+"""Programs that hold memory of CUDA graphs over a replay, or mark steps at the wrong places; and the right ways.
 
 On a CPU plain torch shows nothing of it; the check rehearses replays there.
 """
@@ -40,7 +40,7 @@ class Memory:
 
 
 def _holders() -> dict[str, tuple[Any, Callable[[Any, Tensor], None], Callable[[Any], Tensor | None]]]:
-    """Return ways to hold the result of the step before: what holds it, how it is put there, how it is read."""
+    """Return ways to hold the previous step's result: the holder, how it is put there, how it is read."""
 
     def closing() -> tuple[Callable[[Tensor], None], Callable[[], Tensor | None]]:
         last: Tensor | None = None
@@ -64,7 +64,7 @@ HOLDERS = _holders()
 
 
 def holding(holder: str, copy: Copy) -> Callable[[State], Iterator[Step]]:
-    """Return a loop of inference that adds to its result what it has held of the step before."""
+    """Return a loop of inference that adds the held result of the previous step to its own."""
     make, put, get = HOLDERS[holder]
 
     def loop(state: State) -> Iterator[Step]:
@@ -190,8 +190,8 @@ def watched(marks: bool) -> Callable[[State], Iterator[Step]]:
 
 
 def gradients(kind: str) -> Callable[[State], Iterator[Step]]:
-    """Return a loop that uses gradients of the step before: kept, copied, or of an optimizer that steps late, after
-    something was looked at.
+    """Return a loop that uses gradients of the previous step: kept, copied, or of an optimizer that steps late,
+    after a look at other samples.
     """
 
     def loop(state: State) -> Iterator[Step]:

@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 
 def averaging(state: State) -> Iterator[Step]:
-    """Keep a moving average of the parameters, and look at what it gives."""
+    """Keep a moving average of the parameters, and look at its output."""
     average = copy.deepcopy({name: each.detach() for name, each in state["net"].named_parameters()})
     for step in descends(X)(state):
         with torch.no_grad():
@@ -165,7 +165,7 @@ def decodes(state: State) -> Iterator[Step]:
 
 
 class Attending(nn.Module):
-    """Attends to what its cache has of all words so far."""
+    """Attends to its cache of all words so far."""
 
     def __init__(self) -> None:
         super().__init__()

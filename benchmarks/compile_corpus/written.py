@@ -1,5 +1,5 @@
-"""Training and inference as people write them: what is often done beside a forward and a backward, done well;
-and some of them with the mistake that is easily made.
+"""Training and inference as people write them, with common additions to a forward and a backward, done right;
+and some of them with an easy mistake.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def images() -> nn.Module:
 
 
 def follows(state: State) -> Iterator[Step]:
-    """Look each step at what a moving average of the module gives."""
+    """Look in each step at the output of a moving average of the module."""
     average = AveragedModel(state["net"], multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for step in descends(ROWS)(state):
         average.update_parameters(state["net"])
@@ -235,7 +235,7 @@ def sums_losses(rarely: bool) -> Callable[[State], Iterator[Step]]:
 
 
 def reads_by_hook(late: bool) -> Callable[[State], Iterator[Step]]:
-    """Return a loop that reads what a hook has kept of an inner layer, in the same step or after the next call."""
+    """Return a loop that reads a hook's record of an inner layer, in the same step or after the next call."""
 
     def loop(state: State) -> Iterator[Step]:
         before: Tensor | None = None
@@ -271,8 +271,8 @@ def grows(copies: bool) -> Callable[[State], Iterator[Step]]:
 
 
 def heads_late(late: bool) -> Callable[[State], Iterator[Step]]:
-    """Return a loop whose uncompiled head has its backward in the same step, or after the next features are made: what
-    it has saved of the earlier ones is held by the autograd graph alone.
+    """Return a loop whose uncompiled head has its backward in the same step, or after the next features are
+    made: only the autograd graph holds its saved tensors of the earlier ones.
     """
 
     def loop(state: State) -> Iterator[Step]:

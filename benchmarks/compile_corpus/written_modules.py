@@ -1,4 +1,4 @@
-"""Modules for :mod:`benchmarks.compile_corpus.written`, each with one thing that is often done within a forward."""
+"""Modules for :mod:`benchmarks.compile_corpus.written`, each with one common operation within a forward."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Cells(nn.Module):
 
 
 class Counting(Mlp):
-    """Counts its calls and follows the mean of what it is given, in buffers."""
+    """Counts its calls and follows the mean of its inputs, in buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Counting(Mlp):
 
 
 class Parts(Mlp):
-    """Gives views: two halves of its result, and what it was given."""
+    """Returns views: two halves of its result, and its input."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         output = super().forward(x)
@@ -91,7 +91,7 @@ class Parts(Mlp):
 
 
 class Switching(Mlp):
-    """Takes one of two ways, by the numbers that it is given."""
+    """Takes one of two ways, by its numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)
@@ -121,7 +121,7 @@ class Growing(nn.Module):
 
 
 class Losing(Mlp):
-    """Gives its own loss."""
+    """Returns its own loss."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         output = super().forward(x)
@@ -129,7 +129,7 @@ class Losing(Mlp):
 
 
 class Hooked(Mlp):
-    """Keeps, by a hook, what an inner layer gives."""
+    """Keeps, by a hook, the output of an inner layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Bound propagation over traced graphs: what certifies a model, and what certified training minimises."""
+"""Propagates bounds over traced graphs, to certify a model and for certified training to minimise."""

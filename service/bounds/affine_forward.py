@@ -1,9 +1,9 @@
-"""Bounds forward, as affine forms of a few inputs: for networks of few inputs and large layers.
+"""Bounds networks forward, as affine forms of a few inputs: for networks with few inputs and large layers.
 
-A value is a linear function of the inputs that have any width, give or take a remainder of its own (affine arithmetic;
+A value is a linear function of the inputs with any width, plus or minus its own remainder (affine arithmetic;
 the parallel lines are those of Fast-Lin, Weng et al., 2018, and DeepZ, Singh et al., 2018). All inputs' slopes go
 through a layer as instances of one batch, so the work is that of a few forward passes, where a backward pass has a row
-for every neuron. What the forms leave open, rows of a backward pass then settle.
+for every neuron. Rows of a backward pass then settle entries that the forms leave open.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _AffineTraversal(ForwardTraversal):
         if node.operator in LINEAR:
             self.forms[node.name] = _linear(self.network, node, [self.forms[name] for name in node.inputs])
         for name in set(node.inputs):
-            if self.last[name] is node:  # slopes of all inputs take much more than intervals
+            if self.last[name] is node:  # slopes of all inputs take much more memory than intervals
                 del self.forms[name]
         return super().propagate(node)
 
@@ -99,7 +99,7 @@ def _of_input(box: Interval) -> AffineForm:
 def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> AffineForm:
     """Apply the operator to the centres, to each slope and to the remainders; its constant counts once.
 
-    The result for a slope contains the constant, and loses digits when it is subtracted: these go to the remainder.
+    The result for a slope contains the constant; subtracting it loses digits, which go to the remainder.
     """
     operator, tp_group = OPERATORS[node.operator], network.tp_group
 
@@ -114,14 +114,14 @@ def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> Affin
     slopes = with_constant - constant.unsqueeze(1)
     lost = 2 * torch.finfo(slopes.dtype).eps * (with_constant.abs() + constant.abs().unsqueeze(1)).sum(dim=1)
     spread = operator.interval(node, [Interval(-form.rest, form.rest) for form in inputs], tp_group)
-    # Where there is no constant the slopes are as they are.
+    # Without a constant, the slopes need no correction.
     return AffineForm(values[:batch], slopes, spread.radius + torch.where(constant == 0, 0.0, lost))
 
 
 def _relaxed(
     network: Network, node: Node, relaxed: Relaxed, inputs: Sequence[AffineForm], bounds: Sequence[Interval]
 ) -> AffineForm:
-    """Return a form along parallel lines around the function, or no better than its range where there are none."""
+    """Return a form along parallel lines around the function, or its range if there are none."""
     if isinstance(relaxed, LinesOfDifference):
         return _of_difference(node, relaxed, inputs)
     if not isinstance(relaxed, Relaxation):
@@ -163,7 +163,7 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
     below = nothing if relaxed.lower_intercept is None else relaxed.lower_intercept
     above = nothing if relaxed.upper_intercept is None else relaxed.upper_intercept
     if network.operator_of(node).pieces(node) is not None:
-        # It is convex and 0 at 0: every line through there with a slope between those of its pieces lies below.
+        # It is convex and 0 at 0: every line through 0 with a slope between those of its pieces is below it.
         return relaxed.upper_slope, Interval(nothing, above)
     slope = (relaxed.lower_slope + relaxed.upper_slope) / 2
     half = (relaxed.upper_slope - relaxed.lower_slope) / 2

@@ -1,4 +1,4 @@
-"""Euclidean balls of inputs."""
+"""Defines Euclidean balls of inputs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Ball(Interval):
 
     @staticmethod
     def within(middle: Tensor, distance: float, dtype: torch.dtype) -> Ball:
-        """Return balls around float64 points ``(batch, *shape)``, in ``dtype``; as much wider as rounding the points
-        needs.
+        """Return balls around float64 points ``(batch, *shape)``, in ``dtype``, widened by the rounding of the
+        points.
         """
         box = Interval.about(middle, distance, dtype)
         rounded = middle.to(dtype)
@@ -46,8 +46,8 @@ class Ball(Interval):
         return super().nearest(self.middle + away * share.reshape(-1, *[1] * (values.dim() - 1)))
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """Return ``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or the box's own bound where rounding makes that
-        the greater one.
+        """Return ``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or the box's own bound if rounding makes
+        that greater.
         """
         flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
         # As for a box, with the rounding error of a sum over the entries.

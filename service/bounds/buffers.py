@@ -1,4 +1,4 @@
-"""Buffers of recorded computations: copies of values that hold tensors, filled with other values later."""
+"""Copies values that hold tensors into buffers of recorded computations, to be filled with other values later."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 def own_copy(value: T) -> T:
-    """Return ``value`` with contiguous tensors of its own, detached, in place of all that are in it."""
+    """Return a copy of ``value`` whose tensors are new, contiguous and detached."""
     return map_tensors(value, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def fits(new: object, into: object) -> bool:
-    """Return whether all that is no tensor is equal, and all tensors have the same shapes, types and devices."""
+    """Return whether all plain values are equal, and all tensors have the same shapes, types and devices."""
     first, second = list(_leaves(new)), list(_leaves(into))
     return len(first) == len(second) and all(map(_alike, first, second))
 
 
 def overwrite(new: object, into: object) -> None:
-    """Copy the tensors of another value, which :func:`fits`, into those of a copy."""
+    """Copy the tensors of another value that :func:`fits` into those of a copy."""
     for source, target in zip(_leaves(new), _leaves(into), strict=True):
         if isinstance(target, Tensor):
             target.copy_(source)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield tensors and plain values in a fixed order, and before what a container holds its type and keys.
+    """Yield tensors and plain values in a fixed order; a container's type and keys come before its contents.
 
     A dataclass that compares by value holds no tensors, and is a plain value.
     """

@@ -1,7 +1,7 @@
-"""Capture a module as a :class:`Graph`: ``torch.export`` with a symbolic batch, decomposed to core ATen.
+"""Captures a module as a :class:`Graph`: ``torch.export`` with a symbolic batch, decomposed to core ATen.
 
 Collectives (``trivet::*``) are operators of their own and stay in the graph. Parameters are this rank's local
-tensors. What depends on parameters only is computed when they are put in, once, and can be differentiated.
+tensors. Values that depend only on parameters are computed once, when parameters are put in, and can be differentiated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_kept(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-    """Check that a run has left every tensor in its place: one that the next run reads may hold something else then."""
+    """Check that a run has left every tensor in place: a replaced tensor could change the next run."""
     for name, tensor in after.items():
         if name in before and tensor is not before[name]:
             raise UnsupportedModelError(f"each run assigns another tensor to {name!r}, so no two need to give the same")
@@ -81,7 +81,7 @@ class Trace:
 
 
 def local_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's parameters and buffers by name, as a trace takes them."""
+    """Return this rank's parameters and buffers by name, in the form that a trace takes."""
     return {name: local(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
@@ -92,7 +92,7 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> Trace:
     """
     state = {name: tensor.detach() for name, tensor in local_state(module).items()}
     training = module.training
-    # A module that several others share keeps the tracer's tensors: torch puts back what it found on its last path.
+    # A shared module keeps the tracer's tensors: torch restores only what it found on its last path.
     held = [(each, dict(each._parameters), dict(each._buffers)) for each in module.modules()]
     module.eval()
     try:

@@ -1,7 +1,8 @@
-"""The values of a small network of straight pieces and steps at one input, as rational numbers without any rounding.
+"""Computes the outputs of a small network of straight pieces and steps at one input, as rational numbers without any
+rounding.
 
-Floating-point numbers are rational, and so are their sums, products and comparisons. Where a bound is attained, rounded
-values and their errors decide nothing; exact ones do.
+Floating-point numbers are rational, and so are their sums and products. If a bound is attained, only exact values can
+decide.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from service.bounds.rank_group import RankGroup
 from service.bounds.rigorous.method import plain_convolutions
 
 MOST_ENTRIES, MOST_TERMS = 2**22, 2**18
-"""Entries of the matrix of a linear node, and terms of all sums together."""
+"""Most entries of the matrix of a linear node, and most terms of all sums together."""
 _EXACT = frozenset({
     AddMatrixProduct, Addition, Concatenate, Convolution, Expand, Linear, MatrixFromLeft, MatrixProduct, Multiple,
     Negation, Pad, Permute, Reshape, Select, Slice, Subtraction, Sum, TwoDimensionalProduct,
@@ -48,20 +49,20 @@ to 0."""
 
 Values = Sequence[Fraction]
 Numbers = Sequence[Any]
-"""Rational numbers, or what can be added to each other, multiplied by them and compared."""
+"""Rational numbers, or values that can be added to each other, multiplied by rationals and compared."""
 
 
 @torch.no_grad()
 def exact_outputs(network: Network, x: Tensor) -> Values | None:
-    """Return the outputs at ``x`` ``(features,)``; ``None`` of a network that is large, divided, or has other operators
-    than these.
+    """Return the outputs at ``x`` ``(features,)``; ``None`` for a network that is large, divided, or has other
+    operators.
     """
     return exact_values(network, [Fraction(each) for each in x.double().tolist()], x, MOST_TERMS)
 
 
 def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numbers | None:
-    """Return the outputs for such inputs, on the device of ``x``, with at most so many terms of all sums together;
-    ``None`` where there are more, and as :func:`exact_outputs` does.
+    """Return the outputs for such inputs, on the device of ``x``, with a limit on the terms of all sums
+    together; ``None`` beyond it, and like :func:`exact_outputs`.
     """
     if network.tp_group.axis.size > 1 or network.before is not None:
         return None
@@ -84,7 +85,7 @@ def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numb
 
 
 def _matrices(node: Node, like: Tensor) -> list[Tensor] | None:
-    """Return the node's matrices of its inputs, and of 1, ``(entries, …)``; ``None`` where they may be rounded."""
+    """Return the node's matrices of its inputs, and of 1, ``(entries, …)``; ``None`` if they may be rounded."""
     operator = LINEAR.get(node.operator)
     widest = max(node.size, *(torch.Size(shape).numel() for shape in node.input_shapes))
     if operator is None or type(operator) not in _EXACT or not _is_plain(node) or node.size * widest > MOST_ENTRIES:
@@ -98,7 +99,7 @@ def _matrices(node: Node, like: Tensor) -> list[Tensor] | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether a node multiplies nothing by factors beside its constants."""
+    """Return whether a node has no factors besides its constants."""
     return all(abs(float(node.arguments.get(name, 1))) == 1 for name in ("alpha", "beta"))
 
 
@@ -127,7 +128,7 @@ def _nonlinear(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers |
 
 
 def _stepped(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers | None:
-    """Return a floor, or the operand that a comparison chooses; ``None`` for an input that takes many values."""
+    """Return a floor, or the operand that a comparison chooses; ``None`` for an input with many values."""
     if not all(isinstance(each, Fraction) for each in inputs[0]):
         return None
     if isinstance(NONLINEAR[node.operator], Floor):
@@ -139,7 +140,7 @@ def _stepped(node: Node, inputs: Sequence[Numbers], like: Tensor) -> Numbers | N
 
 
 def _operands(node: Node, inputs: Sequence[Numbers], like: Tensor) -> list[Numbers] | None:
-    """Return both operands of a maximum or of a choice, as they broadcast; ``None`` where one is infinite."""
+    """Return both operands of a maximum or of a choice, broadcast; ``None`` if one is infinite."""
     remaining, found = iter(zip(inputs, node.input_shapes[1:], strict=True)), list[Numbers]()
     for name in OPERANDS:
         if node.is_variable(name):

@@ -1,7 +1,7 @@
-"""Proofs by rational arithmetic that outputs stay on one side of a plane, to the last digit.
+"""Proves by rational arithmetic that outputs stay on one side of a plane, to the last digit.
 
-In a box in which every comparison has one answer a piecewise linear network is affine, and the least value of an affine
-function over a box is known exactly. Where one input alone decides a comparison the box is cut at that input's value.
+In a box where every comparison has one answer, a piecewise linear network is affine, and the least value of an affine
+function over a box is known exactly. If one input alone decides a comparison, the box is cut at that input's value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.bounds.exact import exact_values
 from service.bounds.network import Network
 
 MOST_BOXES, MOST_PRODUCTS = 64, 2**15
-"""Boxes that one is cut into, and products of numbers of each."""
+"""Most boxes into which one is cut, and most products of numbers in each."""
 
 ROUNDED = Fraction(1, 1000)
 """A share of the size of compared values; rounding weights to float32 moves them by less."""
@@ -26,7 +26,7 @@ Ends = tuple[tuple[Fraction, ...], tuple[Fraction, ...]]
 
 @dataclass(frozen=True)
 class Plane:
-    """``Σ factors[index]·y[index] > threshold``, or ``≥`` where it may be ``attained``."""
+    """``Σ factors[index]·y[index] > threshold``, or ``≥`` if it may be ``attained``."""
 
     factors: tuple[tuple[int, Fraction], ...]
     threshold: Fraction
@@ -34,7 +34,7 @@ class Plane:
 
 
 class OpenComparisonError(Exception):
-    """A comparison has both answers in a box; ``form`` is what is compared with 0."""
+    """A comparison has both answers in a box; ``form`` is compared with 0."""
 
     def __init__(self, form: ExactForm) -> None:
         super().__init__("a comparison has both answers")
@@ -43,7 +43,7 @@ class OpenComparisonError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class ExactForm:
-    """An affine function of the inputs of a box; compared with others it has the answer that all of the box gives."""
+    """An affine function of the inputs of a box; a comparison has the answer that holds in the whole box."""
 
     factors: dict[int, Fraction]
     constant: Fraction
@@ -71,7 +71,7 @@ class ExactForm:
         difference = self + (Fraction(-1) * other if isinstance(other, ExactForm) else Fraction(-other))
         if difference.least >= 0:
             return True
-        if (Fraction(-1) * difference).least >= 0:  # equal at the most, where either answer does
+        if (Fraction(-1) * difference).least >= 0:  # at most equal, where either answer is right
             return False
         raise OpenComparisonError(difference)
 
@@ -90,7 +90,7 @@ class ExactForm:
 
 def may_keep(network: Network, box: Ends) -> bool:
     """Return whether :func:`keeps_to` could prove anything of the network in this box, or of the same one in float64.
-    It could not where a comparison that several inputs decide has both answers, by more than rounding accounts for.
+    It could not if a comparison that several inputs decide has both answers, by more than rounding explains.
     The network's constants are in float64, on the CPU.
     """
     lower, upper = box
@@ -106,8 +106,8 @@ def may_keep(network: Network, box: Ends) -> bool:
 
 
 def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:
-    """Return whether it is proved that at every input of the box the outputs lie on the side of one of the planes, the
-    same one in each part that the box is cut into.
+    """Return whether it is proved that, in each part into which the box is cut, the outputs are on the right
+    side of one plane at every input.
     """
     like, left, open_ = torch.zeros(len(box[0]), dtype=torch.float64), MOST_BOXES, [box]
     while open_:

@@ -1,4 +1,4 @@
-"""Turn an exported program into a :class:`Graph`: fold constants, and type every node that depends on the input."""
+"""Turns an exported program into a :class:`Graph`: folds constants, and types every node that depends on the input."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ MOVING |= {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.defau
 VIEWS = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 """Operators that change nothing where the shape stays the same."""
 _SHAPED = frozenset({"dim", "dims", "size", "shape"})
-"""Arguments of operators that give a value its shape, which are no functions of entries."""
+"""Arguments of operators that give a value its shape, not functions of entries."""
 
 
 @dataclass(frozen=True)
 class _Unusable:
-    """The result of a call that is no tensor and no size: an error only where something uses it."""
+    """The result of a call that is neither a tensor nor a size: an error only if something uses it."""
 
     fx: FxNode
 
 
 @dataclass(frozen=True)
 class _Positive:
-    """Whether a value is above 0, which only a choice may ask."""
+    """Whether a value is above 0; only a choice may use it."""
 
     value: Ref
 
@@ -172,12 +172,12 @@ class GraphBuilder:
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
         viewed: Ref | None = arguments["self"] if operator in VIEWS and inputs == (shape,) else None
         if viewed is not None and viewed != Ref(self.nodes[0].name):
-            return viewed  # exporters write many, and every pass would go through them
+            return viewed  # exporters write many of these, and every pass would go through them
         self._add_canonical(Node(fx.name, operator, arguments, shape, inputs, _where(fx), source_of(fx)))
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:
-        """Name products of two values by names of their own, a square as a power, a quotient as a product.
+        """Give products of two values their own names, write a square as a power, and a quotient as a product.
 
         A collective that wrote its result in place is the result.
         """
@@ -199,7 +199,7 @@ class GraphBuilder:
             self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else constant))
 
     def _renamed(self, node: Node) -> Node:
-        """Give the operator its one name here, where torch has several."""
+        """Give the operator one name if torch has several."""
         if node.operator in _RESULTS and isinstance(node.arguments[_RESULTS[node.operator]], Ref):
             result = node.arguments[_RESULTS[node.operator]]
             shape = self.shapes[result.name]
@@ -223,8 +223,8 @@ class GraphBuilder:
         self._add(replace(node, operator=operator, arguments={"self": own, "other": Ref(inverse.name)}))
 
     def _has_exact_zero(self, name: str, sign: int = 1) -> bool:
-        """Return whether a lower end of 0 of ``sign`` times a value is no matter of rounding: of the input's multiples,
-        and of what has a sign.
+        """Return whether a lower end of 0 of ``sign`` times a value is exact, not rounded: true for multiples
+        of the input and for values with a fixed sign.
         """
         node = next(each for each in self.nodes if each.name == name)
         if node.operator == INPUT:
@@ -243,7 +243,7 @@ class GraphBuilder:
         return node.operator in MOVING and self._has_exact_zero(node.inputs[0], sign)
 
     def _add_maximum(self, node: Node, own: Any, other: Any) -> None:
-        """Add the larger of two values after their difference, in which a constant that is no limit stays finite."""
+        """Add the larger of two values after their difference, in which an infinite constant becomes finite."""
         name = f"{node.name}_difference"
         operands = {"self": _finite(own), "other": _finite(other), "alpha": 1}
         self._add(Node(name, "aten.sub.Tensor", operands, node.shape, node.input_shapes, node.where))
@@ -323,7 +323,7 @@ def _finite(operand: Any) -> Any:
 
 
 def _as_slice(node: Node) -> Node:
-    """Return a selection of entries that are evenly apart as the slice that it is: a pass takes less for it."""
+    """Return a selection of evenly spaced entries as a slice, which is cheaper in a pass."""
     index = node.arguments["index"]
     if not isinstance(index, Tensor) or not index.numel():
         return node

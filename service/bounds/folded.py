@@ -1,7 +1,7 @@
-"""A small network with everything linear between its non-linear operators folded into matrices.
+"""Folds everything linear between a small network's non-linear operators into matrices.
 
-What remains is a list of operators whose inputs are affine forms in the network's input and in earlier operators'
-outputs, so that a backward pass is one matrix product and one relaxation for each: made for many small boxes.
+The result is a list of operators whose inputs are affine forms in the network's input and in earlier operators'
+outputs. A backward pass is then one matrix product and one relaxation for each, which suits many small boxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.bounds.operators import LINEAR
 from service.bounds.operators.base import NonlinearOperator
 
 LARGEST = 2**22
-"""Entries of all matrices together beyond which a network is not small."""
+"""Most entries of all matrices together of a small network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class FoldedNetwork:
 def fold(network: Network, like: Tensor) -> FoldedNetwork | None:
     """Fold a network, in the dtype and on the device of ``like``.
 
-    ``None`` where the matrices would be large, or where the network is divided over ranks.
+    Return ``None`` if the matrices would be large, or the network is divided over ranks.
     """
     if network.tp_group.axis.size > 1:
         return None

@@ -1,4 +1,4 @@
-"""Traverse a network forward, layer by layer: the counterpart of :mod:`service.bounds.linear.propagation`."""
+"""Traverses a network forward, layer by layer: the counterpart of :mod:`service.bounds.linear.propagation`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from service.bounds.progress import ProgressMeter
 class ForwardTraversal:
     """Bound every value of a network in execution order, in ``intervals``, which begin with the input's.
 
-    A non-linear node's relaxation depends on the bounds of its inputs: before the first node that reads a value, its
-    bounds are refined, and made equal to the last bit on all ranks that have it. Without subclasses this is interval
-    bound propagation (Gowal et al., 2018); they add to each layer.
+    A non-linear node's relaxation depends on the bounds of its inputs: before the first node that reads a
+    value, its bounds are refined and made equal to the last bit on all ranks that have it. Without subclasses this is
+    interval bound propagation (Gowal et al., 2018); they add to each layer.
     """
 
     network: Network
@@ -43,7 +43,7 @@ class ForwardTraversal:
     def refine(self, node: Node, index: int) -> None:
         """Tighten the bounds of an input of ``node``, the first non-linear node that reads it.
 
-        Subclasses do so by rows of backward passes, for the entries on which the relaxation depends:
+        Subclasses use rows of backward passes, for the entries on which the relaxation depends:
         :class:`LayerSweep`, or :mod:`service.bounds.affine_forward` by a few common rows that all instances use, beside
         their affine forms.
         """
@@ -52,7 +52,7 @@ class ForwardTraversal:
         """Relax a non-linear node on the bounds of its inputs, for passes from later layers."""
 
     def propagate(self, node: Node) -> Interval:
-        """Return bounds of a node's value, by those of its inputs."""
+        """Return bounds of a node's value from those of its inputs."""
         return self.network.interval(node, self.intervals)
 
     def bounds_of_inputs(self, node: Node) -> list[Interval]:
@@ -68,7 +68,7 @@ class LayerArithmetic(ABC):
 
     @abstractmethod
     def interval(self, node: Node) -> Interval:
-        """Return bounds of a node's value, by those of its inputs."""
+        """Return bounds of a node's value from those of its inputs."""
 
     @abstractmethod
     def relax(self, node: Node, bounds: Sequence[Interval]) -> None:
@@ -129,8 +129,8 @@ class LayerSweep(ForwardTraversal):
 
 
 def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *, intersect: bool) -> Interval:
-    """Return bounds of a value, with those of its entries ``index`` in ``rows`` where an instance has them ``wanted``,
-    bool ``(batch, n)``. An instance keeps its bounds of all other entries.
+    """Return bounds of a value in which ``rows`` replace those of the entries ``index`` that an instance has
+    ``wanted``, bool ``(batch, n)``. An instance keeps its bounds of all other entries.
     """
     flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
     if intersect:
@@ -143,9 +143,10 @@ def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *
 
 
 def values_of_a_ball(network: Network, box: Interval) -> frozenset[str]:
-    """Return the values of which the box around a ball of inputs would lose something that a linear pass keeps.
+    """Return the values for which a linear pass is tighter over a ball of inputs than over the box around it: those
+    that the first non-linear node reads.
 
-    They are those that the first non-linear node reads; there are none where the input is a box.
+    There are none if the input is a box.
     """
     is_ball = bool(network.nonlinear) and not box.exact_layers
     return frozenset(network.nonlinear[0].inputs) - {network.graph.input.name} if is_ball else frozenset()

@@ -1,8 +1,8 @@
-"""Torch's own functional collectives in a model that is traced: the same operators as those of our layers.
+"""Traces torch's own functional collectives as the same operators as those of our layers.
 
-Torch writes a gather along any dimension but the first as one along the batch, which a traced graph could not tell from
-mixing instances. So while a model is traced, the code of these functions is exchanged, which works under any name and
-in any closure of a model.
+Torch writes a gather along any dimension but the first as one along the batch, which a traced graph could not
+distinguish from mixing instances. So while a model is traced, the code of these functions is replaced, which works
+under any name and in any closure of a model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scattered(x: Tensor, operation: str, dim: int, group: Any, tag: str) -> Tens
 
 
 def _group(group: Any, tag: str) -> tuple[str, int]:
-    """Return the name of a group, and how many ranks it has."""
+    """Return the name of a group and its number of ranks."""
     name = str(functional._resolve_group_name(group, tag))
     return name, collectives.resolve(name).size()
 
@@ -77,7 +77,9 @@ _OURS: Mapping[str, Callable[..., Tensor]] = {
 
 @contextmanager
 def recognised() -> Iterator[None]:
-    """Functional collectives leave operators in a trace that have rules. Nothing changes where no group is started."""
+    """While this holds, functional collectives leave operators with rules in a trace. Without a started group it
+    changes nothing.
+    """
     started = dist.is_available() and dist.is_initialized()
     theirs = {name: getattr(functional, name) for name in _OURS if started and hasattr(functional, name)}
     codes = {name: function.__code__ for name, function in theirs.items()}

@@ -1,8 +1,8 @@
-"""The network as plain data: typed nodes over one batched input.
+"""Represents the network as plain data: typed nodes over one batched input.
 
 Shapes are those of one instance, without the batch dimension. Every value that depends on the input has the batch
-first, so that instances never mix; what does not depend on it is a constant.
-Operations are marked by their names in the file that the model came from.
+first, so that instances never mix; other values are constants. Operations are marked by their names in the model's
+file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ INPUT = "input"
 PRODUCT = "trivet.product"
 """Arguments ``self`` and ``other``, both dependent on the input: their entrywise product."""
 FLOOR_OF_SIGNED = "trivet.floor_of_signed"
-"""The greatest whole number not above ``self``, whose lower end is no rounded 0 where it is 0."""
+"""The greatest whole number not above ``self``, whose lower end is an exact 0 if it is 0."""
 MAXIMUM = "trivet.maximum"
-"""The larger of ``self`` and ``other``, with their ``difference``, which decides, as a value of its own."""
+"""The larger of ``self`` and ``other``, with their ``difference``, which decides, as a separate value."""
 CHOICE = "trivet.choice"
 """``self`` where ``condition``, a value, is above 0, and ``other`` elsewhere."""
 COMPARABLE = {torch.float32: 2.0**125, torch.float64: 2.0**960}
@@ -39,7 +39,7 @@ MATRIX_FROM_LEFT = "trivet.matrix_from_left"
 
 
 class UnsupportedModelError(RefusedError, ValueError):
-    """The model holds something that cannot be bounded; the message names the node."""
+    """The model has a node that cannot be bounded; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Stands for a size that depends on the batch, where an operator takes it as an argument."""
+    """Stands for a size that depends on the batch, as an argument of an operator."""
 
 
 @dataclass(frozen=True, eq=False)

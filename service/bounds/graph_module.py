@@ -1,4 +1,4 @@
-"""A graph as a module: the function itself, where the module that was traced is not at hand or not in one piece."""
+"""Runs a graph as a module, for use when the traced module is not available or not in one piece."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ExecutableGraph(nn.Module):
                 found = once.expand(len(x), *once.shape[1:])
             case tuple():
                 found = [self._put_in(each, values, x) for each in value]
-            # The traced type and device became those of the constants, which may have moved since.
+            # The traced type and device are now those of the constants, which may have moved.
             case torch.dtype():
                 found = x.dtype if value.is_floating_point else value
             case torch.device():

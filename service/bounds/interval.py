@@ -1,4 +1,4 @@
-"""Interval bounds: a box of values, and its propagation through a network (IBP, Gowal et al., 2018)."""
+"""Defines interval bounds: a box of values, and its propagation through a network (IBP, Gowal et al., 2018)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch import Tensor
 from service.bounds import fused
 
 ORDINARY = 2.0**10
-"""A size of values beside which those that decide are rarely so small that rounding hides them."""
+"""A size of values next to which decisive values are rarely small enough to be hidden by rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Interval:
     """``lower ≤ value ≤ upper`` entrywise, both ``(batch, *shape)``.
 
-    ``exact_layers``: after how many operators that mix entries interval propagation from it is still exact.
-    A value that is partial over a tensor-parallel group has partial bounds: the ranks' intervals sum to the whole's.
+    ``exact_layers`` is the number of operators that mix entries after which interval propagation from it is still
+    exact. A value that is partial over a tensor-parallel group has partial bounds: the ranks' intervals sum to the
+    whole's.
     """
 
     lower: Tensor
@@ -40,8 +41,8 @@ class Interval:
     def spread(self) -> Tensor:
         """Return the radius, with the rounding error of a sum over the entries: values may be small next to the terms.
 
-        The margins of verdicts cover terms of up to :data:`ORDINARY`. Bounds that are trained prove nothing, and omit
-        the error.
+        The margins of verdicts cover terms of up to :data:`ORDINARY`. Bounds in training prove nothing, and
+        omit the error.
         """
         radius, centre = self.radius, self.centre
         if radius.requires_grad:
@@ -58,7 +59,7 @@ class Interval:
         return Interval(function(self.lower), function(self.upper))
 
     def meet(self, other: Interval) -> Interval:
-        """Return the intersection. Both hold the value, so ends that cross do so by rounding and are swapped back."""
+        """Return the intersection. Both contain the value, so ends can cross only by rounding, and are swapped back."""
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
 
@@ -74,7 +75,7 @@ class Interval:
 
     @cached_property
     def outward(self) -> Interval:
-        """Return ends as far apart as the centre and the spread."""
+        """Return the ends from the centre and the spread."""
         return Interval.around(self.centre, self.spread)
 
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:
@@ -98,16 +99,16 @@ class Interval:
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
-        """Return ``centre ± radius``, without a number where the centre, which may be a sum, is infinite: what
-        overflowed early tells no sign.
+        """Return ``centre ± radius``, with NaN where the centre, which may be a sum, is infinite: after an
+        early overflow its sign is unknown.
         """
         radius = torch.add(radius, centre, alpha=0)
         return Interval(centre - radius, centre + radius)
 
     @staticmethod
     def summed(lower: Tensor, upper: Tensor) -> Interval:
-        """Return the interval of ends that are sums: an infinite one, which may have overflowed early, leaves no
-        number.
+        """Return the interval of ends that are sums; an infinite end, which may have overflowed early, becomes
+        NaN.
         """
         return Interval(torch.add(lower, lower, alpha=0), torch.add(upper, upper, alpha=0))
 

@@ -1,4 +1,4 @@
-"""Trees of maxima over entries of one value, as those of a pool, in one step of a backward pass.
+"""Takes trees of maxima over entries of one value, such as those of a pool, in one step of a backward pass.
 
 A pool is compared in pairs, and a pass goes through each comparison and each slice. The lines of a maximum weigh its
 operands by shares that are not negative and add up to one, and everything else in a tree only moves entries. So a
@@ -51,8 +51,8 @@ def trees_of(network: Network) -> dict[str, Tree]:
 
 
 def _tree(network: Network, last: Node) -> Tree | None:
-    """Return the tree of a maximum: back to a node that compares nothing, or to a comparison with two users, whose
-    coefficients may differ in sign.
+    """Return the tree of a maximum: back to a node that is no comparison, or to a comparison with two users,
+    whose coefficients may differ in sign.
     """
     nodes, uses = list[Node](), {last.name: torch.ones(1, 1, *last.shape)}
     for node in network.graph.nodes[network.position[last.name] :: -1]:
@@ -68,7 +68,7 @@ def _tree(network: Network, last: Node) -> Tree | None:
 
 
 def _uses_before(node: Node, uses: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield how often entries are used by a node that is used so often, ``(1, 1, *shape)``."""
+    """Yield how often a node uses each entry of its inputs, given its own uses, ``(1, 1, *shape)``."""
     if _is_comparison(node):
         yield from ((name, uses) for name in node.inputs[1:])
         return
@@ -93,7 +93,7 @@ def _only_moves(node: Node) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Leap:
-    """A tree as one step, valid while its maxima are ``relaxed`` so.
+    """A tree as one step, valid while its maxima have these relaxations ``relaxed``.
 
     A positive coefficient at ``place`` of the last maximum contributes the share ``lower`` ``(batch, count)`` of itself
     at ``entry`` of the source; a negative one ``upper``, and ``above`` ``(batch, entries)`` as well.
@@ -113,7 +113,7 @@ class Leap:
     def backward(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return coefficients ``(batch, rows, *shape of the source)`` and the bias ``(batch, rows)``."""
         flat, size = coefficients.flatten(2), (len(self.lower), coefficients.shape[1])
-        # Torch picks and adds along the last of two dimensions several times as fast as along the last of three.
+        # Torch gathers and adds along the last of two dimensions several times as fast as along the last of three.
         picked = flat.flatten(0, 1).index_select(1, self.place).reshape(*flat.shape[:2], -1)
         lines = self.lower.unsqueeze(1), self.upper.unsqueeze(1)
         shares, _ = propagate_lines_in_steps(picked.expand(*size, -1), *lines, None, None)
@@ -140,8 +140,8 @@ class _SharesOfEntries:
 
 
 def leap_over(network: Network, tree: Tree, relaxations: Mapping[str, Relaxed]) -> Leap | None:
-    """Return the step through a tree whose maxima are relaxed; ``None`` where one has lines that rows differ in, or
-    none that are finite.
+    """Return the step through a tree whose maxima are relaxed; ``None`` if the lines of one differ among rows
+    or are not finite.
     """
     relaxed = {name: relaxations[name] for name in tree.maxima}
     lines = {name: each.lines for name, each in relaxed.items() if isinstance(each, LinesOfDifference)}
@@ -196,7 +196,7 @@ def _moved(network: Network, node: Node, forms: list[_SharesOfEntries]) -> _Shar
 
 
 def _filled(form: _SharesOfEntries, most: int) -> _SharesOfEntries:
-    """Return a form with shares of nothing, so that it has as many as others."""
+    """Return a form padded with empty shares, so that it has as many as others."""
     missing, batch = most - len(form.entry), len(form.above)
 
     def more(tensor: Tensor, count: int) -> Tensor:

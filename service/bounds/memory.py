@@ -1,9 +1,9 @@
-"""Plans the memory of bounds: what is free on a device, how much fits, and smaller steps where it did not.
+"""Plans the memory of bounds: how much is free on a device, how much fits, and smaller steps after a failure.
 
-Free memory is asked for when something is planned, and again after a failure, not at every step: a driver takes its
-time to answer. Whatever was free at the plan may be taken by another process since, so that steps must be able to
-fail: :func:`in_parts` and :func:`halving` repeat one that ran out of memory in smaller parts. Memory that libraries
-take beside the tensors is kept small.
+Free memory is queried when something is planned, and again after a failure, not at every step, since a driver answers
+slowly. Another process may take the free memory after the plan, so steps may fail: :func:`in_parts` and
+:func:`halving` repeat a step that ran out of memory in smaller parts. Memory of libraries besides the tensors is kept
+small.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ GIB = 2**30
 
 
 class MemoryMeter(Protocol):
-    """Tells of the memory of a device, in bytes."""
+    """The memory of a device, in bytes."""
 
     def used(self, device: torch.device) -> int:
-        """Return how much this process takes."""
+        """Return how much this process uses."""
 
     def free(self, device: torch.device) -> int:
         """Return how much more this process could take."""
@@ -62,8 +62,8 @@ SYSTEM = SystemMeter()
 class MemoryBudget:
     """The share of each device's memory that a job may take: at most ``limit`` bytes, and no more than is free.
 
-    On a device of the host a limit counts all of the process, and a step that is not expected to fit is not tried: the
-    system ends a process that takes more than there is. A CUDA device refuses instead, so that a try costs nothing.
+    On the host, the limit counts the whole process, and a step that is not expected to fit is not tried: the
+    system ends a process that takes too much. A CUDA device refuses instead, so a try costs nothing.
     """
 
     limit: int | None = None
@@ -86,10 +86,9 @@ class MemoryBudget:
         kept: int = 0,
         least: Callable[[int], int] = lambda count: count,
     ) -> int:
-        """Return how many items of ``each`` bytes fit into one part in ``share`` of the free memory: from 1 to
-        ``most``.
+        """Return how many items of ``each`` bytes fit into ``share`` of the free memory at once, from 1 to ``most``.
 
-        ``kept`` of the free bytes are already taken. Ranks that do the same agree by ``least``, which all of them call.
+        ``kept`` of the free bytes are reserved. Ranks that do the same agree by ``least``, which all of them call.
         Raises :class:`MemoryShortageError`, on all of them, if not even one item fits into the host's memory.
         """
         free = self.free(device) - kept
@@ -102,7 +101,7 @@ class MemoryBudget:
     def shortage(self, stage: str, device: torch.device, error: BaseException) -> MemoryShortageError:
         """Return the error to raise for ``error``, for which :func:`is_out_of_memory` holds, while it is being handled.
 
-        Memory of the failed step is still in use then, and does not count as free.
+        The failed step still uses its memory then, which does not count as free.
         """
         if isinstance(error, MemoryShortageError):
             return error if error.stage else MemoryShortageError(error.amounts, stage)
@@ -116,7 +115,7 @@ class MemoryBudget:
 
     @contextmanager
     def enforced(self, device: torch.device) -> Iterator[None]:
-        """Let torch refuse what is beyond the limit on a CUDA device, also where nothing was planned."""
+        """Let torch refuse allocations beyond the limit on a CUDA device, even if nothing was planned."""
         if self.limit is None or device.type != "cuda":
             yield
             return
@@ -129,7 +128,9 @@ class MemoryBudget:
 
 
 class MemoryShortageError(RefusedError):
-    """Even the smallest step did not fit: ``stage`` names it, ``amounts`` are what was needed and what was free."""
+    """Even the smallest step did not fit: ``stage`` names it, ``amounts`` says how much was needed and how much was
+    free.
+    """
 
     def __init__(self, amounts: str, stage: str = "") -> None:
         super().__init__(f"out of memory{f' in {stage}' if stage else ''}: {amounts}")
@@ -156,7 +157,7 @@ _SIGNS = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "CUBLAS_STA
 
 
 def make_room(device: torch.device) -> None:
-    """Give back what torch holds without using it: between other processes' memory it may be of no use."""
+    """Give back memory that torch holds without using it, since other processes may need it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -164,8 +165,8 @@ def make_room(device: torch.device) -> None:
 def halving(size: int, run: Callable[[int], T], device: torch.device, *, alone: bool = True) -> T:
     """Call ``run(size)``, or with half of that as often as memory runs out; raises what happens at a size of 1.
 
-    Where others take part, who may have had enough memory, ``alone`` is false and the first failure is raised: they
-    wait for the step that failed.
+    If other ranks take part, which may have had enough memory, ``alone`` is false and the first failure is
+    raised: they wait for the failed step.
     """
     while True:
         try:
@@ -181,8 +182,8 @@ def halving(size: int, run: Callable[[int], T], device: torch.device, *, alone: 
 def in_parts(
     total: int, at_once: int, run: Callable[[slice], T], device: torch.device, *, alone: bool = True
 ) -> list[T]:
-    """Call ``run`` for slices of ``range(total)`` with ``at_once`` entries each, fewer once memory runs out; as
-    :func:`halving` does.
+    """Call ``run`` for slices of ``range(total)`` with ``at_once`` entries each, fewer once memory runs out,
+    like :func:`halving`.
     """
     found: list[T] = []
     done, size = 0, at_once
@@ -209,7 +210,7 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 
 
 def _tried_of(error: BaseException | None) -> int | None:
-    """Return the bytes that an allocator could not give, where its message says so."""
+    """Return the bytes that an allocator could not give, if its message says so."""
     while error is not None:
         if found := _TRIED.search(str(error)):
             powers = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3}
@@ -238,8 +239,8 @@ def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/
 
 
 def _room(folder: Path, limit: str, used: str) -> list[int]:
-    """Return what a group leaves; nothing where there is no limit. Unused pages of files are given up before any
-    process is ended.
+    """Return the bytes left in a group; nothing without a limit. Unused pages of files count, since the system
+    drops them before it ends a process.
     """
     (most, *_), (now, *_) = _lines(folder / limit) or [""], _lines(folder / used) or [""]
     if not most.isdecimal() or not now.isdecimal():
@@ -272,18 +273,18 @@ KEPT, FROM_THE_SYSTEM = 2**27, 2**25
 
 
 def keep_workspaces_small() -> None:
-    """Give matrix products 2 MiB for each stream that they run on, instead of 32; before the process' first one.
+    """Give matrix products 2 MiB for each stream that they run on, instead of 32; before the process's first one.
 
-    Bounds are products of large matrices, which need none. What the environment says otherwise stays.
+    Bounds are products of large matrices, which need none. The environment's own setting stays.
     """
     os.environ.setdefault(CUBLAS, SMALL)
 
 
 def keep_freed_memory() -> None:
-    """Keep memory that is free again for the next tensor, up to 128 MiB, where the C library is glibc.
+    """Keep freed memory for the next tensor, up to 128 MiB, if the C library is glibc.
 
-    A pass on a CPU takes and frees a few MiB at every step. Given back to the system each time, they come again page by
-    page, filled with zeros, which takes several times as long as what is computed in them.
+    A pass on a CPU takes and frees a few MiB at every step. If these went back to the system each time, they
+    would come again page by page, filled with zeros, which takes several times as long as the computation.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

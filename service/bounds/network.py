@@ -1,7 +1,7 @@
-"""A network made ready for bounding, and which entries of its values the output depends on.
+"""Prepares a network for bounding, and finds the entries of its values on which the output depends.
 
-A classifier that reads one token asks nothing of the others after the last attention: what their entries are bounded by
-affects no bound of the output.
+A classifier that reads one token ignores the others after the last attention: bounds of their entries affect no bound
+of the output.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ DRAWS = 2
 
 @torch.no_grad()
 def _needed_entries(graph: Graph, tp_group: RankGroup = ALONE, own: Collection[str] = ()) -> Mapping[str, Tensor]:
-    """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only of values of which
-    there are others, too.
+    """Return the entries that the output depends on, bool ``(n,)``, by the name of the value; only for values that
+    also have other entries.
 
-    Of a graph that is divided over ranks all of them call it; ``own`` names the values of which each has a part.
+    All ranks of a divided graph call it; ``own`` names the values of which each has a part.
     """
     like, draws = _like(graph), _Draws(tp_group, frozenset(own))
     masks = {graph.output.name: torch.ones(graph.output.shape, dtype=torch.bool, device=like.device)}
@@ -54,7 +54,7 @@ def _needed_entries(graph: Graph, tp_group: RankGroup = ALONE, own: Collection[s
 
 
 def _agree(masks: Mapping[str, Tensor], tp_group: RankGroup) -> None:
-    """Add to the entries of replicated values what other ranks have found: all must have as many rows."""
+    """Add other ranks' entries of replicated values, so that all have equally many rows."""
     everywhere = tp_group.sum(torch.cat([mask.flatten() for mask in masks.values()]).float()) > 0
     parts = torch.split(everywhere, [mask.numel() for mask in masks.values()])
     for mask, part in zip(masks.values(), parts, strict=True):
@@ -62,7 +62,7 @@ def _agree(masks: Mapping[str, Tensor], tp_group: RankGroup) -> None:
 
 
 class _Draws:
-    """Random numbers above 0: the same on all ranks for values that all have, others on each for its own."""
+    """Random numbers above 0: the same on all ranks for replicated values, different on each for its own."""
 
     def __init__(self, tp_group: RankGroup, own: frozenset[str]) -> None:
         self.tp_group, self.own = tp_group, own
@@ -77,7 +77,7 @@ class _Draws:
 
 
 def _before(node: Node, mask: Tensor, like: Tensor, draws: _Draws) -> Iterator[Tensor]:
-    """Yield the entries of each input that some of these entries ``(*shape)`` depend on."""
+    """Yield the entries of each input on which these entries ``(*shape)`` depend."""
     if node.operator in NONLINEAR:
         yield from NONLINEAR[node.operator].needed_of(node, mask)
         return
@@ -100,24 +100,26 @@ def _like(graph: Graph) -> Tensor:
 class Before(Protocol):
     """The pipeline stages before a network, whose input is their output.
 
-    ``entries`` is how large a row gets in them, on all tensor-parallel ranks together; ``features`` counts the model's
+    ``entries`` is the largest size of a row in them, over all tensor-parallel ranks; ``features`` counts the model's
     inputs.
     """
 
     @property
-    def entries(self) -> int: ...
+    def entries(self) -> int:
+        """Return how large a row gets, on all tensor-parallel ranks together."""
 
     @property
-    def features(self) -> int: ...
+    def features(self) -> int:
+        """Return the number of the model's inputs."""
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Return lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
 
     def optimised(self, anchor: Tensor) -> OptimisedBefore:
-        """Begin to optimise the stages' relaxations from their start; ``anchor`` is a number that takes a gradient."""
+        """Begin to optimise the stages' relaxations from their start; ``anchor`` is a number with a gradient."""
 
     def chosen(self, rows: Tensor, own: bool) -> Tensor:
-        """Return rigorous lower bounds through relaxations as the last ascent has left them."""
+        """Return rigorous lower bounds through the relaxations of the last ascent."""
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
         """Return rigorous affine functions of the model's input below the rows: coefficients ``(batch, rows,
@@ -130,7 +132,8 @@ class OptimisedBefore(Protocol):
     gradient is a step of the stages' parameters.
     """
 
-    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor: ...
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        """Return lower bounds ``(batch, rows)``, as those of :class:`Before`."""
 
     def restart(self) -> None:
         """Reset the parameters to their start."""
@@ -158,7 +161,7 @@ class Network:
         return self.placements[name] is Placement.OWN
 
     def shares(self, name: str) -> int:
-        """Return over how many ranks a value is divided."""
+        """Return the number of ranks over which a value is divided."""
         return self.tp_group.axis.size if self.is_own(name) else 1
 
     @cached_property
@@ -178,7 +181,7 @@ class Network:
 
     @cached_property
     def entrance(self) -> str | None:
-        """Return the node that only gives the input another shape, where nothing else uses the input."""
+        """Return the node that only reshapes the input, if nothing else uses the input."""
         name = self.graph.input.name
         users = [node for node in self.graph.nodes[1:] if name in node.inputs]
         return users[0].name if len(users) == 1 and OPERATORS[users[0].operator].keeps_order else None
@@ -195,7 +198,8 @@ class Network:
 
     @cached_property
     def needed(self) -> Mapping[str, Tensor]:
-        """Return the entries, bool ``(n,)``, of values of which the output depends on some alone, by name.
+        """Return the entries, bool ``(n,)``, on which the output depends, by name, for values where it does not
+        depend on all.
 
         Nothing is known of a network behind pipeline stages. Every tensor-parallel rank asks at the same time.
         """
@@ -204,19 +208,19 @@ class Network:
         return _needed_entries(self.graph, self.tp_group, [name for name in self.placements if self.is_own(name)])
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
-        """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""
+        """Propagate intervals through one node; a meaningless end after an overflow becomes infinite."""
         operator = OPERATORS[node.operator]
         found = operator.interval(node, [known[name] for name in node.inputs], self.tp_group)
         found = found if operator.keeps_order else found.without_nan()
         return found if found.lower.requires_grad else self.narrowed(node, found, known)
 
     def narrowed(self, node: Node, found: Interval, known: Mapping[str, Interval]) -> Interval:
-        """Return the interval that was ``found`` for a node as the range has it that the value has by nature."""
+        """Return the ``found`` interval of a node, cut to the natural range of its value."""
         return self.ranges[node.name].narrowed(found, known) if node.name in self.ranges else found
 
     @cached_property
     def ranges(self) -> Mapping[str, Range]:
-        """Return the ranges that values have by nature.
+        """Return the natural ranges of values.
 
         A sum over entries of other ranks is followed by its collective, and has no range.
         """
@@ -243,12 +247,12 @@ class Network:
         return COLLECTIVES.get(node.operator)
 
     def gathers_parts(self, node: Node) -> bool:
-        """Return whether every rank has its own part before a node, and all have the same after it."""
+        """Return whether every rank has its own part before a node, and all have the same value after it."""
         return not self.is_own(node.name) and any(self.is_own(name) for name in node.inputs)
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
-        """Return bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on
-        relaxations.
+        """Return bounds of a replicated value, equal to the last bit on all ranks: since comparisons of them
+        choose relaxations.
         """
         if self.is_own(name) or self.tp_group.axis.size == 1:
             return bounds
@@ -259,14 +263,14 @@ class Network:
 def prepare(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) -> Network:
     """Trace ``module`` and check that it can be bounded; every rank of ``axis`` calls it with its part of the model.
 
-    ``input_shape`` is that of one instance. Raises
-    :class:`~service.bounds.graph.UnsupportedModelError` that names what stands in the way.
+    ``input_shape`` is that of one instance. Raises :class:`~service.bounds.graph.UnsupportedModelError` with
+    the obstacle.
     """
     return from_graph(capture(module, input_shape), axis)
 
 
 def from_graph(graph: Graph, axis: Axis = SINGLE) -> Network:
-    """Check a graph that is there already, as :func:`prepare` does."""
+    """Check an existing graph like :func:`prepare`."""
     check(graph)
     tp_group = RankGroup(axis)
     graph = entered(graph, tp_group)
@@ -275,20 +279,20 @@ def from_graph(graph: Graph, axis: Axis = SINGLE) -> Network:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A traced module, or a pipeline stage of one, that is bounded again and again while its parameters change."""
+    """A traced module, or one of its pipeline stages, that is bounded repeatedly while its parameters change."""
 
     trace: Trace
     placements: Mapping[str, Placement]
     tp_group: RankGroup
 
     def network(self, state: Mapping[str, Tensor]) -> Network:
-        """Return the network over the parameters of this moment; its bounds are differentiable in them."""
+        """Return the network over the present parameters; its bounds are differentiable in them."""
         graph = self.trace.graph(state)
         return Network(graph, self.placements, self.tp_group, graph.by_name)
 
 
 def prepare_stage(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) -> Stage:
-    """Check a module as :func:`prepare` does, one that trains; its ends may be divided over the ranks."""
+    """Check a module in training like :func:`prepare`; its input and output may be divided over the ranks."""
     traced = trace(module, input_shape)
     graph = traced.graph({name: tensor.detach() for name, tensor in local_state(module).items()})
     check(graph)

@@ -1,8 +1,8 @@
 """Bounds with the best relaxations that a few steps of gradient ascent find (α-CROWN, Xu et al., 2021).
 
-Every row has relaxations of its own. Bounds on the operators' inputs are fixed, so no row depends on another: rows
-go in parts of any size, and the memory is that of one part. Any parameter between 0 and 1 is sound, so each row's
-bound is the largest one met.
+Every row has relaxations of its own. Bounds on the operators' inputs are fixed, so no row depends on another:
+rows go in parts of any size, and the memory is that of one part. Any parameter between 0 and 1 is sound, so
+each row's bound is the largest one found.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from service.bounds.replay import Plain, Recorded
 
 @dataclass(frozen=True)
 class Ascent:
-    """Adam's step, in units of the parameters' range, and the share of it that is left after all iterations.
+    """Adam's step, in units of the parameters' range, and the share of it that remains after all iterations.
 
     Bounds are settled once :data:`STRIDE` iterations gained no more than ``least_share`` of the total gain, or the
-    total gain is no more than ``least_gain`` of the width, counted from both sides for an entry; a part whose rows are
-    all settled ends. After ``deadline`` (``time.monotonic``) a part has one iteration, and records nothing; ascents
-    that differ only in it are equal.
+    total gain is no more than ``least_gain`` of the width, counted from both sides for an entry; a part ends when all
+    its rows are settled. After ``deadline`` (``time.monotonic``) a part has one iteration, and records nothing;
+    ascents that differ only in it are equal.
     """
 
     iterations: int = 20
@@ -56,10 +56,10 @@ STRIDE = 3
 
 @dataclass(eq=False)
 class Brought:
-    """What optimisation has brought to bounds, in the mean over all of them.
+    """The gain of optimisation, in the mean over all bounds.
 
-    ``before`` and ``after`` are sums of widths, those that are finite; ``iterations`` and ``most`` count the ones that
-    were run and those that might have been, once for each bound.
+    ``before`` and ``after`` are sums of the finite widths; ``iterations`` and ``most`` count the iterations that were
+    run and those that might have been, once for each bound.
     """
 
     before: float = 0.0
@@ -68,7 +68,7 @@ class Brought:
     most: int = 0
 
     def add(self, first: Tensor, best: Tensor, iterations: int, most: int) -> None:
-        """Count bounds by their widths ``(batch, bounds)`` at the start and in the end."""
+        """Count bounds by their widths ``(batch, bounds)`` at the start and at the end."""
         finite = first.isfinite() & best.isfinite()
         self.before += float(torch.where(finite, first, 0.0).double().sum())
         self.after += float(torch.where(finite, best, 0.0).double().sum())
@@ -83,7 +83,7 @@ class Brought:
 
 @dataclass(eq=False)
 class Gains:
-    """How much optimisation has tightened intermediate bounds, and those of the rows asked for."""
+    """How much optimisation has tightened intermediate bounds, and those of the requested rows."""
 
     intermediate: Brought = field(default_factory=Brought)
     asked: Brought = field(default_factory=Brought)
@@ -101,7 +101,7 @@ class Gains:
 
 @dataclass(eq=False)
 class Families:
-    """The families of a pass's non-linear nodes, each made when it is first needed."""
+    """The families of a pass's non-linear nodes, each made when first needed."""
 
     backward: Pass
     _made: dict[str, Family] = field(default_factory=dict)
@@ -119,7 +119,8 @@ class Families:
 class _ChosenRelaxation(Relaxed):
     """The member of a family for each row; its parameters exist from the first step, which tells how many rows.
 
-    ``anchor`` is a one that takes a gradient where there are no parameters, so that it passes here on every rank.
+    ``anchor`` is a one that takes a gradient if there are no parameters, so that the gradient passes here on every
+    rank.
     """
 
     family: Family
@@ -175,13 +176,13 @@ class _ChosenRelaxation(Relaxed):
 class SlopeOptimiser:
     """A pass back from ``start`` through relaxations whose parameters take a step after each gradient.
 
-    Where stages before the network have parameters, too, theirs take the same step.
+    If previous stages have parameters, these take the same step.
     """
 
     def __init__(self, families: Families, start: str, ascent: Ascent) -> None:
         network = families.backward.network
         self.start, self.ascent, self.network = start, ascent, network
-        # Which entries are open differs by rank, but what ranks do for each other's gradients must run on all of them.
+        # The open entries differ by rank, but the ranks' work for each other's gradients must run on all of them.
         some = families.backward.intervals[network.graph.input.name].lower
         together = network.tp_group.axis.size > 1 or network.before is not None
         self.anchor = some.new_ones(()).requires_grad_() if together else None
@@ -197,8 +198,8 @@ class SlopeOptimiser:
         return [parameter for chosen in self.chosen.values() for parameter in chosen.parameters or ()]
 
     def step(self, bounds: Tensor, gradient: Tensor, beside: Sequence[Tensor] = ()) -> None:
-        """Step against ``gradient``, that of the last pass's ``bounds``; those of tensors ``beside`` are only left
-        there.
+        """Step against ``gradient``, that of the last pass's ``bounds``; tensors ``beside`` only get their
+        gradients.
         """
         anchors = [] if self.anchor is None else [self.anchor]
         for each in (sought := [*(moving := self.parameters), *anchors, *beside]):
@@ -210,7 +211,7 @@ class SlopeOptimiser:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Go back to where it was before the first step."""
+        """Go back to the state before the first step."""
         if self.before is not None:
             self.before.restart()
         for chosen in self.chosen.values():
@@ -227,8 +228,8 @@ class SlopeOptimiser:
                 self._keep_equal(name, parameter)
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
-        """Keep replicas equal: those that drift apart would bound a sum of which every rank has another summand: no
-        bound at all.
+        """Keep replicas equal: if they drifted apart, every rank would have a summand of another sum, and their
+        sum would be no bound at all.
         """
         if self._is_replicated(name):
             parameter.copy_(self.network.tp_group.agree(parameter))
@@ -242,8 +243,8 @@ class SlopeOptimiser:
 class RowOptimiser(SlopeOptimiser):
     """Bounds parts of ``start``'s rows, all of the shape of ``rows``, one after the other.
 
-    ``rows`` are as for :meth:`Pass.lower_bounds`. Where the width of a row's bounds is known, from its negative beside
-    it or from an upper bound, iterations end where they bring too little.
+    ``rows`` are as for :meth:`Pass.lower_bounds`. If the width of a row's bounds is known, from its negative
+    beside it or from an upper bound, iterations end when they gain too little.
     """
 
     def __init__(
@@ -257,17 +258,17 @@ class RowOptimiser(SlopeOptimiser):
         self.above: Tensor | None = None
         self.has_begun = False
         device = families.backward.device
-        # Ranks that communicate inside of a record would have to replay it in step, so they record nothing.
+        # Ranks that communicate inside a record would have to replay it in step, so they record nothing.
         alone = device.type == "cuda" and self.anchor is None
         self.repeat = Recorded(device) if alone else Plain()
 
     def best_bounds(self, rows: InitialRows, above: Tensor | None = None) -> Tensor:
-        """Return the largest lower bounds ``(batch, rows)`` met on the way; ``above`` are upper bounds of the rows."""
+        """Return the largest lower bounds ``(batch, rows)`` found; ``above`` are upper bounds of the rows."""
         overwrite(rows, self.rows)
         self.above = above
         self.has_begun = False
         if self.best is not None:
-            # Also where nothing was to be chosen: bounds of the part before are none of these rows.
+            # Also if there was nothing to choose: bounds of the previous part are none of these rows.
             self.best.fill_(-torch.inf)
             if self.settled is not None:
                 self.settled.fill_(value=False)
@@ -281,7 +282,8 @@ class RowOptimiser(SlopeOptimiser):
         return self.best.clone()
 
     def _ascend_while_it_pays(self) -> None:
-        """Run iterations until all rows are settled, each by itself: what goes with it changes no bound of a row.
+        """Run iterations until all rows are settled, each by itself: the other rows of a part do not change a row's
+        bound.
 
         Tensor-parallel ranks stop together: each pass needs all of them.
         """
@@ -301,7 +303,9 @@ class RowOptimiser(SlopeOptimiser):
         self.brought.add(first, self._widths(), done, most)
 
     def _is_little(self, first: Tensor, before: Tensor, now: Tensor) -> Tensor:
-        """Return where the last iterations, or all of them, brought too little; never of a width that was infinite."""
+        """Return the bounds that gained too little in the last iterations, or in all of them; never those of a width
+        that was infinite.
+        """
         latest, total = before - now, first - now
         is_little = (latest <= self.ascent.least_share * total) | (total <= self.ascent.least_gain * first)
         return is_little & first.isfinite()
@@ -313,7 +317,7 @@ class RowOptimiser(SlopeOptimiser):
         self.settled.logical_or_(found if self.above is not None else torch.cat([found, found], dim=1))
 
     def _is_any_free(self) -> bool:
-        """Return whether there is a parameter, on any rank or in a stage before, which alone knows of its own."""
+        """Return whether there is a parameter, on any rank or in a previous stage, which alone knows its own."""
         own = any(each.numel() for each in self.parameters)
         group = self.network.tp_group
         return self.network.before is not None or bool(group.largest(int(own), self.backward.device))
@@ -324,8 +328,8 @@ class RowOptimiser(SlopeOptimiser):
 
     @torch.no_grad()
     def _widths(self) -> Tensor:
-        """Return the widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and what is
-        above.
+        """Return the widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and the
+        bounds above.
         """
         assert self.best is not None
         if self.above is not None:
@@ -353,7 +357,7 @@ class RowOptimiser(SlopeOptimiser):
         assert self.settled is not None
         torch.maximum(self.best, bounds.detach().masked_fill(self.settled, -torch.inf), out=self.best)
         if bounds.requires_grad:
-            # Where there is no bound there is no direction either.
+            # Without a bound there is no direction either.
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
 

@@ -18,11 +18,11 @@ from service.bounds.progress import ProgressMeter, TimeLimit
 class BoundOptions:
     """Holds the limits of a bounding method, and the rule by which it keeps intermediate bounds.
 
-    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as in the
-    plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory: more rows
-    than fit go in parts. ``memory`` is the limit of all memory, and ``is_planned`` says that all ranks have fitted
-    ``elements`` to it. ``ascent`` is for methods that optimise, and ``gains`` hears of their gain. ``progress`` hears
-    how far an analysis is. Options that differ only in these listeners are equal.
+    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them,
+    as in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the
+    memory: more rows than fit go in parts. ``memory`` is the limit of all memory, and ``is_planned`` says that
+    all ranks have fitted ``elements`` to it. ``ascent`` is for methods that optimise, and ``gains`` collects
+    their gain. ``progress`` is told how far an analysis is. Options that differ only in these listeners are equal.
     """
 
     intersect: bool = True
@@ -34,14 +34,15 @@ class BoundOptions:
     gains: Gains = field(default_factory=Gains, compare=False)
 
     def until(self, deadline: float, tell: Callable[[float], None] = lambda _: None) -> BoundOptions:
-        """Return options of analyses that end with :class:`~service.bounds.progress.OutOfTimeError` after ``deadline``
-        (``time.monotonic``), for ranks that no other waits for; ``tell`` hears of their progress.
+        """Return options of analyses that end with :class:`~service.bounds.progress.OutOfTimeError` after
+        ``deadline`` (``time.monotonic``), for ranks that no other waits for; ``tell`` is told of their
+        progress.
         """
         ascent = replace(self.ascent, deadline=deadline)
         return replace(self, ascent=ascent, progress=TimeLimit(tell, deadline=deadline))
 
     def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> BoundOptions:
-        """Return less where a device has little memory left, on all ranks the ``least`` that fits on any.
+        """Return fewer elements if a device has little memory left, on all ranks the ``least`` that fits on any.
 
         Raises :class:`~service.bounds.memory.MemoryShortageError`.
         """
@@ -51,7 +52,7 @@ class BoundOptions:
         return replace(self, elements=elements, is_planned=True)
 
     def passing(self, total: int) -> BoundOptions:
-        """Return the options for ``total`` elements: parts are larger where there are many, as each costs launches."""
+        """Return the options for ``total`` elements: many elements go in larger parts, as each part costs launches."""
         return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
 
     def optimising(self, total: int) -> BoundOptions:
@@ -65,17 +66,18 @@ class BoundOptions:
 USUAL = 2**24
 """Elements of a part of a pass, unless there would be more than three parts."""
 LITTLE = 2**29
-"""Bytes that are not worth asking about."""
+"""Bytes for which the device's free memory is not asked."""
 BYTES_FOR_AN_ELEMENT = 256
-"""Bytes for an element of the largest coefficient tensor, in all that a pass through a deep network holds at once, with
-its gradient.
+"""Bytes for an element of the largest coefficient tensor, in all tensors that a pass through a deep network
+holds at once, with its gradient.
 """
 
 
 def affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
     """Return options within the memory of the device that has the least: ranks take the same parts.
 
-    Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
+    The driver is asked once for each analysis, and not for a small one unless memory is limited: it is slow to
+    answer.
     """
     device, tp_group = box.lower.device, network.tp_group
     is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE

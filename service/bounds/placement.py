@@ -22,9 +22,10 @@ COPY = "trivet.copy_to_group.default"
 
 
 class Placement(Enum):
-    """``OWN``: each rank has values of its own, and coefficients that only its own part of a bound has.
+    """``OWN``: each rank has values of its own, and coefficients of its own part of a bound only.
 
-    They are shards, summands of a value that a collective will sum, or all shards joined for work that differs by rank.
+    The values are shards, summands of a value that a collective will sum, or all shards joined for work that differs
+    by rank.
     """
 
     REPLICATED = "replicated"
@@ -52,8 +53,8 @@ def place_part(graph: Graph, entering: Placement) -> Mapping[str, Placement]:
     """Return the placement of every node from that of the input; only collectives change it, and no operator mixes the
     two.
 
-    Raises :class:`UnsupportedModelError` for a graph that is not divided this way, since its bounds would count a
-    replicated value once per rank.
+    Raises :class:`UnsupportedModelError` for a graph that is not divided in this way, since its bounds would
+    count a replicated value once per rank.
     """
     placements = {graph.input.name: entering}
     for node in graph.nodes[1:]:
@@ -62,7 +63,7 @@ def place_part(graph: Graph, entering: Placement) -> Mapping[str, Placement]:
 
 
 def entering(graph: Graph) -> Placement:
-    """Return the placement that the input of a pipeline stage has: the one that the stage's first collective needs."""
+    """Return the placement of a pipeline stage's input: the one that the stage's first collective needs."""
     crossings = (OPERATORS[node.operator].crossing for node in graph.nodes[1:])
     first = next((crossing for crossing in crossings if crossing is not None), Crossing.ENTER)
     return _BEFORE[first]
@@ -78,11 +79,12 @@ def _place(node: Node, inputs: list[Placement]) -> Placement:
 
 
 def entered(graph: Graph, tp_group: RankGroup) -> Graph:
-    """Return the same graph with a ``copy_to_group`` wherever a replicated value is used for work that differs by rank.
+    """Return the same graph with a ``copy_to_group`` wherever a replicated value is used for work that differs by
+    rank.
 
-    Our own layers say so themselves. Torch's functional collectives do not, since forward nothing happens there: a
-    node's work differs where its constants do, or one of its inputs. All ranks call it. Raises
-    :class:`UnsupportedModelError` where ranks have other nodes, or other _members in a group.
+    Our own layers have it already. Torch's functional collectives do not, since forward nothing happens there: a
+    node's work differs if its constants differ, or one of its inputs. All ranks call it. Raises
+    :class:`UnsupportedModelError` if ranks differ in their nodes, or in the members of a group.
     """
     if tp_group.axis.size == 1:
         return graph
@@ -100,7 +102,7 @@ Sides = tuple[Placement, Placement]
 
 
 def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
-    """Return the placements of every node, if replicated values were copied wherever necessary."""
+    """Return the placements of every node as if replicated values were copied wherever necessary."""
     found: dict[str, Sides] = {graph.input.name: (Placement.REPLICATED, Placement.REPLICATED)}
     for node in graph.nodes[1:]:
         crossing = OPERATORS[node.operator].crossing
@@ -137,7 +139,7 @@ def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
     """Return the names of nodes with an argument that is not the same on every rank."""
     compared = [(node, each) for node in nodes for each in _plain(node)]
     device = next((each.device for _, each in compared if each.device.type != "cpu"), torch.device("cpu"))
-    # Not by their names: a tracer numbers what it drops later, too.
+    # Not by their names: a tracer also numbers the nodes that it drops later.
     steps = _number(" ".join(node.operator for node, _ in compared))
     if tp_group.largest(steps, device) != -tp_group.largest(-steps, device):
         raise UnsupportedModelError("the tensor-parallel ranks have different operators; expected the same on each")
@@ -146,8 +148,8 @@ def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
 
 
 def _plain(node: Node) -> list[Tensor]:
-    """Return what does not depend on the input: tensors, and a number for the rest. Devices and groups differ as
-    they must.
+    """Return the arguments that do not depend on the input: tensors, and a number for the rest. Devices and
+    groups are left out: they differ by rank.
     """
     rest: list[Any] = [node.operator, node.shape]
     tensors: list[Tensor] = []
@@ -189,7 +191,7 @@ def _forgotten(node: Node) -> str:
 
 
 def check_constants(graph: Graph, placements: Mapping[str, Placement], tp_group: RankGroup) -> None:
-    """Refuse constants that differ between ranks where the graph says that all ranks do the same; all ranks call it."""
+    """Refuse constants that differ between ranks if by the graph all ranks do the same; all ranks call it."""
     used = [
         (node, value)
         for node in graph.nodes

@@ -1,7 +1,7 @@
 """Planes below rows of a folded network's output, over a batch of small boxes: CROWN (Zhang et al., 2018).
 
-Every box has rows of its own: only for the entries that are worth it in that box. Bounds of the box it was cut from
-hold in it too, so an entry that was settled there is not bounded again.
+Every box has rows of its own, only for the entries that are worth it in that box. Bounds of the box from which
+it was cut hold in it too, so an entry that was settled there is not bounded again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Planes:
     """``coefficients · x + bias ≤ rows · output`` in each box: ``(batch, rows, features)``, ``(batch, rows)``.
 
     ``known`` are bounds of the values that operators read, for the boxes that will be cut from this one.
-    ``influence`` ``(batch, rows, features)`` estimates what a row loses to relaxations for the width of each input.
+    ``influence`` ``(batch, rows, features)`` estimates a row's loss to relaxations from the width of each input.
     """
 
     coefficients: Tensor
@@ -47,8 +47,8 @@ class _PendingRows:
 class BoxPlanes:
     """Bound one batch of boxes ``(batch, features)``, operator by operator.
 
-    This is no :class:`~service.bounds.forward.ForwardTraversal`: a folded network has no linear nodes that a value goes
-    through. What an operator reads is a form of several earlier outputs, which is bounded, flat, when the operator is
+    This is no :class:`~service.bounds.forward.ForwardTraversal`: a folded network has no linear nodes. An
+    operator reads a linear form of several earlier outputs, which is bounded, flat, when the operator is
     reached, and refined by rows that differ from box to box.
     """
 
@@ -72,7 +72,7 @@ class BoxPlanes:
         return Planes(coefficients, bias, self._bounds, influence)
 
     def _no_looser_than_ranges(self, form: FoldedForm, coefficients: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace planes by level ones where the intervals of their sources give tighter bounds."""
+        """Replace planes by level ones if the intervals of their sources give tighter bounds."""
         level = form.bias
         for source, matrix in form.matrices.items():
             values = self._values[source]
@@ -207,7 +207,7 @@ class BoxPlanes:
 
 
 def backward_in_few_steps(relaxed: Relaxation, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Take the step of :meth:`Relaxation.backward` in fewer passes over the coefficients, as small boxes want it."""
+    """Take the step of :meth:`Relaxation.backward` in fewer passes over the coefficients, for small boxes."""
     negative = coefficients.clamp(max=0)
     positive = coefficients - negative
     slopes = relaxed.lower_slope.unsqueeze(1), relaxed.upper_slope.unsqueeze(1)

@@ -16,16 +16,17 @@ from service.bounds.network import Network
 
 
 class OutOfTimeError(Exception):
-    """An analysis is not over when its time is."""
+    """The time of an analysis ended before the analysis."""
 
 
 @dataclass(eq=False)
 class ProgressMeter:
     """Tells which share of an analysis is done, from 0 to 1: rows bounded so far, out of those expected.
 
-    A row costs as much as the values are large through which it is propagated backward. Until a value is reached, both
-    bounds of all of its entries are expected. On a CUDA device a row counts when the device has bounded it, not when
-    the host has asked for it; nothing waits for that. Threads may add side by side, and tell one after the other.
+    A row costs in proportion to the size of the values through which it is propagated backward. Until a value is
+    reached, both bounds of all of its entries are expected. On a CUDA device a row counts when the device has bounded
+    it, not when the host has launched it; nothing waits for that. Threads may add concurrently, and tell one after
+    the other.
     """
 
     tell: Callable[[float], None]
@@ -67,9 +68,10 @@ class ProgressMeter:
 
 @dataclass(eq=False)
 class TimeLimit(ProgressMeter):
-    """Ends an analysis with :class:`OutOfTimeError` after ``deadline`` (``time.monotonic``), at the next of its parts.
+    """Ends an analysis with :class:`OutOfTimeError` after ``deadline`` (``time.monotonic``), at the next of its
+    parts.
 
-    It is for ranks that no other waits for. Analyses that none begins here are not measured, only ended.
+    It is for ranks that no other waits for. An analysis that is not begun here is not measured, only ended.
     """
 
     deadline: float = inf

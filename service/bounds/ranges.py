@@ -1,8 +1,8 @@
 """Ranges that hold for composed functions whatever their input: softmax, log-sum-exp, and normalisations.
 
-Interval propagation through their parts forgets that the same values stand above and below the line. The range of ``log
-Σ exp`` and of a softmax over a box is exact (each is monotone in each score). Scores are shifted by the largest, so
-that no exponential overflows.
+Interval propagation through their parts forgets that the same values are in numerator and denominator. The range of
+``log Σ exp`` and of a softmax over a box is exact (each is monotone in each score). The largest score is subtracted
+from all, so that no exponential overflows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADD, SUB, MUL = "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor"
 
 
 CLOSE, NEAR = {torch.float32: 5.0, torch.float64: 13.0}, 64.0
-"""The spread of scores, and their distance from 0, up to which sums of their powers lose less than margins allow for.
+"""The spread of scores, and their distance from 0, up to which sums of their powers lose less than the margins allow.
 """
 
 
@@ -33,7 +33,7 @@ class Range(ABC):
 
     @abstractmethod
     def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
-        """Return the bounds that were ``found`` by propagation, as the range has them."""
+        """Return the bounds ``found`` by propagation, tightened by the range."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _WithinLimit(Range):
 class _OfScores(Range):
     """A function of ``scores`` along ``axes`` of an instance.
 
-    What propagation found counts besides where it may be tighter: where no power is so much smaller than another that
+    The bounds found by propagation count too if they may be tighter: if no power is so much smaller than another that
     rounding decides about it.
     """
 
@@ -64,12 +64,12 @@ class _OfScores(Range):
 
     @staticmethod
     def _unless_undefined(lower: Tensor, upper: Tensor, found: Interval) -> Interval:
-        """Return these ends, and those ``found`` where infinite scores leave none: without asking the host."""
+        """Return these ends, or those ``found`` if infinite scores leave none, without asking the host."""
         return Interval(torch.where(lower.isnan(), found.lower, lower), torch.where(upper.isnan(), found.upper, upper))
 
     @staticmethod
     def _met(own: Interval, found: Interval, scores: Interval, axes: list[int], keepdim: bool) -> Interval:
-        """Return the range's ``own`` bounds, with those ``found`` where scores are close to each other."""
+        """Return the range's ``own`` bounds, with those ``found`` if scores are close to each other."""
         lower, upper = (each.detach() for each in (scores.lower, scores.upper))
         least, most = lower.amin(axes, keepdim=keepdim), upper.amax(axes, keepdim=keepdim)
         are_close = (most - least <= CLOSE[lower.dtype]) & (torch.maximum(-least, most) <= NEAR)
@@ -89,7 +89,7 @@ class LogSumExp(_OfScores):
         scores, axes = ends
         count = torch.Size(scores.lower.shape[axis] for axis in axes).numel()
         exact = scores.map(lambda end: torch.logsumexp(end, axes, keepdim=self.keepdim))
-        # Of an exponential for each score, their sum, its logarithm and what was taken off before.
+        # Of an exponential for each score, their sum, its logarithm and the score that was subtracted.
         slack = torch.finfo(exact.lower.dtype).eps * (24 + count)
         lower, upper = exact.lower - slack * (1 + exact.lower.abs()), exact.upper + slack * (1 + exact.upper.abs())
         own = self._unless_undefined(lower, upper, found)
@@ -98,8 +98,8 @@ class LogSumExp(_OfScores):
 
 @dataclass(frozen=True, eq=False)
 class Softmax(_OfScores):
-    """``a_i exp(x_i) / Σ a_j exp(x_j)``, which rises with its own score and falls with the others; ``weights`` are
-    constants of at least 0, as those of a mask.
+    """``a_i exp(x_i) / Σ a_j exp(x_j)``, which rises with its own score and falls with the others; ``weights``
+    are constants of at least 0, such as those of a mask.
     """
 
     weights: Tensor | None
@@ -116,7 +116,9 @@ class Softmax(_OfScores):
 
     @staticmethod
     def _weighted(scores: Interval, weights: Tensor) -> Interval:
-        """Return bounds of the scores that have the weights as factors of their powers: none is lost by 1 and by 0."""
+        """Return bounds of the scores that have the weights as factors of their powers; weights of 1 and of 0 lose
+        nothing.
+        """
         logarithms, eps = weights.log(), torch.finfo(weights.dtype).eps
         size = torch.maximum(scores.lower.abs(), scores.upper.abs()) + logarithms.abs()
         slack = torch.where((weights == 0) | (weights == 1), 0.0, 16 * eps * size)
@@ -141,7 +143,7 @@ class Softmax(_OfScores):
 
 
 def ranges_of(graph: Graph) -> dict[str, Range]:
-    """Return the ranges of a graph's nodes, by name, where there are any."""
+    """Return the ranges of those of a graph's nodes that have one, by name."""
     nodes = graph.by_name
     found = {node.name: _range(nodes, node) for node in graph.nodes[1:] if node.operator in {PRODUCT, LOG}}
     return {name: each for name, each in found.items() if each is not None}
@@ -181,7 +183,7 @@ def _softmax(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) ->
 
 
 def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
-    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less where the values add up to 0."""
+    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0."""
     if nodes[inverse].operator != RSQRT or node.shape != nodes[whole].shape:
         return None
     sized = nodes[nodes[inverse].inputs[0]]

@@ -1,7 +1,7 @@
 """Collectives of a group of ranks that bound one network.
 
-The sums and gathers are the differentiable collectives of the core: the adjoint of each is its partner, which a
-bound that is optimised over slopes needs to stay a bound.
+The sums and gathers are the differentiable collectives of the core: the adjoint of each is its partner. A bound
+that is optimised over slopes would otherwise be no bound.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RankGroup:
         return reduce_from_group(partial.contiguous(), self.axis.group)
 
     def enter(self, replicated: Tensor) -> Tensor:
-        """Return a replicated tensor used for work that differs by rank: identity (gradient: all-reduce)."""
+        """Return a replicated tensor for work that differs by rank: identity (gradient: all-reduce)."""
         return copy_to_group(replicated, self.axis.group)
 
     def gather(self, shard: Tensor, dim: int) -> Tensor:
@@ -60,7 +60,7 @@ class RankGroup:
         return slice(self.axis.rank * share, (self.axis.rank + 1) * share)
 
     def agree(self, replicated: Tensor) -> Tensor:
-        """Return the first rank's values on every rank: what is decided by comparing them must not differ in a last
+        """Return the first rank's values on every rank: decisions that compare them must not differ by a last
         bit.
 
         The gradient is the identity, since the values are the same but for that bit.
@@ -107,7 +107,7 @@ AT_ONCE = 2**22
 
 
 def _mark(tensor: Tensor) -> Tensor:
-    """Part by part: what stands for large weights takes no second copy of them."""
+    """Part by part: moments of large weights take no second copy of them."""
     flat, total = tensor.detach().reshape(-1), torch.zeros(2, dtype=torch.float64, device=tensor.device)
     for start in range(0, flat.numel(), AT_ONCE):
         values = flat[start : start + AT_ONCE].to(torch.float64)

@@ -1,4 +1,4 @@
-"""Linear bounds of one non-linear operator, and how a backward pass goes through them."""
+"""Linear bounds of one non-linear operator, and the step of a backward pass through them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Relaxed(BackwardRules, ABC):
         """
 
     def propagate_backward(self, rows: Coefficients) -> Propagated | None:
-        """Return the step of rows in any representation; ``None`` where they must be made dense first."""
+        """Return the step of rows in any representation; ``None`` if they must be made dense first."""
         if isinstance(rows, Tensor):
             return Propagated(*self.backward(rows))
         rule = self.backward_rules.get(type(rows))
@@ -34,7 +34,7 @@ class Relaxed(BackwardRules, ABC):
 
 @dataclass(frozen=True, eq=False)
 class RigorousStep:
-    """A step backward through a node: ``|A|·error + lost`` is what it may be off by.
+    """A step backward through a node: ``|A|·error + lost`` bounds its error.
 
     ``error`` is ``(batch, rows or 1, *shape)``, ``lost`` ``(batch,)``; ``relaxed`` is there for non-linear nodes.
     """
@@ -47,12 +47,13 @@ class RigorousStep:
 class Family(Protocol):
     """All relaxations of one operator on fixed bounds that an optimiser may choose from.
 
-    A member is named by parameters between 0 and 1, every one of which is sound. ``start`` has their values for the
-    member that CROWN takes, each ``(batch, *any)``; it is empty where there is nothing to choose.
+    A member is named by parameters between 0 and 1, every one of which is sound. ``start`` has their values for
+    the member that CROWN takes, each ``(batch, *any)``; it is empty if there is nothing to choose.
     """
 
     @property
-    def start(self) -> tuple[Tensor, ...]: ...
+    def start(self) -> tuple[Tensor, ...]:
+        """Return the parameters of CROWN's member."""
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
         """Return the member of parameters ``(batch, rows or 1, *any)``, whose results are differentiable in them."""
@@ -60,7 +61,7 @@ class Family(Protocol):
 
 @runtime_checkable
 class PatchFamily(Protocol):
-    """A family that also exists for the entries of its operator in patches."""
+    """A family that also exists for the entries in patches of its operator."""
 
     def shown(self, patches: Patches) -> Family:
         """Return the family of the patches: ``start`` is then ``(batch, rows, *shape of a patch)``, and members take

@@ -1,4 +1,4 @@
-"""An iteration that is repeated: on a CUDA device recorded once and replayed, so that its launches cost nothing."""
+"""A repeated iteration: on a CUDA device it is recorded once and replayed, so that its launches cost nothing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Value = TypeVar("Value")
 
 class Repeat(Protocol):
     def run(self, body: Callable[[], None], times: int) -> None:
-        """Run the body, which is the same one at each call."""
+        """Run the body, which is the same at each call."""
 
 
 @dataclass(eq=False)
 class Memory:
-    """The memory of records that never run at once and leave each other nothing but tensors from elsewhere.
+    """The memory of records that never run at once and share only tensors from elsewhere.
 
-    ``bytes`` were reserved for it: they count as free where nothing is in them at the moment, and are not. A pool ends
-    with the last record in it, and may not be named again: ``anchor`` is one that stays.
+    ``bytes`` were reserved for it: torch counts them as free while they are empty, but they are not available. A pool
+    ends with the last record in it, and may not be named again: ``anchor`` is a record that stays.
     """
 
     bytes: int = 0
@@ -45,11 +45,11 @@ class Memory:
 
 @dataclass(eq=False)
 class RecordCache(Generic[Key, Value]):
-    """Keeps recordings of bodies by key: all of them in one memory, and no more than ``most``, of which the least
-    recently used one makes room.
+    """Keeps recordings of bodies by key: all of them in one memory, and no more than ``most``; the least recently
+    used one makes room.
 
-    ``repeat`` makes what repeats a body in some memory. A value is taken out while it is used, and so gone if that
-    fails.
+    ``repeat`` makes the repeater of a body in some memory. A value is taken out while it is used, and is dropped if
+    its use fails.
     """
 
     repeat: Callable[[Memory], Repeat]
@@ -58,7 +58,7 @@ class RecordCache(Generic[Key, Value]):
     _kept: dict[Key, Value] = field(default_factory=dict)
 
     def repeater(self) -> Repeat:
-        """Return a repeater of one more body in the memory of this cache."""
+        """Return a repeater of another body in the memory of this cache."""
         return self.repeat(self.memory)
 
     def take(self, key: Key) -> Value | None:
@@ -66,19 +66,19 @@ class RecordCache(Generic[Key, Value]):
         return self._kept.pop(key, None)
 
     def keep(self, key: Key, value: Value) -> None:
-        """Keep a value as the last one used."""
+        """Keep a value as the most recently used one."""
         while len(self._kept) >= self.most:
             self.drop_oldest()
         self._kept[key] = value
 
     def drop_oldest(self) -> Key:
-        """Drop the value that was not used for longest, and return its key."""
+        """Drop the least recently used value, and return its key."""
         oldest = next(iter(self._kept))
         del self._kept[oldest]
         return oldest
 
     def renew_memory(self) -> None:
-        """Let further records have a memory of their own: this one is freed with the last record in it."""
+        """Give further records a memory of their own: this one is freed with the last record in it."""
         self.memory = Memory()
 
     def clear(self) -> None:
@@ -90,7 +90,7 @@ class RecordCache(Generic[Key, Value]):
         return len(self._kept)
 
     def __iter__(self) -> Iterator[Key]:
-        """Yield the keys, the one that was not used for longest first."""
+        """Yield the keys, the least recently used one first."""
         return iter(self._kept)
 
     def values(self) -> ValuesView[Value]:
@@ -106,12 +106,12 @@ class Plain:
 
 
 class Recorded:
-    """A body that takes nothing, returns nothing, and works on tensors that stay where they are.
+    """A body that takes nothing, returns nothing, and works on tensors that stay in place.
 
-    For a CUDA device. The first run is as written, since that is when libraries make their plans and the body its
-    tensors; the second is recorded; the rest replay the record. Kernels are the same, and so are results. The body is
-    given anew at each call, and must be the same one: to keep it here would make its owner, and so the record, live
-    until the next garbage collection.
+    For a CUDA device. The first run is not recorded, since in it libraries make their plans and the body its tensors;
+    the second is recorded; the rest replay the record. Kernels are the same, and so are results. The body is given
+    anew at each call, and must be the same one: to keep it here would keep its owner, and so the record, alive until
+    the next garbage collection.
     """
 
     def __init__(self, device: torch.device, memory: Memory | None = None) -> None:
@@ -130,7 +130,7 @@ class Recorded:
                 self.record.replay()
 
     def _warm(self, body: Callable[[], None], times: int) -> None:
-        """Run on a stream of its own: what is recorded may not be the default stream's."""
+        """Run on a stream of its own: the default stream cannot be recorded."""
         stream = _recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -147,7 +147,7 @@ class Recorded:
             try:
                 body()
             except BaseException:
-                with suppress(RuntimeError):  # an invalid record, which would hide what made it so
+                with suppress(RuntimeError):  # an invalid record, which would hide the cause
                     record.capture_end()
                 raise
             record.capture_end()
@@ -158,9 +158,7 @@ class Recorded:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector away: the end of another record, which the garbage collector may bring about at any
-    time, would spoil this one.
-    """
+    """Keep the garbage collector off: it may free another record at any time, which would spoil this one."""
     enabled = gc.isenabled()
     gc.disable()
     try:

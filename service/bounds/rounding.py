@@ -14,7 +14,7 @@ from service.bounds.interval import Interval
 
 UNIT = 2.0**-53
 TINY = 2.0**-1022
-"""More than a product loses that falls below the normal numbers, also where those are flushed to zero."""
+"""More than a product loses if it falls below the normal numbers, also if those are flushed to zero."""
 
 
 def gamma(roundings: int) -> float:
@@ -41,5 +41,5 @@ def widened(interval: Interval, below: Tensor | float, above: Tensor | float) ->
 
 
 def magnitude(interval: Interval) -> Tensor:
-    """Return the largest absolute value in it, exactly."""
+    """Return the largest absolute value of the interval, exactly."""
     return torch.maximum(interval.lower.abs(), interval.upper.abs())

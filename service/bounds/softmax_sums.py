@@ -1,4 +1,4 @@
-"""Networks whose relaxations know where the entries of a value add up to one, as those of a softmax do."""
+"""Networks whose relaxations know that entries of a value add up to one, such as those of a softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_softmax_sums(network: Network) -> Network:
 
 
 def _axes(graph: Graph, node: Node) -> tuple[int, ...]:
-    """Return the dimensions of an instance along which entries of the node add up to one; none if that is not known."""
+    """Return the dimensions of an instance along which entries of the node add up to one; none if no sum is known."""
     if node.operator != PRODUCT:
         return ()
     nodes = graph.by_name
@@ -41,5 +41,4 @@ class _WithParts(Network):
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def operator_of(self, node: Node) -> NonlinearOperator:
-        operator = super().operator_of(node)
-        return SoftmaxProduct(operator, self.axes[node.name]) if node.name in self.axes else operator
+        return SoftmaxProduct(self.axes[node.name]) if node.name in self.axes else super().operator_of(node)

@@ -25,7 +25,7 @@ from service.bounds.relaxation import Lines, Relaxation, Relaxed
 class Preactivation:
     """A value that non-linear operators read. ``reader`` is the first of them, and the value its input ``position``.
 
-    Entries of all preactivations are numbered in one row; those of this one begin at ``offset``.
+    Entries of all preactivations are numbered consecutively; those of this one begin at ``offset``.
     """
 
     value: str
@@ -41,7 +41,7 @@ class Preactivation:
 
 @dataclass(frozen=True)
 class Preactivations:
-    """All of a network's, in execution order."""
+    """All preactivations of a network, in execution order."""
 
     each: tuple[Preactivation, ...]
 
@@ -78,7 +78,7 @@ class Preactivations:
         }
 
     def bounds(self, inputs: Mapping[str, Sequence[Interval]]) -> Interval:
-        """Return ``(batch, entries)``, from the bounds of every non-linear node's inputs."""
+        """Return the bounds of every non-linear node's inputs as ``(batch, entries)``."""
         each = [inputs[preactivation.reader][preactivation.position] for preactivation in self.each]
         lower, upper = (
             [end.flatten(1) for end in ends] for ends in zip(*((i.lower, i.upper) for i in each), strict=True)
@@ -91,7 +91,7 @@ class Preactivations:
 
 
 def breakpoint_of(network: Network, preactivation: Preactivation) -> float | None:
-    """Return where a split leaves the preactivation's reader without any relaxation, if there is such a point."""
+    """Return the point at which a split leaves the preactivation's reader without any relaxation, if it exists."""
     node = network.nodes[preactivation.reader]
     return network.operator_of(node).breakpoint(node, preactivation.position)
 
@@ -108,8 +108,8 @@ class Splits:
     at: Tensor
 
     def clipped(self, bounds: Interval) -> Interval:
-        """Return bounds ``(batch or 1, entries)`` of all preactivations where the splits hold; ends cross where none
-        do.
+        """Return bounds ``(batch or 1, entries)`` of all preactivations on the set where the splits hold; ends
+        cross if that set is empty.
         """
         batch = len(self.index)
         above = torch.where(self.sign > 0, self.at, -torch.inf)
@@ -136,20 +136,20 @@ class Multipliers:
         return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
 
     def biases(self, preactivation: Tensor, preactivations: int) -> Tensor:
-        """Return what is added to the bias, ``(batch, preactivations)``; without a gradient, see ``ascent_direction``.
+        """Return the additions to the bias, ``(batch, preactivations)``; without a gradient, see ``ascent_direction``.
 
         ``preactivation`` ``(batch, depth)`` numbers those of the entries.
         """
         values = self.values.detach()
         least = torch.where(values > 0, self.held.lower, self.held.upper) * values
-        # No multiplier, no term, even where there is no bound.
+        # Without a multiplier there is no term, even if there is no bound.
         least = torch.where(values == 0, torch.zeros_like(least), least)
         return least.new_zeros(len(least), preactivations).scatter_add(1, preactivation, least)
 
     def ascent_direction(self, gradient: Tensor) -> Tensor:
         """Return the direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
 
-        0 where neither sign gains anything.
+        0 if neither sign gains anything.
         """
         up, down = gradient + self.held.lower, gradient + self.held.upper
         at_zero = torch.where(up > 0, up, torch.where(down < 0, down, torch.zeros_like(up)))
@@ -158,9 +158,9 @@ class Multipliers:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Entries ``index`` ``(places,)`` of a value; ``open_`` and ``closed`` ``(1, entries)`` are their codes, int32.
-
-    As :class:`~service.bounds.fused.FreeSlopes` takes them: of entries whose place is in use, and is not.
+    """Entries ``index`` ``(places,)`` of a value; ``open_`` and ``closed`` ``(1, entries)`` are their codes, int32,
+    as :class:`~service.bounds.fused.FreeSlopes` takes them: for entries whose place is in use, and for those whose
+    place is not.
     """
 
     index: Tensor
@@ -180,7 +180,7 @@ class PiecewiseSlopes:
     """The relaxations of a function of two pieces that meet at 0, with free lower slopes at some places.
 
     A family of :class:`~service.bounds.relaxation.Relaxed` whose parameters are for the same entries whatever the
-    bounds are: domains of one search agree on them. Where an entry is not open its parameter has no effect.
+    bounds are: domains of one search agree on them. The parameter of an entry that is not open has no effect.
     ``codes`` are ``(batch, entries)``, ``index`` ``(places,)``.
     """
 
@@ -212,7 +212,7 @@ class PiecewiseSlopes:
         return Lines(lower, upper[0], None, upper[1])
 
     def fused_member(self, parameters: tuple[Tensor, ...]) -> FreeSlopeLines:
-        """Return the member where only a pass through it is wanted."""
+        """Return the member for passes alone."""
         relaxation, shape = self.relaxation, tuple(self.relaxation.lower_slope.shape[1:])
         assert relaxation.upper_intercept is not None
         lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
@@ -223,7 +223,7 @@ class PiecewiseSlopes:
 
 @dataclass(frozen=True, eq=False)
 class FreeSlopeLines(Relaxed):
-    """Lines with free slopes ``(batch, rows, places)``, in as few steps as there are for them."""
+    """Lines with free slopes ``(batch, rows, places)``, in as few steps as possible."""
 
     free: FreeSlopes
     parameters: Tensor

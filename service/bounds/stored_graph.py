@@ -25,7 +25,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class NotStorableError(ValueError):
-    """The graph holds what these bytes cannot, or the bytes are not those of a graph."""
+    """The graph holds an argument that cannot be stored, or the bytes are not those of a graph."""
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -49,8 +49,8 @@ def to_bytes(graph: Graph) -> bytes:
 
 
 def from_bytes(content: bytes) -> Graph:
-    """Return the graph of :func:`to_bytes`, with its constants on the CPU. Raises :class:`NotStorableError` where
-    a byte is not as it was written.
+    """Return the graph of :func:`to_bytes`, with its constants on the CPU. Raises :class:`NotStorableError` if
+    any byte has changed.
     """
     digest, stored = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if hashlib.sha256(stored).digest() != digest:
@@ -95,7 +95,7 @@ class _Writer:
         return found
 
     def _constant(self, tensor: Tensor) -> dict[str, Any]:
-        """Store a tensor in the order of its memory; dimensions that it repeats its entries along have one of them."""
+        """Store a tensor in the order of its memory; dimensions along which it repeats its entries are stored once."""
         if id(tensor) not in self.names:
             strides = tensor.stride()
             order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
@@ -149,7 +149,7 @@ class _Reader:
 
     def _constant(self, name: str, order: list[int], shape: list[int]) -> Tensor:
         if name not in self.read:
-            # A copy, since the bytes of a file begin where they like, and memory that torch has asked for does not.
+            # A copy, since torch's own memory is aligned, and the bytes of a file may begin anywhere.
             places = [order.index(dim) for dim in range(len(order))]
             self.read[name] = self.tensors[name].clone().permute(places).expand(shape)
         return self.read[name]

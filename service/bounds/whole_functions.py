@@ -1,8 +1,8 @@
-"""Functions of one value that a model has spelled out, as the operators that they are.
+"""Finds functions of one value that a model spells out, and replaces them by one operator.
 
 Exporters write GELU as ``x·(1 + erf(x/√2))/2``, others as ``x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2``, and SiLU as
-``x·σ(x)``. Bounded as it is spelled, a product of two values that each know nothing of the other is relaxed, and rows
-bound both of them.
+``x·σ(x)``. Without this, a product of two values is relaxed as if they were independent, and rows bound both of
+them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ ERF, TANH, SIGMOID, SOFTPLUS = (f"aten.{name}.default" for name in ("erf", "tanh
 GELU, SILU, MISH = "aten.gelu.default", "aten.silu.default", "aten.mish.default"
 
 CLOSE = 1e-6
-"""How close, relatively, a constant in float32 is to the one that it stands for."""
+"""The greatest relative distance of a constant in float32 from the one that it stands for."""
 CUBIC = 0.044715
 HIGHEST, DEEPEST = 3, 12
-"""The highest power that is looked for, and how many nodes it may be written with."""
+"""The highest power that is looked for, and the most nodes that may spell it out."""
 Polynomial = Mapping[int, float]
 
 
 def written_whole(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
     """Return the nodes, with an operator for each activation that is spelled out; unused nodes stay.
 
-    Only in float32: bounds in float64 may be rigorous, and hold for the constants of the model to the last digit.
+    Only in float32: bounds in float64 may be rigorous, and hold for the model's constants to the last digit.
     """
     if dtype != torch.float32:
         return list(nodes)
@@ -96,7 +96,7 @@ class _ExpressionReader:
         return None
 
     def _gated(self, x: Node, gate: _ScaledNode) -> _WrittenOut | None:
-        """Return what ``x`` times a gate is."""
+        """Return the function that ``x`` times a gate is."""
         if not gate.node.inputs:
             return None
         inner = gate.node.inputs[0]
@@ -110,7 +110,7 @@ class _ExpressionReader:
         return node.operator == SOFTPLUS and node.inputs == (of,) and node.arguments.get("beta", 1) == 1
 
     def _multiples(self, name: str) -> Iterator[tuple[float, Node]]:
-        """Yield each value of which this one is a multiple, itself first, and the factor."""
+        """Yield each value that this one is a multiple of, itself first, and the factor."""
         factor, node = 1.0, self.nodes[name]
         yield factor, node
         while (step := _step(node)) is not None and not step[1]:
@@ -118,7 +118,7 @@ class _ExpressionReader:
             yield factor, node
 
     def _affine(self, name: str) -> _ScaledNode:
-        """Return a value as an affine function of the first value before it that is no affine function itself."""
+        """Return a value as an affine function of the nearest earlier value that is no affine function itself."""
         scale, offset, node = 1.0, 0.0, self.nodes[name]
         while (step := _step(node)) is not None:
             scale, offset, node = scale * step[0], offset + scale * step[1], self.nodes[node.inputs[0]]

@@ -2,7 +2,7 @@
 
 ``job`` climbs a ``ladder`` of rungs in each phase, on a GPU in processes of its own (``lanes``). A rung runs (``run``)
 a program (``program``) compiled beside its uncompiled reference, while ``monitor`` notes what the compiler did and what
-became of results; ``detectors`` judge what was seen. ``diagnosis`` looks into a rung that failed, ``selftest`` proves
-the detectors, and ``report`` publishes the gate that a training job names. ``ranks`` lets a group come to one verdict;
-``torch_internals`` alone touches what PyTorch does not document.
+became of results; ``detectors`` judge what was seen. ``diagnosis`` investigates a failed rung, ``selftest``
+proves the detectors, and ``report`` publishes the gate that a training job names. ``ranks`` lets a group come to one
+verdict; ``torch_internals`` alone touches what PyTorch does not document.
 """

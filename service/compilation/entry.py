@@ -1,4 +1,4 @@
-"""Where a compile-check job begins: it forks its processes before it imports anything. An import of PyTorch's compilers
+"""Starts a compile-check job: forks its processes before it imports anything. An import of PyTorch's compilers
 may start CUDA, and a process forked after that cannot use it.
 """
 
@@ -13,13 +13,13 @@ from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 
 _LANES = 3
-"""Processes that climb a phase at most; each has two cores."""
+"""The most processes that climb a phase; each has two cores."""
 _PROVING, _SPARE = 1, 3
-"""One process proves the detectors; others repeat trials, or go on after a crash."""
+"""One process proves the detectors; others repeat trials, or continue after a crash."""
 
 
 def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
-    """Run the job as :func:`service.compilation.job.run` does; one rank on a GPU has processes that climb for it."""
+    """Run the job like :func:`service.compilation.job.run`; one rank on a GPU has processes that climb for it."""
     apart = context.world_size == 1 and context.device_type == "cuda" and can_fork()
     forks = Forks.ready(lambda seat: _serve(spec, context, seat), _eager(spec), _SPARE) if apart else None
     try:
@@ -36,7 +36,7 @@ def _eager(spec: CompileSpec) -> int:
 
 
 def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:
-    """Import what a task needs if one is sure to come, then wait for it."""
+    """Import the modules of a task if one is sure to come, then wait for it."""
     if seat.eager:
         importlib.import_module("service.compilation.job")
     task = seat.tasks.recv()

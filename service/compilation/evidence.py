@@ -1,4 +1,4 @@
-"""Defines what the compiler did while a rung ran, as plain data."""
+"""Holds the compiler's actions while a rung ran, as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Says where a graph ended early. ``line`` is 0 and the rest empty where the compiler told no place."""
+    """Says where a graph ended early. ``line`` is 0 and the rest empty if the compiler named no place."""
 
     reason: str
     file: str = ""
@@ -18,7 +18,7 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Recompile:
-    """A frame compiled again: its compile id, the guard that failed, where it was needed, in which iteration."""
+    """A frame compiled again: its compile id, the failed guard, the place that needed it, and the iteration."""
 
     frame: str
     guard: str
@@ -38,9 +38,9 @@ class Reason:
 
 @dataclass(frozen=True)
 class CudaGraphs:
-    """Holds what became of CUDA graphs. ``captures`` were recorded; ``skips`` were not, and why; ``rerecords`` were
-    recorded again although no new shape asked for it; ``late``: iterations after warm-up that still recorded one;
-    ``recorded``: how many each iteration did.
+    """Holds the fate of CUDA graphs. ``captures`` were recorded; ``skips`` were not, with reasons;
+    ``rerecords`` were recorded again without a new shape; ``late``: iterations after warm-up that still
+    recorded one; ``recorded``: the number recorded in each iteration.
     """
 
     captures: int = 0
@@ -59,7 +59,7 @@ class CompilerEvidence:
     exceeded the recompile limit and run uncompiled since; ``failures``: compile failures that raised nothing;
     ``switches``: settings that let code run uncompiled in silence; ``hooks``: functions of FSDP2 that were traced into
     a graph, and how often; ``autograd_captures``: backwards that compiled autograd took over; ``cuda_graphs``:
-    ``None`` where the rung does not ask for them.
+    ``None`` if the rung does not use them.
     """
 
     graphs: int = 0
@@ -77,5 +77,5 @@ class CompilerEvidence:
 
     @property
     def fullgraph(self) -> bool:
-        """Return whether all that was called ran inside graphs without a break."""
+        """Return whether all called code ran inside graphs without a break."""
         return self.graphs > 0 and not (self.graph_breaks or self.limit_hits or self.failures)

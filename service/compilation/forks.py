@@ -16,14 +16,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 STOP, SIZE = 0, 1
-"""Places in the memory that all processes share: whether to stop, and how large the program is."""
+"""Places in the memory that all processes share: whether to stop, and the size of the program."""
 UNKNOWN, IS_SMALL, IS_LARGE = 0, 1, 2
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
 _MEMORY_DEVICE = "/dev/nvidia-uvm"
-"""CUDA opens it when it starts; counting devices does not."""
+"""CUDA opens this when it starts; counting devices does not."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ForkedProcess:
 
 @dataclass(frozen=True)
 class Forks:
-    """Processes that wait for a task; those that were told to get ready for one come first."""
+    """Processes that wait for a task; those already told to prepare for one come first."""
 
     shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
     races: int = field(default_factory=lambda: os.memfd_create("trivet-races"))
@@ -81,13 +81,13 @@ class Forks:
         return forks
 
     def take(self, task: Any) -> ForkedProcess:
-        """Give a process that waits for one a task. Raises ``IndexError`` where none is left."""
+        """Give a waiting process a task. Raises ``IndexError`` if none is left."""
         fork = self.idle.pop(0)
         fork.tasks.send(task)
         return fork
 
     def end(self) -> None:
-        """End those that still wait."""
+        """End the processes that still wait."""
         while self.idle:
             self.idle.pop().end()
         os.close(self.races)
@@ -115,8 +115,8 @@ class Forks:
 
 
 def can_fork() -> bool:
-    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started twice.
-    Where that is not to be seen, they may not.
+    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started
+    twice. They may not if that cannot be seen.
     """
     try:
         entries = os.listdir("/proc/self/fd")  # noqa: PTH208 - names alone, before one of them is gone
@@ -130,7 +130,7 @@ def can_fork() -> bool:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return the error, or one that says the same where another process could not read it."""
+    """Return the error, or one with the same message if another process could not read it."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own
     except Exception:

@@ -15,7 +15,7 @@ _NUMBERS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
     | {errno.ENOMEM, errno.EIO, errno.EAGAIN}
 )
-"""What an operating system says of itself, whoever asks."""
+"""Error numbers of faults of the host, which any program would meet."""
 _WORDS = re.compile(
     r"PermissionError|Permission denied|Operation not permitted|Read-only file system|No space left on device"
     r"|Disk quota exceeded|Too many open files|Cannot allocate memory|can't allocate memory|MemoryError"
@@ -23,19 +23,19 @@ _WORDS = re.compile(
     r"|Cannot find a working triton",
     re.IGNORECASE,
 )
-"""What compilers, allocators and processes that compile say of it in errors of other types."""
+"""Messages about such faults that compilers, allocators and compiling processes put in errors of other types."""
 _OTHERS_SHARE = 0.1
-"""The part of a device's memory that others must hold to be why it does not suffice."""
+"""The share of a device's memory that other processes must hold to be the cause of its shortage."""
 
 
 class HostFaultError(RuntimeError):
-    """The check could not be made, for a reason that is not the program's: there is no verdict."""
+    """The check could not be made, through no fault of the program: there is no verdict."""
 
 
 def raise_host_fault(error: BaseException) -> None:
-    """Raise :class:`HostFaultError` from ``error`` if that, or what caused it, is a fault of the host."""
+    """Raise :class:`HostFaultError` from ``error`` if that, or its cause, is a fault of the host."""
     causes = _causes(error)
-    compiles = any(isinstance(each, BackendCompilerFailed) for each in causes)  # it opens no file of a program's
+    compiles = any(isinstance(each, BackendCompilerFailed) for each in causes)  # it opens no file of the program
     cause = next((each for each in causes if _is_of_host(each) or (compiles and isinstance(each, OSError))), None)
     if cause is not None:
         raise HostFaultError(f"the check could not be made on this host: {_described(cause)}") from error
@@ -49,7 +49,7 @@ def _described(cause: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return the error and what led to it, from the inside out: the first cause says most."""
+    """Return the error and its causes, from the inside out: the first cause says most."""
     seen: list[BaseException] = []
     pending: list[BaseException | None] = [error]
     while pending:
@@ -68,12 +68,12 @@ def _is_of_host(error: BaseException) -> bool:
         return True
     if isinstance(error, MemoryError | InvalidCxxCompiler):
         return True
-    # Of a program's own error its words prove nothing: only of those that are made of another's words.
+    # The text of a program's own error proves nothing; only one that repeats another's text does.
     return _tells_of_another(error) and bool(_WORDS.search(str(error)))
 
 
 def _tells_of_another(error: BaseException) -> bool:
-    """Return whether ``error`` repeats the words of a compiler, an allocator or another process."""
+    """Return whether ``error`` repeats the message of a compiler, an allocator or another process."""
     if isinstance(error, BackendCompilerFailed):
         return False
     module = type(error).__module__
@@ -81,7 +81,7 @@ def _tells_of_another(error: BaseException) -> bool:
 
 
 def _others_hold_memory() -> bool:
-    """Return whether a good part of the device's memory is in use, and not by this process."""
+    """Return whether other processes use a large share of the device's memory."""
     if not torch.cuda.is_available():
         return False
     free, total = torch.cuda.mem_get_info()

@@ -1,5 +1,5 @@
-"""Runs the compile-check job: build the program, climb the ladder, look into what failed, prove the detectors,
-publish.
+"""Runs the compile-check job: builds the program, climbs the ladder, investigates failures, proves the
+detectors, publishes.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _SELF_TEST = "self-test: whether each detector finds the fault that it is for"
 def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> dict[str, Any] | None:
     """Climb on every rank; rank 0 publishes ``report.json`` and returns ``{gate, summary, verdicts, completed}``.
 
-    A rung that fails is a result, not an error: the job succeeds when it could judge. Raises ``ValueError`` for a
-    spec that cannot be checked, ``MeshError`` when the ranks do not form its mesh, ``HostFaultError`` where the host
-    kept it from judging: then there is no gate. ``forks`` of this process climb, where there are any; they serve by
-    :func:`serve`.
+    A rung that fails is a result, not an error: the job succeeds when it could judge. Raises ``ValueError`` for
+    a spec that cannot be checked, ``MeshError`` if the ranks do not form its mesh, ``HostFaultError`` if the
+    host kept it from judging: then there is no gate. The ``forks`` of this process climb, if there are any;
+    they serve by :func:`serve`.
     """
     clear_abandoned()
     rungs = climb_to(spec.modes)
     found = _climbed_apart(spec, context, rungs, forks) if forks else _climbed_here(spec, context, rungs)
     _keep_caches(context, spec, found.results)
-    if context.rank == 0:  # these results stay, should the compiler take the process down below
+    if context.rank == 0:  # these results stay if the compiler crashes the process below
         _write(context, found.report(spec))
     are_together = context.world_size == 1 or dist.is_initialized()  # unless the group has been left
     diagnoses = _diagnoses(spec, context, found) if are_together else []
@@ -86,13 +86,13 @@ def _announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:
 
 
 def _write(context: RunContext, report: dict[str, Any]) -> None:
-    """Write the report in one piece."""
+    """Write the report atomically."""
     context.paths.artifacts.mkdir(parents=True, exist_ok=True)
     atomic_write(context.paths.artifacts / REPORT, json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def _keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -> None:
-    """Write what this rank compiled for the allowed rungs, for jobs that name the gate."""
+    """Write this rank's compiled code of the allowed rungs, for jobs that name the gate."""
     folder = context.paths.artifacts / COMPILE_CACHE
     for phase in spec.phases:
         best = highest_safe(results, phase)
@@ -134,7 +134,7 @@ def _assemble(
 
 @dataclass(frozen=True)
 class _Found:
-    """What a climb has brought; ``program`` and ``plan`` are ``None`` where other processes had them."""
+    """The results of a climb; ``program`` and ``plan`` are ``None`` if other processes had them."""
 
     subject: Subject
     toolchain_s: float | None
@@ -148,7 +148,7 @@ class _Found:
 
 
 def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> _Found:
-    """Climb in this process, as ranks do that climb together, and where cores are few and there is no GPU."""
+    """Climb in this process: for ranks that climb together, and on few cores without a GPU."""
     device = distributed.start(context.device_type)
     toolchain = Toolchain(device)
     if any(rung.generates_code for rung in rungs):
@@ -157,7 +157,7 @@ def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...
     if context.rank == 0:
         context.report.log(_begun(spec, context, rungs, target.subject))
     context.report.phase("preparing")
-    proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # meanwhile headers are prepared
+    proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # headers are prepared meanwhile
     toolchain_s = warm_toolchain(device, rungs, toolchain)
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     context.report.phase("first rung")
@@ -208,7 +208,7 @@ def _proved_by(proving: ForkedProcess) -> SelfTest:
 
 
 def _prepared(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> Prepared:
-    """Return the program as it is climbed by a process of its own."""
+    """Return the program as a process of its own climbs it."""
     device = distributed.start_alone(context.device_type)
     toolchain_s = warm_toolchain(device, rungs, Toolchain(device))
     gc.freeze()  # imported objects hold no results, and searching them takes long
@@ -226,7 +226,7 @@ def _begun(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subj
 
 
 def _completed(context: RunContext, results: list[Result]) -> Completion:
-    """Return how many rungs were judged, or not reached for a reason of the program's own.
+    """Return how many rungs were judged, or not reached because of the program.
 
     A job that was asked to stop lacks at least one: its self-test and diagnoses may be missing too.
     """
@@ -235,7 +235,7 @@ def _completed(context: RunContext, results: list[Result]) -> Completion:
 
 
 def _timed(results: Iterator[Result]) -> Iterator[Climbed]:
-    """Yield the results, with the time in which each came."""
+    """Yield the results, each with the time that it took."""
     began = time.time()
     for result in results:
         yield Climbed(result, (began, time.time()))
@@ -243,7 +243,7 @@ def _timed(results: Iterator[Result]) -> Iterator[Climbed]:
 
 
 def _told(context: RunContext, climbed: Iterator[Climbed], total: int) -> Iterator[Result]:
-    """Yield the results of all rungs, told to the reporter as they come."""
+    """Yield the results of all rungs, and tell each to the reporter as it comes."""
     if context.rank == 0:
         context.report.progress(0, total, "rungs")
     for done, each in enumerate(climbed, start=1):
@@ -266,7 +266,7 @@ def _tell(context: RunContext, climbed: Climbed, done: int, total: int) -> None:
 
 
 def _proved(context: RunContext, cache: Path | None) -> SelfTest:
-    """Return the self-test, this job's or one that ``cache`` holds, unless the job was asked to stop."""
+    """Return the self-test, this job's or one from ``cache``, unless the job was asked to stop."""
     if context.should_stop():
         return SelfTest(())
     context.report.log(_SELF_TEST)
@@ -274,7 +274,7 @@ def _proved(context: RunContext, cache: Path | None) -> SelfTest:
 
 
 def _diagnoses(spec: CompileSpec, context: RunContext, found: _Found) -> list[Diagnosis]:
-    """Return the findings about the rungs that stopped the climb; one that crashes would do so here, too."""
+    """Return the diagnoses of the rungs that stopped the climb, except of crashes: they would happen here, too."""
     stopped = [each for each in found.results if each.verdict not in {"pass", "not_applicable"}]
     to_explain = [each for each in stopped if each.observation is not None and not each.observation.crashed]
     if not to_explain:
@@ -287,7 +287,7 @@ def _diagnoses(spec: CompileSpec, context: RunContext, found: _Found) -> list[Di
 
 
 def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: RunPlan) -> Iterator[Diagnosis]:
-    """Look into each of ``failed``, unless the job was asked to stop."""
+    """Diagnose each of ``failed``, unless the job was asked to stop."""
     for result in failed:
         if any(gather(context.should_stop())):
             continue

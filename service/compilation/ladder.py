@@ -1,4 +1,4 @@
-"""Climbing: each rung only after the one before it passed, in every phase and on every rank."""
+"""Climbs the ladder: each rung only after the previous one passed, in every phase and on every rank."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ GRADIENT = "gradient"
 RESULTS = frozenset({"loss", "output", GRADIENT})
 _ERROR: Callable[[Observation], str] = attrgetter("error")
 _TRIALS = 16
-"""Parameters that are not told apart after so many runs count as those that losses depend on."""
+"""Parameters that are not told apart after so many runs count as affecting losses."""
 _MOVED = 0.25
-"""The distance that a parameter is moved, as a part of its size."""
+"""The distance by which a parameter is moved, relative to its size."""
 _BEYOND = 4.0
 """The multiple of the difference between two eager runs that shows an influence."""
 
@@ -44,8 +44,8 @@ _BEYOND = 4.0
 class Result:
     """One rung in one phase, judged. ``observation`` is this rank's own; verdict and findings are all ranks'.
 
-    ``observation`` is ``None`` for a rung that was not reached or does not apply; then ``findings`` says why. Of CUDA
-    graphs that do not apply there is a ``rehearsal``, and ``findings`` has what speaks against them all the same.
+    ``observation`` is ``None`` for a rung that was not reached or does not apply; then ``findings`` says why.
+    CUDA graphs that do not apply have a ``rehearsal``, and ``findings`` has its objections to them.
     """
 
     case: RungCase
@@ -66,7 +66,7 @@ def climb(
 ) -> Iterator[Result]:
     """Yield the results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
 
-    Between rungs ``should_stop`` is asked, on every rank; the rungs left then are ``not_reached``. ``begins`` is called
+    Between rungs every rank asks ``should_stop``; the remaining rungs are then ``not_reached``. ``begins`` is called
     with each rung that is tried, once the uncompiled program has run.
     """
     lost = ""
@@ -85,9 +85,8 @@ def _climb_phase(
     *,
     begins: Callable[[RungCase], None],
 ) -> Generator[Result, None, str]:
-    """Yield the results of a phase. ``lost`` is why there are no other ranks any more, empty while they are there;
-    its new
-    value is returned.
+    """Yield the results of a phase. ``lost`` says why the other ranks are gone, empty while they are there;
+    return its new value.
     """
     look: Callable[[RungCase], Observation] | None = None
     blocked = lost
@@ -114,7 +113,7 @@ def _climb_phase(
 
 
 def _limited(result: Result) -> Result:
-    """Return the result as not applicable if all that is wrong comes of a limit of this rung alone, on every rank."""
+    """Return the result as not applicable if all its faults come from a limit of this rung alone, on every rank."""
     limits = gather(result.observation.own_limit if result.observation else "")
     if result.verdict != "fail_parity" or any(each.verdict != "fail_parity" for each in result.findings):
         return result
@@ -126,7 +125,7 @@ def _limited(result: Result) -> Result:
 
 
 def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], program: Program) -> Result:
-    """Rehearse CUDA graphs without a CUDA device, as far as that shows faults."""
+    """Rehearse CUDA graphs without a CUDA device, which shows some of their faults."""
     message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
     rehearsed = _judged(look(RungCase(REHEARSAL, case.phase)))
     found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
@@ -135,7 +134,8 @@ def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], pro
 
 
 def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCase], Observation]:
-    """Return how to look at a rung of this phase; a model that does not even run uncompiled fails every one of them.
+    """Return the function that observes a rung of this phase; a model that does not even run uncompiled fails every
+    one.
 
     If the reference failed on any rank, none may enter the collectives of a run.
     """
@@ -150,8 +150,8 @@ def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCa
 def _without_influence(
     program: Program, reference: Reference, names: Collection[str], on_any: Callable[[bool], bool]
 ) -> frozenset[str]:
-    """Return those of ``names``, parameters that no iteration of training gave a gradient, of which no loss and no
-    gradient of another parameter depends.
+    """Return those of ``names``, parameters without a gradient in any iteration of training, that affect no
+    loss and no gradient of another parameter.
 
     Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` returns
     whether a condition of this rank holds on any rank.
@@ -168,7 +168,7 @@ class _Halving:
     trials: int = field(default=0, init=False)
 
     def influential(self, names: Sequence[str]) -> frozenset[str]:
-        """Return those that move something, found by halves."""
+        """Return the parameters that affect a result, found by bisection."""
         found: set[str] = set()
         pending = [list(names)] if names else []
         while pending:
@@ -182,7 +182,7 @@ class _Halving:
         return frozenset(found)
 
     def _moves(self, group: Sequence[str]) -> bool:
-        """Return whether anything is another with these parameters moved, on any rank."""
+        """Return whether any result changes with these parameters moved, on any rank."""
         self.trials += 1
         program_run, eager = self.program_run.restarted(), self.reference.eager
         moved = False
@@ -212,7 +212,7 @@ def _move(parameters: dict[str, Tensor]) -> None:
 
 
 def _unused(program: Program, reference: Reference) -> frozenset[str]:
-    """Return the parameters without a gradient of which no loss depends; none where that cannot be found out."""
+    """Return the parameters without a gradient that affect no loss; none if that cannot be found out."""
     missing = frozenset[str]().union(*gather(reference.eager.missing))
     if not missing:
         return missing
@@ -243,9 +243,9 @@ def _looked_at(program: Program, case: RungCase, reference: Reference, plan: Run
 
 
 def _local_trial(program: Program, case: RungCase) -> str:
-    """Return what went wrong on any rank when each ran its own modules compiled; empty where nothing did.
+    """Return the faults of any rank when each ran its own modules compiled; empty if there are none.
 
-    Nothing is tried for a program that every rank runs whole: there a fault of the compiler shows on all of them.
+    Nothing is tried for a program that every rank runs whole: a fault of the compiler then shows on all of them.
     """
     if not isinstance(program, Separable):
         return ""
@@ -266,7 +266,7 @@ def _problem(program: Program, separable: Separable, case: RungCase) -> str:
 
 
 def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:
-    """Return the uncompiled runs, or what they raised."""
+    """Return the uncompiled runs, or their error."""
     try:
         return run_reference(program, phase, plan.iterations, any_rank), ""
     except Exception as error:
@@ -280,8 +280,8 @@ def _judged(observation: Observation) -> Result:
 
 
 def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
-    """Return a finding for agreement of all ranks on nothing at all, or on no gradient of those that there are. Of a
-    pipeline some ranks have no results: so no rank can tell alone.
+    """Return a finding if the ranks' agreement rests on no results at all, or on none of the gradients. Some
+    ranks of a pipeline have no results, so no rank can tell alone.
     """
     seen = gather((observation.error, observation.kinds, frozenset(each.kind for each in observation.comparisons)))
     finite, found = (frozenset[str]().union(*(each[index] for each in seen)) for index in (1, 2))
@@ -292,7 +292,7 @@ def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
 
 
 def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Return every finding once, those of a part of the ranks with the ranks that made them."""
+    """Return every finding once; those of only some ranks name these ranks."""
     merged: dict[Finding, list[int]] = {}
     for rank, findings in enumerate(per_rank):
         for finding in findings:
@@ -309,8 +309,8 @@ def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
 def warm_toolchain(device: torch.device, rungs: Sequence[Rung], toolchain: Toolchain | None = None) -> float | None:
     """Return the seconds of the one-off start-up of code generation, which ``toolchain`` may have begun.
 
-    ``None`` if no rung generates code. Raises :class:`HostFaultError` where it does not start: no program has a part in
-    that.
+    ``None`` if no rung generates code. Raises :class:`HostFaultError` if it does not start: no program can be
+    the cause.
     """
     if not any(rung.generates_code for rung in rungs):
         return None

@@ -1,4 +1,4 @@
-"""The process of a lane: it prepares the program, climbs its rungs, and tells of each."""
+"""Runs the process of a lane: prepares the program, climbs its rungs, and reports each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from service.compilation.run.observation import RungCase
 from service.compilation.run.run_rung import RunPlan
 
 SMALL = 1 << 28
-"""Bytes of parameters and buffers up to which a program is held by several processes at once."""
+"""Bytes of parameters and buffers up to which several processes hold a program at once."""
 PREPARED, TAKES_ALL, BEGINS, CLIMBED = "prepared", "takes all", "begins", "climbed"
-"""The messages of a process: what it has ready, that it climbs everything, that a rung begins, and its result."""
+"""The messages of a process: its preparations, that it climbs everything, that a rung begins, and its result."""
 _POLL_S = 0.02
 
 
@@ -36,7 +36,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Climbed:
-    """The result of a rung, and from when to when it ran, in Unix seconds; ``None`` where it did not run."""
+    """The result of a rung, and its start and end in Unix seconds; ``None`` if it did not run."""
 
     result: Result
     ran: tuple[float, float] | None = None
@@ -44,15 +44,15 @@ class Climbed:
 
 @dataclass(frozen=True)
 class Lane:
-    """What a process climbs. ``everything``, of the first process: what it climbs of a large program, which the others
-    leave to it.
+    """The rungs of a process. ``everything``, for the first process: its rungs of a large program, which the
+    others leave to it.
     """
 
     cases: tuple[RungCase, ...]
     everything: tuple[RungCase, ...] = ()
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
-        """Climb, and tell of it."""
+        """Climb, and report."""
         prepared = prepare()
         seat.tell(PREPARED, prepared.about)
         plan = replace(prepared.plan, alone=lambda: _alone(seat.races))
@@ -84,7 +84,7 @@ class Lane:
 
 @contextlib.contextmanager
 def _alone(races: int) -> Iterator[None]:
-    """Let no other process measure meanwhile."""
+    """Keep other processes from measuring meanwhile."""
     fcntl.lockf(races, fcntl.LOCK_EX)
     try:
         yield
@@ -99,7 +99,7 @@ def _bytes_of(program: Program) -> int:
 
 
 def _picklable(result: Result) -> Result:
-    """Return the result with the name of a backend in place of one that only this process has."""
+    """Return the result with a backend that exists only in this process replaced by its name."""
     rehearsal = result.rehearsal
     if rehearsal is None:
         return result

@@ -1,9 +1,8 @@
-"""Climbs in processes of their own: rungs side by side where there are cores for them, and none whose crash ends the
-job.
+"""Climbs in processes of their own: rungs run side by side on enough cores, and no crash ends the job.
 
 Every process prepares the program anew and runs the uncompiled one itself, so that they share nothing but the device.
-The first of them sees how large the program is: a large one it climbs alone. What runs out of memory beside others, or
-raises outside of a rung, is tried again without them.
+The first of them learns the size of the program: it climbs a large one alone. A rung that runs out of memory beside
+others, or raises outside its run, is tried again without them.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def _own_lane(rung: Rung) -> str:
 def climb_apart(
     forks: Forks, lanes: Sequence[Sequence[RungCase]], should_stop: Callable[[], bool], told: Callable[[Any], None]
 ) -> Iterator[Climbed]:
-    """Yield the results of all ``lanes`` in their order, as :func:`service.compilation.ladder.climb` does. Each lane is
-    the task of one of the ``forks``; ``told`` hears once what was prepared.
+    """Yield the results of all ``lanes`` in their order, like :func:`service.compilation.ladder.climb`.
 
-    Raises the error of a process that was the only one.
+    Each lane is the task of one of the ``forks``; ``told`` is called once with the preparations. Raises the error of
+    a process that was the only one.
     """
     with _Climb(forks, lanes, should_stop, told) as under_way:
         blocked: dict[Phase, str] = {}
@@ -67,7 +66,7 @@ def climb_apart(
 
 @dataclass
 class _Climber:
-    """A process, the cases it has left, and the rung under way. ``alone``: no other runs beside it."""
+    """A process, its remaining cases, and its current rung. ``alone``: no other runs beside it."""
 
     fork: ForkedProcess
     left: list[RungCase]
@@ -113,7 +112,7 @@ class _Climb:
         return self.found[case]
 
     def forget(self, phase: Phase) -> None:
-        """Look no further into a phase."""
+        """Skip the rest of a phase."""
         for process in list(self.processes):
             process.left = [case for case in process.left if case.phase != phase]
             if not process.left:
@@ -165,12 +164,12 @@ class _Climb:
         process.left = [case for case in process.left if case != climbed.result.case]
 
     def _try_again(self, process: _Climber) -> None:
-        """Let what is left for a process be climbed once the others have ended."""
+        """Climb the remaining rungs of a process once the others have ended."""
         self.again += process.left
         self._kill(process)
 
     def _ended(self, process: _Climber) -> None:
-        """Tell of the rung at which a process crashed, and let another go on with the phases after it."""
+        """Report the rung at which a process crashed, and let another continue with the later phases."""
         self._let_go(process)
         code = process.fork.wait()
         if not process.left or (self.forks.shared[SIZE] == IS_LARGE and not process.alone):
@@ -196,7 +195,7 @@ class _Climb:
     def _let_go(self, process: _Climber) -> None:
         self.processes.remove(process)
         shared = self.forks.shared
-        shared[SIZE] = shared[SIZE] or IS_SMALL  # the one that was to see it may be gone
+        shared[SIZE] = shared[SIZE] or IS_SMALL  # its reader may be gone
 
 
 def _name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Defines the ladder: one entry per rung, from the least to the most that is compiled."""
+"""Defines the ladder: one entry per rung, from the one that compiles least to the one that compiles most."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Backend = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rung:
-    """One way of compiling, tried only after the one before it passed.
+    """One way of compiling, tried only after the previous one passed.
 
-    ``backend`` and ``mode`` are what a job would give to ``torch.compile``. ``compiles_backward``: a training step
-    must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches and the toolchain
+    ``backend`` and ``mode`` are a job's arguments of ``torch.compile``. ``compiles_backward``: a training step must
+    run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches and the toolchain
     matter. ``decomposes``: operators are made of others, which may draw other random numbers of the same
     distribution. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA device the rung is not
     applicable. ``rehearses``: it stands in for CUDA graphs on such a device.
@@ -58,7 +58,7 @@ LADDER: tuple[Rung, ...] = (
     _rung("reduce-overhead", generates_code=True),
 )
 REHEARSAL = Rung("rehearsal", "eager", rehearses=True)
-"""Has a backend of its own in every run (``torch_internals.replays``)."""
+"""A rung with a backend of its own in every run (``torch_internals.replays``)."""
 RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})
 
 

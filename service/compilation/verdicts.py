@@ -1,4 +1,4 @@
-"""Defines what can be said of a rung in a phase, and how the words of several ranks become one."""
+"""Defines the verdicts on a rung in a phase, and combines those of several ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEVERITY: tuple[Verdict, ...] = get_args(Verdict)
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason not to trust a rung; ``message`` is a sentence that names the place."""
+    """A reason against trust in a rung; ``message`` is a sentence that names the place."""
 
     verdict: Verdict
     message: str

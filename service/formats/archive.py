@@ -1,4 +1,4 @@
-"""Uploaded archives, and those of a Llama-style checkpoint: which members count; nothing else is taken out.
+"""Reads uploaded archives, and those of a Llama-style checkpoint: decides which members count, and unpacks no others.
 
 A member's path is never used as a path. Sizes are known before anything is unpacked.
 """
@@ -23,7 +23,7 @@ from typing import IO
 _WRAPPERS = ("module.", "_orig_mod.")
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 LARGEST_CONFIG = 2**20
-"""Bytes of a configuration."""
+"""The most bytes of a configuration."""
 MOST_MEMBERS = 10_000
 LARGEST_MEMBER, LARGEST_HEADER = 2**42, 2**16
 """The most bytes of a tar's member, which seeking passes over, and of an extended header, which is read whole."""
@@ -31,8 +31,8 @@ FREE, RATIO = 2**26, 4
 """Weights hardly compress: a zip may unpack to this many times its size, and to this many bytes in any case."""
 
 FREE_COMPRESSED, RATIO_COMPRESSED = 2**24, 100
-"""Texts compress well: what gzip compressed may unpack to this many times the size of the upload, and to this many
-bytes in any case. All that an archive holds counts together.
+"""Texts compress well: gzip data may unpack to this many times the size of the upload, and to this many bytes
+in any case. All members of an archive count together.
 """
 LARGEST_UNPACKED = 2**34
 """The most bytes that an upload of any size may unpack to."""
@@ -42,15 +42,15 @@ _CHUNK = 2**20
 
 
 class UploadError(ValueError):
-    """An uploaded file is not what is expected."""
+    """An uploaded file is not of the expected kind."""
 
 
 class ArchiveError(UploadError):
-    """The file is no archive, or not one of the kind that is expected."""
+    """The file is no archive, or not one of the expected kind."""
 
 
 class _CheckedTarInfo(tarfile.TarInfo):
-    """A member whose size can be trusted to lead forward: a negative one would be followed in circles for ever."""
+    """A member whose size is never negative: a negative one would be followed in circles for ever."""
 
     EXTENDING = (
         tarfile.XHDTYPE,
@@ -69,7 +69,7 @@ class _CheckedTarInfo(tarfile.TarInfo):
 
     @size.setter
     def size(self, value: int) -> None:
-        """Check the size, which the base class sets from a header, and again from one that extends it."""
+        """Check the size, which the base class sets from a header, and again from a header that extends it."""
         if not 0 <= value <= LARGEST_MEMBER:
             raise tarfile.ReadError(f"a member has the size {value}; expected 0 to {LARGEST_MEMBER}")
         self._size = value
@@ -91,7 +91,7 @@ class _CheckedTarInfo(tarfile.TarInfo):
 
 
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, RuntimeError, EOFError, ValueError)
-"""What the two libraries raise on a broken archive, beside an ``OSError`` without a number."""
+"""The errors of the two libraries on a broken archive, beside an ``OSError`` without a number."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ArchiveMember:
 
 
 class Unpacking:
-    """A limit on what gzip compressed in an upload of so many bytes: how much was unpacked, and how much may be."""
+    """A limit on the gzip data in an upload of so many bytes: how much was unpacked, and how much may be."""
 
     def __init__(self, upload_bytes: int) -> None:
         self._most = min(max(FREE_COMPRESSED, RATIO_COMPRESSED * upload_bytes), LARGEST_UNPACKED)
@@ -118,8 +118,8 @@ class Unpacking:
     def read(self, data: bytes, name: str, most: int) -> bytes:
         """Return the data, decompressed if gzip compressed it; at most one byte more than ``most``.
 
-        Unpacking ends as soon as a limit is passed. Raises :class:`UploadError` where all that was read of the upload,
-        each ``name`` once, has more bytes than it may have, and where the data are damaged.
+        Unpacking ends as soon as a limit is passed. Raises :class:`UploadError` if all data read from the
+        upload, each ``name`` once, exceed the limit, and if the data are damaged.
         """
         if not data.startswith(_GZIP):
             return data
@@ -145,7 +145,7 @@ class Unpacking:
 
 
 def read_text(archive: Path, name: str) -> bytes:
-    """Return the content of ``config.json``, or of another member as small. Raises :class:`ArchiveError`."""
+    """Return the content of ``config.json``, or of another small member. Raises :class:`ArchiveError`."""
     with _checkpoint(archive) as members:
         if name not in members:
             raise ArchiveError(f"the archive has no {name} beside {', '.join(sorted(members))}")
@@ -169,8 +169,8 @@ def weight_files(names: Collection[str], index: Callable[[], bytes]) -> list[str
 
 
 def unwrapped(name: str) -> str:
-    """Return the name of a tensor without what wrappers add: DistributedDataParallel before all, compiled modules at
-    their place.
+    """Return the name of a tensor without the prefixes of wrappers: DistributedDataParallel's at the front,
+    those of compiled modules in their place.
     """
     while name.startswith(_WRAPPERS):
         name = name.removeprefix(_WRAPPERS[0]).removeprefix(_WRAPPERS[1])
@@ -241,7 +241,7 @@ def _read(member: ArchiveMember) -> bytes:
 
 @contextmanager
 def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
-    """Return all regular files; ``of`` says which are expected, for a message.
+    """Return all regular files; ``of`` names the expected ones, for a message.
 
     While it is open, errors of a broken archive become :class:`ArchiveError`.
     """
@@ -251,7 +251,7 @@ def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
                 with zipfile.ZipFile(archive) as zipped:
                     yield _of_zip(zipped, archive.stat().st_size)
             else:
-                # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
+                # Uncompressed only: the sizes in a compressed one are known only after it has been unpacked.
                 with tarfile.open(archive, "r:", tarinfo=_CheckedTarInfo) as tar:
                     yield _of_tar(tar)
     except tarfile.ReadError as error:
@@ -267,7 +267,7 @@ def members_of_zip(content: bytes) -> Iterator[list[ArchiveMember]]:
 
 @contextmanager
 def damage() -> Iterator[None]:
-    """Raise what the two libraries raise on a broken archive as an :class:`ArchiveError`."""
+    """Turn the two libraries' errors on a broken archive into an :class:`ArchiveError`."""
     try:
         yield
     except (UploadError, tarfile.ReadError):
@@ -319,18 +319,18 @@ def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> ArchiveMember:
 
 
 LARGEST = 2**25
-"""Number of bytes of the largest header that is read."""
+"""The most bytes of a header."""
 OF_PICKLE = b"\x80"
 _OF_TORCH = (b"PK\x03\x04", OF_PICKLE)
 """The first bytes of a file of ``torch.save``: a zip file, or a pickle."""
 
 
 class TensorHeaderError(ValueError):
-    """The file is not of safetensors; the message is the end of a sentence about it."""
+    """The file is no safetensors file; the message is the end of a sentence about it."""
 
 
 def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's tensors by name. ``content`` stands at its beginning, ``size`` is in bytes.
+    """Return the shapes of a file's tensors by name. ``content`` is at its beginning, ``size`` is in bytes.
 
     Raises :class:`TensorHeaderError`.
     """

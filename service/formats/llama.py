@@ -1,4 +1,6 @@
-"""Llama-style ``config.json`` and our transformer's configuration: what says the same, and what we do not have."""
+"""Translates between a Llama-style ``config.json`` and our transformer's configuration, and refuses fields that we do
+not have.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ FIELDS = {
     "rope_theta": "rope_theta",
     "head_dim": "head_dim",
 }
-"""Our field: theirs."""
+"""Their field by ours."""
 REQUIRED = ("vocab_size", "dim", "layers", "heads", "ffn_dim")
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_sequence": 2048, "norm_eps": 1e-6},
     "mistral": {"max_sequence": 131072, "norm_eps": 1e-6, "kv_heads": 8},
     "qwen2": {"max_sequence": 32768, "norm_eps": 1e-6, "kv_heads": 32},
 }
-"""The defaults of their library, by the model's type, where they differ from ours."""
+"""The defaults of their library that differ from ours, by the model's type."""
 _MISTRAL_WINDOW = 4096
 """Its default of ``sliding_window``."""
 ONLY: Mapping[str, tuple[Any, ...]] = {
@@ -51,7 +53,7 @@ SCALING = {
     "high_freq_factor": "high_freq_factor",
     "original_sequence": "original_max_position_embeddings",
 }
-"""Our field of rotary scaling: theirs, of the type llama3, the only one that we have."""
+"""Their field of rotary scaling by ours, for the type llama3, the only one that we have."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -87,7 +89,7 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration for sequences of at most the sliding window, in which that changes nothing."""
+    """Return the configuration for sequences no longer than the sliding window, which changes nothing for them."""
     window = values.get("sliding_window", _MISTRAL_WINDOW if values["model_type"] == "mistral" else None)
     if values["model_type"] == "qwen2" and not values.get("use_sliding_window"):
         window = None
@@ -99,8 +101,8 @@ def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> Tran
 
 
 def uploaded_config(archive: Path) -> TransformerConfig:
-    """Return the configuration in an uploaded archive, which its tensors fit. Raises ``ValueError`` if a rank could not
-    load it.
+    """Return the configuration in an uploaded archive, and check that its tensors fit it. Raises ``ValueError`` if a
+    rank could not load it.
     """
     content = read_text(archive, CONFIG)
     try:
@@ -124,7 +126,7 @@ def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 
 def _object(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """Return the object in a field; an empty one where the field is absent or null."""
+    """Return the object in a field; an empty one if the field is absent or null."""
     value = values.get(field)
     if value is not None and not isinstance(value, dict):
         raise LlamaError(f"config.json has {field}={reprlib.repr(value)}; expected an object or null")
@@ -132,7 +134,7 @@ def _object(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
 
 def _form(rope: Mapping[str, Any]) -> Any:
-    """Return the type of rotary positions, where one is given: beside some settings it is elsewhere."""
+    """Return the type of rotary positions, if any: beside some settings it is elsewhere."""
     return rope.get("rope_type") or rope.get("type")
 
 
@@ -147,7 +149,7 @@ def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"]) -> dict[str, Any]:
-    """Return a ``config.json`` for ``LlamaForCausalLM``, or where there are biases for ``Qwen2ForCausalLM``."""
+    """Return a ``config.json`` for ``LlamaForCausalLM``, or with biases for ``Qwen2ForCausalLM``."""
     scaling = config.rope_scaling and {SCALING[own]: value for own, value in config.rope_scaling.model_dump().items()}
     own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}
     own |= {"head_dim": config.head_features}
@@ -183,11 +185,11 @@ _IN_BLOCK = {
 }
 _BIASES = {f"attention.{ours}.bias": f"self_attn.{theirs}_proj.bias" for ours, theirs in zip(_QKV, "qkv", strict=True)}
 DERIVED = "rotary_emb.inv_freq"
-"""What old checkpoints also hold: it follows from the configuration."""
+"""Tensors that old checkpoints also hold: they follow from the configuration."""
 
 
 def their_names(config: TransformerConfig) -> dict[str, str]:
-    """Return their name of each of our parameters; a head that is tied to the embedding has none of its own."""
+    """Return their name of each of our parameters; a head tied to the embedding has no name of its own."""
     in_block = _IN_BLOCK | (_BIASES if config.qkv_bias else {})
     blocks = {
         f"blocks.{layer}.{ours}": f"model.layers.{layer}.{theirs}"
@@ -199,7 +201,7 @@ def their_names(config: TransformerConfig) -> dict[str, str]:
 
 
 def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: TransformerConfig) -> None:
-    """Raise ``ValueError`` unless these tensors, by their names, are those of a model of this configuration."""
+    """Raise ``ValueError`` unless these tensors, by name, are those of a model of this configuration."""
     wanted = _their_shapes(config)
     optional = {THEIR_HEAD} if config.tied_embeddings else set()
     if missing := [name for name in wanted if name not in shapes]:

@@ -1,4 +1,4 @@
-"""Recognises files of other formats that users give in place of an ONNX model, and says how that is made of them."""
+"""Recognises files of other formats that users give in place of an ONNX model, and says how to convert them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WEIGHTS = (
 )
 _IN_TORCH_ARCHIVES = ("data.pkl", "archive_format")
 _FIRST_OF_ONNX = b"\x08"
-"""How each ONNX model begins: the field of its version."""
+"""The first byte of each ONNX model: the field of its version."""
 
 
 def mistaken_for_model(content: bytes) -> str | None:
-    """Return the end of a sentence about a file that is no ONNX model; ``None`` where it may be one."""
+    """Return the end of a sentence about a file that is no ONNX model; ``None`` if it may be one."""
     if content.startswith(_FIRST_OF_ONNX):
         return None
     if content.startswith(OF_PICKLE):

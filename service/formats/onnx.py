@@ -1,4 +1,4 @@
-"""Reads what an ONNX file holds, as far as it can be told without torch and without running it.
+"""Reads ONNX files as far as possible without torch and without running them.
 
 A model may keep its weights in files beside it, as exporters write them: then it comes as a zip of all of them.
 """
@@ -47,7 +47,7 @@ from service.formats.protobuf import has_more_fields
 
 _ZIP = b"PK\x03\x04"
 Tensors = Callable[[onnx.ModelProto], Iterator[tuple[str, TensorProto]]]
-"""Every tensor of a model, with words for where it is."""
+"""Every tensor of a model, with words for its place."""
 
 
 def _joined(
@@ -78,7 +78,7 @@ def _joined(
 
 
 def _take_in(where: str, tensor: TensorProto, files: Mapping[str, bytes]) -> None:
-    """Put the bytes of a tensor where it is."""
+    """Put the bytes of a tensor into it."""
     told = {entry.key: entry.value for entry in tensor.external_data}
     name = PurePosixPath(told.get("location", "")).name
     if name not in files:
@@ -108,22 +108,24 @@ INNER = (
 MOST_ENTRIES = 2**24
 """The most entries of a model's input, and of an output, for a batch of one."""
 LARGEST, LARGEST_READ = 2**31, 2**28
-"""The most bytes of a model, by protobuf's limit, and of one that is read to check a spec: only ranks read larger ones.
+"""The most bytes of a model, by protobuf's limit, and of a model that is read to check a spec: only ranks read larger
+ones.
 """
 MOST_FIELDS = 2**20
 """The most fields of a model's protobuf message and of all messages within it; the numbers of a tensor count as one."""
 
 
 class _TooLargeError(OnnxError):
-    """It unpacks to more than may be read here."""
+    """The model unpacks to more than may be read here."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """Entries of one instance, and nodes that no rule bounds. ``outputs`` is ``None`` where only running it tells.
+    """Entries of one instance, and nodes that no rule bounds.
 
-    ``names`` are those of the outputs, and ``instead`` values that can be bounded, from which such nodes go on.
-    Where ``has_labels``, some that can be bounded are left out as such; ``every`` counts the entries of all outputs.
+    ``outputs`` is ``None`` if only a run tells. ``names`` are those of the outputs, and ``instead`` values that can
+    be bounded, on which such nodes depend. With ``has_labels``, some outputs that can be bounded are left out as
+    labels; ``every`` counts the entries of all outputs.
     """
 
     inputs: int
@@ -138,7 +140,7 @@ class Outline:
 def parse(data: bytes) -> onnx.ModelProto:
     """Return the model of a file's content, compressed by gzip or not.
 
-    Raises :class:`OnnxError` where it is not one that can be read.
+    Raises :class:`OnnxError` if it cannot be read.
     """
     return parse_unpacked(unpacked(data, LARGEST))
 
@@ -177,7 +179,7 @@ def _with_every_output(content: bytes) -> onnx.ModelProto:
 
 
 def message_of(content: bytes) -> onnx.ModelProto:
-    """Return what the file says, as it says it, the weights of a zip in their places. Raises :class:`OnnxError`."""
+    """Return the file's model unchanged, with the weights of a zip in their places. Raises :class:`OnnxError`."""
     try:
         model = _joined(content, LARGEST, _message, tensors_in) if content.startswith(_ZIP) else _message(content)
     except ArchiveError as error:
@@ -215,7 +217,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
-    """Return the one input of a model that was read; a tensor of floating-point numbers."""
+    """Return the one input of a model; a tensor of floating-point numbers."""
     return inputs_of(model)[0]
 
 
@@ -254,8 +256,8 @@ def open_lengths(value: onnx.ValueInfoProto) -> dict[int, str]:
 
 
 def outline(path: Path, chosen: Callable[[bytes], bytes] = bytes) -> Outline | None:
-    """Return the outline of the model in an uploaded file, of which ``chosen`` makes another; ``None`` if the file is
-    large. Raises :class:`OnnxError`.
+    """Return the outline of the model that ``chosen`` makes of an uploaded file; ``None`` if the file is large.
+    Raises :class:`OnnxError`.
     """
     if path.stat().st_size > LARGEST_READ:
         return None
@@ -310,7 +312,7 @@ def constant_conditions(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
 
 
 def _supported(model: onnx.ModelProto) -> set[int]:
-    """Return the numbers of the nodes that can be bounded, or that a branch takes the place of."""
+    """Return the numbers of the nodes that can be bounded, or that a branch replaces."""
     written = OPERATORS | SEQUENCES
     known = {index for index, node in enumerate(model.graph.node) if operator_of(node) in written}
     return known | constant_conditions(model).keys() | counted_loops(model).keys()
@@ -332,20 +334,20 @@ def _dependence(model: onnx.ModelProto) -> Dependence:
 
 
 def operator_of(node: onnx.NodeProto) -> str:
-    """Return a node's operator, with its domain where that is not ONNX's own."""
+    """Return a node's operator, with its domain if that is not ONNX's own."""
     kind: str = node.op_type
     return kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
 
 
 def _entries_of_outputs(model: onnx.ModelProto) -> int | None:
-    """Return the entries of all outputs together, where the file declares them."""
+    """Return the entries of all outputs together, if the file declares them."""
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
     return sum(known) if len(known) == len(outputs) else None
 
 
 def _entries(value: onnx.ValueInfoProto) -> int | None:
-    """Return the number of entries of one instance, where the file declares every length but the first."""
+    """Return the number of entries of one instance, if the file declares every length but the first."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     lengths = _lengths(value)
@@ -353,7 +355,7 @@ def _entries(value: onnx.ValueInfoProto) -> int | None:
 
 
 def _lengths(value: onnx.ValueInfoProto) -> list[int]:
-    """Return the lengths. Raises :class:`OnnxError` where they multiply to more than any model's."""
+    """Return the lengths. Raises :class:`OnnxError` if their product exceeds that of any model."""
     lengths = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
     entries = 1
     for length in lengths:

@@ -1,4 +1,4 @@
-"""Checks what an ONNX file says before anything relies on it: its names, tensors, attributes and operators."""
+"""Checks the names, tensors, attributes and operators of an ONNX file before anything relies on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = (
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 )  # fmt: skip
 _MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
-"""Operators whose attributes may be: no limit, or what is below every value."""
+"""Operators whose attributes may be infinite: as no limit, or as a number below every value."""
 _BITS: Mapping[int, int] = {
     **{kind: 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize for kind in _NUMBERS},
     TensorProto.INT4: 4,
@@ -37,7 +37,7 @@ class OnnxError(ValueError):
 
 
 def check_texts(model: onnx.ModelProto) -> None:
-    """Check that names are text: protobuf gives bytes that are not UTF-8 as they are."""
+    """Check that names are text: protobuf passes on bytes that are not UTF-8."""
     graph = model.graph
     named = (*graph.input, *graph.output, *graph.initializer, *graph.node, *model.opset_import)
     texts = [each.domain if isinstance(each, onnx.OperatorSetIdProto) else each.name for each in named]
@@ -49,7 +49,7 @@ def check_texts(model: onnx.ModelProto) -> None:
 
 
 def check_repeatable(model: onnx.ModelProto) -> None:
-    """Check that each run gives the same, and that ONNX's operators are what ONNX says they are."""
+    """Check that each run gives the same, and that ONNX's operators are those that ONNX defines."""
     for function in model.functions:
         if function.domain in ("", "ai.onnx"):
             raise OnnxError(f"function {function.name!r} takes the place of an operator of ONNX")
@@ -65,7 +65,7 @@ def check_repeatable(model: onnx.ModelProto) -> None:
 
 
 def _is_false(graph: onnx.GraphProto | onnx.FunctionProto, name: str) -> bool:
-    """Return whether a value is left out, or is known to be false from an initializer or a ``Constant``."""
+    """Return whether a value is left out, or is false by an initializer or a ``Constant``."""
     known = [each for each in getattr(graph, "initializer", ()) if each.name == name]
     for node in graph.node:
         if node.op_type == "Constant" and name in node.output:
@@ -74,7 +74,7 @@ def _is_false(graph: onnx.GraphProto | onnx.FunctionProto, name: str) -> bool:
 
 
 def tensors_in(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
-    """Yield every tensor that the file holds, with words for where it is."""
+    """Yield every tensor of the file, with words for its place."""
     yield from _tensors_of(model.graph)
     for where, _, attribute in attributes_of(model):
         dense = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
@@ -109,14 +109,14 @@ def attributes_of(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto,
 
 
 def check_tensor(where: str, tensor: TensorProto) -> None:
-    """Check that it has as many numbers, here and in no other file, as its type and its shape say."""
+    """Check that the tensor has as many numbers, here and in no other file, as its type and its shape require."""
     if tensor.data_location == TensorProto.EXTERNAL:
         raise OnnxError(
             f"{where} is kept in another file; expected a zip of the model and that file, or one file, as "
             "torch.onnx.export(…, external_data=False) writes it"
         )
     if tensor.data_type == TensorProto.STRING:
-        return  # names of classes, which only a label reads: that is no number, and left out
+        return  # names of classes, which only a label reads: it is no number, and left out
     if tensor.data_type not in _BITS:
         raise OnnxError(f"{where} is of type {type_name(tensor.data_type)}; expected one of numbers")
     shape = list(tensor.dims)

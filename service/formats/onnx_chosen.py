@@ -1,4 +1,4 @@
-"""What a spec chooses of an ONNX file: its outputs, inputs that are fixed, and lengths that it leaves open."""
+"""Applies a spec's choices to an ONNX file: its outputs, fixed inputs, and open lengths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.jobs.spec.verify import FromOnnx
 
 
 class ChoiceError(OnnxError):
-    """The file does not have what is chosen; ``field`` is that of the spec, ``expected`` what it could be."""
+    """The file lacks the chosen item; ``field`` is the spec's, ``expected`` names the possible values."""
 
     def __init__(self, field: str, message: str, expected: str) -> None:
         super().__init__(message)
@@ -32,9 +32,9 @@ class ChoiceError(OnnxError):
 
 
 def chosen(content: bytes, model: FromOnnx) -> bytes:
-    """Return the content of a file in which nothing is left to choose, of one that gzip compressed or not.
+    """Return the content of a file in which nothing is left to choose, from one compressed by gzip or not.
 
-    Raises :class:`OnnxError`, which is a :class:`ChoiceError` where the file has nothing of the kind.
+    Raises :class:`OnnxError`; a :class:`ChoiceError` if the file lacks the choice.
     """
     if not model.choices():
         return content
@@ -52,13 +52,13 @@ def chosen(content: bytes, model: FromOnnx) -> bytes:
 
 
 def with_labels(content: bytes) -> bytes:
-    """Return the content of a file all of whose outputs are chosen, labels too, which are else left out."""
+    """Return the content of a file with all outputs chosen, also labels, which are otherwise left out."""
     found: bytes = marked(message_of(unpacked(content, LARGEST))).SerializeToString()
     return found
 
 
 def _set_length(model: onnx.ModelProto, name: str, length: int) -> None:
-    """Set an open length of an input, everywhere that its name stands."""
+    """Set an open length of an input, everywhere its name stands."""
     known = dict.fromkeys(each for value in inputs_of(model) for each in open_lengths(value).values())
     if name not in known:
         listed = ", ".join(map(repr, known)) or "none, as every length is in the file"
@@ -88,7 +88,7 @@ def _fix(model: onnx.ModelProto, name: str, value: float | Sequence[float]) -> N
 
 
 def _choose(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Make these values the outputs, all of which must be such as can be bounded."""
+    """Make these values the outputs; it must be possible to bound all of them."""
     own = {output.name: output for output in model.graph.output}
     inner = {name for node in model.graph.node for name in node.output if name}
     if unknown := [name for name in names if name not in inner | own.keys()]:

@@ -1,6 +1,6 @@
-"""What in an ONNX graph depends on the values of its input: other values, and shapes; also through graphs in nodes.
+"""Finds the values and shapes in an ONNX graph that depend on the values of its input, also through graphs in nodes.
 
-What does not is evaluated once and taken as a constant, so nothing that could depend may be missed here.
+All others are evaluated once and taken as constants, so no possible dependence may be missed here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHAPED_BY_VALUES = frozenset(
         "SplitToSequence", "Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample",
     ]
 )  # fmt: skip
-"""Operators whose inputs after the first decide about the shape of the result, beside reductions."""
+"""Operators whose inputs after the first determine the shape of the result, beside reductions."""
 _COMPARISONS = frozenset(
     ["And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"]
 )
@@ -57,8 +57,9 @@ class Dependence:
 
 
 def dependence(graph: onnx.GraphProto, given: str, known: Collection[str]) -> Dependence:
-    """Find what depends on the value ``given``. ``known`` are operators whose result has a shape that follows from
-    shapes, and from the inputs after the first of those that reshape; of any other operator it may depend on values.
+    """Find the dependence on the value ``given``. ``known`` are operators whose result's shape follows from
+    shapes, and for those that reshape from the inputs after the first; with any other operator it may depend on
+    values.
     """
     values, varying = {given}, set[str]()
     nodes = _followed(graph, values, varying, known)
@@ -106,8 +107,8 @@ def _varies_within(node: onnx.NodeProto, values: set[str], known: Collection[str
 
 
 def _varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:
-    """Return the inputs of a body that may depend on the input, which the round and the condition do not. A branch has
-    none.
+    """Return the inputs of a body that may depend on the input: all but the round and the condition. A branch
+    has none.
     """
     if node.op_type == "If":
         return ()
@@ -135,7 +136,9 @@ def ordered(nodes: Sequence[onnx.NodeProto]) -> list[Numbered]:
 
 
 def read_by(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the values that a node reads, also those that graphs in its attributes read from around."""
+    """Return the names of the values that a node reads, also those of the outer graph that graphs in its attributes
+    read.
+    """
     names = {name for name in node.input if name}
     for graph in graphs_in(node):
         names |= _captured(graph)
@@ -151,7 +154,7 @@ def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def names_in(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the values that a graph has of its own."""
+    """Return the names of a graph's own values."""
     own = {each.name for each in (*graph.input, *graph.initializer)}
     own |= {each.values.name for each in graph.sparse_initializer}
     return own | {name for node in graph.node for name in node.output if name}

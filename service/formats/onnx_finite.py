@@ -1,7 +1,8 @@
 """Answers ``IsNaN`` and ``IsInf`` for values that are always finite.
 
-Over the real numbers a value is, if all operators that lead to it from the inputs and from finite constants are defined
-for all finite numbers; roots, logarithms and quotients count if the signs of their inputs are known.
+Over the real numbers a value is finite if all operators that lead to it from the inputs and from finite
+constants are defined for all finite numbers; roots, logarithms and quotients count if the signs of their inputs
+are known.
 """
 
 from __future__ import annotations

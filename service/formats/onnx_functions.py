@@ -1,4 +1,4 @@
-"""Functions of an ONNX file, its own and some of ONNX's, which are written out where they are called."""
+"""Writes out the functions of an ONNX file, its own and some of ONNX's, at their calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import helper, inliner
 from service.formats.onnx_dependence import graphs_in
 
 MOST_NODES = 2**17
-"""Nodes of a model whose functions are written out: a function that calls another twice doubles it."""
+"""The most nodes of a model whose functions are written out: a function that calls another twice doubles it."""
 
 _OF_ONNX = frozenset(
     [
@@ -22,17 +22,17 @@ _OF_ONNX = frozenset(
         "SoftmaxCrossEntropyLoss",
     ]
 )
-"""Operators that ONNX itself defines by others, and that have no rule but those of the others."""
+"""Operators that ONNX itself defines by others, and that have no rule of their own."""
 Key = tuple[str, str, str]
 """A function's domain, name and overload."""
 
 
 class FunctionError(ValueError):
-    """The functions call each other in a circle, or come to too many nodes."""
+    """The functions call each other in a circle, or make too many nodes."""
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without functions of its own, and without such of ONNX. Raises :class:`FunctionError`."""
+    """Return the model without functions of its own, and without ONNX's. Raises :class:`FunctionError`."""
     is_there = not _OF_ONNX.isdisjoint(node.op_type for node in _nodes_of(model) if node.domain in ("", "ai.onnx"))
     if not model.functions:
         return _written_out(model) if is_there else model
@@ -78,7 +78,7 @@ def _size(
     sizes: dict[Key, int],
     callers: tuple[Key, ...],
 ) -> int:
-    """Return the number of nodes, those of functions counted at each call; ``sizes`` are those that are known."""
+    """Return the number of nodes, those of functions counted at each call; ``sizes`` are the known counts."""
     total = 0
     for node in nodes:
         total += 1 + sum(_size(graph.node, functions, sizes, callers) for graph in graphs_in(node))

@@ -1,4 +1,6 @@
-"""Models in half precision: whether one is, and bfloat16, which onnxruntime does not run on a CPU, in float32."""
+"""Finds whether a model is in half precision, and writes bfloat16, which onnxruntime does not run on a CPU, as
+float32.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ _PRECISION = "trivet.precision"
 
 
 def precision_of(model: onnx.ModelProto) -> str | None:
-    """Return the half precision that a model was read with, somewhere within it; ``None`` if there is none."""
+    """Return the half precision that occurred in a model when it was read; ``None`` if none did."""
     return next((str(each.value) for each in model.metadata_props if each.key == _PRECISION), None)
 
 
 def with_precision_told(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its :func:`precision_of` told, and with float32 in the place of bfloat16: all of its
-    numbers are numbers of float32, too.
+    """Return the model with its :func:`precision_of` noted, and with float32 in place of bfloat16: every
+    bfloat16 number is a float32 number, too.
     """
     kept = [each for each in model.metadata_props if each.key != _PRECISION]
     del model.metadata_props[:]
@@ -40,7 +42,7 @@ _Typed = TensorProto | onnx.ValueInfoProto | onnx.AttributeProto
 
 
 def _typed(graph: onnx.GraphProto) -> Iterator[_Typed]:
-    """Yield all that has a type of numbers: tensors, declared values, and the targets of casts."""
+    """Yield everything with a number type: tensors, declared values, and the targets of casts."""
     yield from graph.initializer
     yield from (*graph.input, *graph.output, *graph.value_info)
     for node in graph.node:

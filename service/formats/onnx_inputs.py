@@ -28,8 +28,8 @@ def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with a floating-point input in the place of each one of integers, which are the whole numbers
-    that are nearest to its entries; of two that are as near, the larger.
+    """Return the model with a floating-point input in place of each integer one; the integers are the whole
+    numbers nearest to its entries, and of two equally near ones the larger.
     """
     given = inputs_of(model)
     kinds = [value.type.tensor_type.elem_type for value in given]
@@ -56,7 +56,7 @@ def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 def with_one_input(
     model: onnx.ModelProto, opset: int, shape_of: Callable[[onnx.ValueInfoProto], tuple[int, ...]]
 ) -> onnx.ModelProto:
-    """Return the model with one input ``(1, entries)`` that its own are cut out of, where it has several of one type.
+    """Return the model with one input ``(1, entries)`` from which its own are cut out, if it has several of one type.
 
     ``shape_of`` gives their shapes at a batch of one.
     """
@@ -104,12 +104,12 @@ def _free_name(model: onnx.ModelProto, name: str) -> str:
 _CLASSIFIER = ("ai.onnx.ml", "LinearClassifier")
 _ZIPPED = ("ai.onnx.ml", "ZipMap")
 _PLACES = frozenset({"ArgMax", "ArgMin"})
-"""Operators that make a label of scores."""
+"""Operators that turn scores into a label."""
 _CHOSEN = "trivet.outputs"
 
 
 def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with scores as a tensor where it gives them as a map from label to score."""
+    """Return the model with scores as a tensor if it gives them as a map from label to score."""
     zipped = {node.output[0]: node.input[0] for node in model.graph.node if (node.domain, node.op_type) == _ZIPPED}
     for output in model.graph.output:
         if output.name in zipped:
@@ -128,7 +128,7 @@ def _labels(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 def scores_only(model: onnx.ModelProto, found: Dependence, supported: Collection[int]) -> onnx.ModelProto:
-    """Return the model without labels, and without the outputs that other nodes than ``supported`` are needed for; with
+    """Return the model without labels, and without the outputs that need other nodes than ``supported``; with
     all of them if nothing else is left, or if they were :func:`marked` as chosen.
     """
     if any(each.key == _CHOSEN for each in model.metadata_props):
@@ -161,7 +161,7 @@ def marked(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def can_all_be_bounded(model: onnx.ModelProto, found: Dependence, supported: Collection[int]) -> bool:
-    """Return whether all outputs, labels too, are numbers that only ``supported`` nodes are needed for."""
+    """Return whether all outputs, labels too, are numbers that need only ``supported`` nodes."""
     if any(_is_text(output) or output.name in texts_in(model) for output in model.graph.output):
         return False
     needed = found.needed([output.name for output in model.graph.output])
@@ -169,7 +169,7 @@ def can_all_be_bounded(model: onnx.ModelProto, found: Dependence, supported: Col
 
 
 def bounded_before(nodes: Iterable[Numbered], found: Dependence, supported: Collection[int]) -> tuple[str, ...]:
-    """Return the values that ``nodes`` read and that no other nodes than ``supported`` are needed for."""
+    """Return the values that ``nodes`` read and that need only ``supported`` nodes."""
     read = dict.fromkeys(name for _, node in nodes for name in node.input if name in found.values)
     needed = {name: found.needed([name]) for name in read}
     return tuple(name for name, each in needed.items() if each and all(index in supported for index, _ in each))

@@ -1,4 +1,4 @@
-"""The operators of ONNX, and beyond it, that can be bounded, by name; and what refusals of others say."""
+"""Lists the operators of ONNX, and beyond it, that can be bounded, and explains refusals of others."""
 
 from __future__ import annotations
 

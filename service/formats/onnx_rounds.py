@@ -1,4 +1,5 @@
-"""Loops of an ONNX graph whose number of rounds is a constant, and sequences of tensors: which can be written out.
+"""Finds the loops of an ONNX graph with a constant number of rounds, and the sequences of tensors, that can be
+written out.
 
 Exporters write a ``Loop`` for a loop of a scripted module, a ``Scan`` for a recurrent layer, and sequences for lists.
 """
@@ -22,12 +23,12 @@ SEQUENCES = frozenset(
         "SplitToSequence",
     ]
 )
-"""Operators of sequences, which have no rules: the contents are known beforehand."""
+"""Operators of sequences, which need no rules: the contents are known beforehand."""
 
 
 def is_counted(node: onnx.NodeProto, values: Collection[str], varying: Collection[str]) -> bool:
-    """Return whether a ``Loop`` or ``Scan`` has as many rounds for all inputs; ``values`` depend on the input, as do
-    the shapes of those that are ``varying``.
+    """Return whether a ``Loop`` or ``Scan`` has the same number of rounds for all inputs; ``values`` depend on
+    the input, and so do the shapes of the ``varying`` ones.
     """
     if node.domain not in ("", "ai.onnx"):
         return False
@@ -45,8 +46,8 @@ def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
 
 
 def goes_on(body: onnx.GraphProto) -> bool | str | None:
-    """Return whether a loop's body asks for another round, which it may also take from its own condition, or the name
-    of the value around it that says so, as a scripted module's; ``None`` where the body computes it.
+    """Return whether a loop's body asks for another round, which it may also take from its own condition, or
+    the name of the outer value that says so, as in a scripted module; ``None`` if the body computes it.
     """
     given_by = {name: node for node in body.node for name in node.output}
     name = body.output[0].name

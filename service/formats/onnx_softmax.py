@@ -17,7 +17,7 @@ _MAY_BE_INFINITE = frozenset({"Log", "ReduceLogSum", "ReduceLogSumExp", "LogSoft
 
 
 def without_nan_guards(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the softmax itself in the place of each guard, where the two are the same."""
+    """Return the model with the softmax itself in place of each guard, if the two are the same."""
     nodes = [node for _, node in ordered(model.graph.node)]
     given_by = {name: node for node in nodes for name in node.output if name}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -11,8 +11,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 def has_more_fields(content: bytes, descriptor: Any, most: int) -> bool:
     """Return whether a message of this type has more than ``most`` fields, those of the messages within it included.
 
-    A message that is empty takes two bytes in a file and more than a hundred in memory. Reads no further than to the
-    field after ``most``. A malformed field ends its message; the parser is the one to refuse it.
+    An empty message takes two bytes in a file and more than a hundred in memory. Reading ends at the field after
+    ``most``. A malformed field ends its message; the parser will refuse it.
     """
     left = most
     open_ = [(0, len(content), descriptor)]
@@ -47,7 +47,7 @@ def _messages(descriptor: Any) -> dict[int, Any]:
 
 
 def _varint(content: bytes, start: int, end: int) -> tuple[int, int]:
-    """Return the number at ``start`` and where it ends; of one that is cut off, the end of the message."""
+    """Return the number at ``start`` and its end; the end of the message if it is cut off."""
     if start < end and content[start] < 128:  # nearly all of them
         return content[start], start + 1
     value = shift = 0

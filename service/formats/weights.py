@@ -1,4 +1,4 @@
-"""Uploaded weights of a family: what their header says, and their names where a wrapper or another module gave them."""
+"""Reads the header of a family's uploaded weights, and maps the names that a wrapper or another module gave them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADVICE = "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
 
 
 class WeightsFileError(ValueError):
-    """The file holds no weights that the model could take."""
+    """The file holds no weights for the model."""
 
 
 def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
@@ -38,7 +38,7 @@ def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
 
 
 def check_weights(path: Path, config: ModelConfig) -> None:
-    """Raise :class:`WeightsFileError` where a file cannot hold the weights of a model, as far as its header tells."""
+    """Raise :class:`WeightsFileError` if a file cannot hold the weights of a model, as far as its header tells."""
     shapes = shapes_of(path)
     names = names_of(config, shapes)
     if not isinstance(config, MlpConfig):

@@ -1,4 +1,6 @@
-"""Files that are whole after any crash: other processes, and the next start, see the old content or the new one."""
+"""Writes files that are whole after any crash: other processes, and the next start, see the old content or the new
+one.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ def atomic_write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def atomic_draft(path: Path) -> Iterator[Path]:
-    """Yield where to write a large file, or a folder, that appears at ``path`` when the block ends without an error.
+    """Yield a draft path for a large file or a folder, which appears at ``path`` when the block ends without an error.
 
-    It takes the place of an older one. Only one process at a time may do this; it overwrites the draft of a killed one,
-    so that drafts do not pile up.
+    It replaces an older one. Only one process at a time may do this; it overwrites a killed process's draft, so
+    that drafts do not accumulate.
     """
     draft = path.with_name(f".{path.name}")
     draft.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ def atomic_draft(path: Path) -> Iterator[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be read, so that it does no more harm and can be looked at; return its new path."""
+    """Rename an unreadable file, so that it does no more harm and can be examined; return its new path."""
     aside = path.with_name(f"{path.name}.unreadable")
     path.replace(aside)
     return aside

@@ -1,8 +1,8 @@
-"""Says what an entry of the audit log is, and how entries are chained so that a change of one is noticed.
+"""Defines the entries of the audit log, and chains them so that any change is noticed.
 
-The hash of an entry is the SHA-256 of its other fields, among them the hash of the entry before it. Whoever changes,
-removes or inserts an entry has to change every later one too, up to the newest, whose number and hash (the *head*) an
-operator may have noted elsewhere.
+The hash of an entry is the SHA-256 of its other fields, among them the hash of the entry before it. Whoever
+changes, removes or inserts an entry must also change every later one, up to the newest. An operator may have
+noted that entry's number and hash (the *head*) elsewhere.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AuditAction = Literal[
     "sign_in.refuse",
     "permission.refuse",
 ]
-"""Everything that is recorded: a noun and what was done to it. ``refuse`` is done by the service."""
+"""The recorded actions: a noun and a verb. The service itself does ``refuse``."""
 AUDIT_ACTIONS: tuple[AuditAction, ...] = get_args(AuditAction)
 
 _LONGEST_DETAIL = 200
@@ -63,7 +63,7 @@ _Moment = Annotated[
 
 
 class AuditRecord(FrozenModel):
-    """States who did what."""
+    """One record: who did what."""
 
     action: AuditAction
     actor: str = Field(description="name of the key, or empty for somebody who showed no valid one")
@@ -100,7 +100,7 @@ class AuditHead(FrozenModel):
 
 
 class AuditPage(FrozenModel):
-    """Entries, newest first. A page may have fewer than were asked for although more follow."""
+    """Entries, newest first. A page may have fewer than requested although more follow."""
 
     items: tuple[AuditEntry, ...]
     next_cursor: str | None = None
@@ -128,14 +128,14 @@ def chained(records: Sequence[AuditRecord], head: AuditHead, at: datetime | None
 
 
 def digest(fields: dict[str, Any]) -> str:
-    """Return the hash of an entry's fields, whatever their own ``hash`` says."""
+    """Return the hash of an entry's fields, without its own ``hash``."""
     others = {name: value for name, value in fields.items() if name != "hash"}
     return hashlib.sha256(orjson.dumps(others, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 @dataclass(frozen=True)
 class VerifiedChain:
-    """States which entries were found whole: numbers ``first`` to ``head.number``; none where ``first`` is 0."""
+    """The entries that are whole: numbers ``first`` to ``head.number``; none if ``first`` is 0."""
 
     first: int
     head: AuditHead
@@ -148,8 +148,8 @@ class VerifiedChain:
 def verify_chain(lines: Iterable[bytes | str], noted: Sequence[AuditHead] = ()) -> VerifiedChain:
     """Check consecutive entries, oldest first. The first may have any number, since the oldest are deleted in time.
 
-    Each of ``noted`` must be among them unless it is older than the first. Raises :class:`BrokenChain` with the number
-    of the first entry that is not right.
+    Each of ``noted`` must be among them unless it is older than the first. Raises :class:`BrokenChain` with the
+    number of the first wrong entry.
     """
     first, head = 0, AuditHead()
     wanted = {each.number: each.hash for each in noted if each.number}

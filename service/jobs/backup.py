@@ -37,32 +37,32 @@ _KEPT = ("jobs", "files", "audit", "admin.key")
 _CHUNK = 1 << 20
 _OF_JOBS = "jobs/"
 _LONGEST_NAME = 2048
-"""Bytes of a name below the data folder; a longer one might not be restorable to another folder."""
+"""Most bytes of a name below the data folder; a longer one might not fit into another folder."""
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 class BackupError(Exception):
-    """A backup cannot be made, is none, or cannot be restored here."""
+    """A backup cannot be made, read, or restored here."""
 
 
 @dataclass(frozen=True)
 class BackupSummary:
-    """Says what a backup holds."""
+    """The contents of a backup."""
 
     files: int
     bytes: int
     vanished: tuple[str, ...] = ()
-    """Files that were deleted while the backup was made, as those of older checkpoints are."""
+    """Files that were deleted while the backup was made, such as those of older checkpoints."""
     unusable: tuple[str, ...] = ()
-    """Files of jobs that are not in it, or not as they were: a job named them so, forbade to read them, or cut them
-    short while they were read.
+    """Files of jobs that are missing from it or incomplete: their names cannot be restored, they may not be
+    read, or a job cut them short while they were read.
     """
     queued: tuple[str, ...] = ()
     """Jobs that ran when the backup was made and were queued again by its restoration."""
 
 
 class _Manifest(BaseModel):
-    """Is written last, so that a backup without it is known to be cut short."""
+    """The manifest, which is written last, so that a backup without it is known to be cut short."""
 
     format: int
     members: dict[str, Any] = {}
@@ -83,7 +83,9 @@ class _Contents:
 
 
 class _HashingReader(io.RawIOBase):
-    """Reads so many bytes of a file, and hashes them; zeros for those that it ``lacks`` because it became shorter."""
+    """Reads a number of bytes of a file, and hashes them; zeros replace those that it ``lacks`` because it became
+    shorter.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self.digest = hashlib.sha256()
@@ -100,8 +102,8 @@ class _HashingReader(io.RawIOBase):
 
 
 def make(layout: DataLayout, store: Store, target: Path) -> BackupSummary:
-    """Write a backup of the service whose data is in ``layout`` to ``target``, which appears when it is complete, for
-    its owner only. Raises :class:`BackupError`, and :class:`StoreUnavailable`.
+    """Write a backup of the service whose data is in ``layout`` to ``target``, which appears only when it is
+    complete, readable only by its owner. Raises :class:`BackupError`, and :class:`StoreUnavailable`.
     """
     if target.exists():
         raise BackupError(f"{target} exists already; name a new file")
@@ -124,8 +126,8 @@ def make(layout: DataLayout, store: Store, target: Path) -> BackupSummary:
 
 
 def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _Contents) -> tuple[list[str], list[str]]:
-    """Write every member, the manifest last; return the names of files that vanished, and of those of jobs that cannot
-    be used: no job keeps the others from being backed up.
+    """Write every member, the manifest last. Return the names of files that vanished, and of unusable files of
+    jobs: no job prevents the backup of the others.
     """
     vanished, unusable = [], []
     with snapshot.open("rb") as file:
@@ -153,7 +155,7 @@ def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _C
 
 
 def _named(path: str) -> str:
-    """Return a path as a member's name. Raises :class:`OSError` for one that is no text, or too long."""
+    """Return a path as a member's name. Raises :class:`OSError` if it is not text, or too long."""
     if _printable(path) != path or len(path.encode()) > _LONGEST_NAME:
         raise OSError(errno.ENAMETOOLONG, "no name that could be restored", _printable(path))
     return path
@@ -187,8 +189,8 @@ def _add(tar: tarfile.TarFile, file: BinaryIO, name: str, contents: _Contents) -
 
 
 def restore(source: Path, layout: DataLayout, fsync: Fsync) -> BackupSummary:
-    """Restore a backup into a data folder that is empty or absent, so that ``trivet up`` goes on there. Jobs that ran
-    are queued again. Raises :class:`BackupError`; the folder is then as it was.
+    """Restore a backup into a data folder that is empty or absent, so that ``trivet up`` continues there.
+    Running jobs are queued again. Raises :class:`BackupError`; the folder is then unchanged.
     """
     if layout.root.exists() and (layout.root.is_file() or any(layout.root.iterdir())):
         raise BackupError(f"{layout.root} is not empty: restore into a new folder, by TRIVET_DATA")
@@ -234,7 +236,7 @@ def _extract(source: Path, layout: DataLayout) -> BackupSummary:
 
 
 def _place_of(name: str, layout: DataLayout) -> Path:
-    """Return a member's path. Raises :class:`BackupError` for one that would lie outside the folder."""
+    """Return a member's path. Raises :class:`BackupError` if it would be outside the folder."""
     parts = PurePosixPath(name).parts
     if name == _SNAPSHOT:
         return layout.root / _SNAPSHOT

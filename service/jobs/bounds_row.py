@@ -1,4 +1,4 @@
-"""Defines the row that a verification job gives for each instance.
+"""Defines the row that a verification job reports for each instance.
 
 The event that carries it, the line of the resume log, the columns of ``bounds.parquet`` and the model in the OpenAPI
 document are derived from :class:`BoundsRow`. The dashboard's type (``api/dashboard/static/lib/types.js``) repeats its
@@ -23,13 +23,13 @@ ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 class BoundsRow:
     """Certified output bounds of one instance.
 
-    A bound that overflows is infinite, and ``reason`` says from which operator on bounds are. ``margin`` is the least
-    certified distance from a violation: above zero (beyond rounding) means verified. ``name`` is the query's path in
-    its archive; ``label`` and ``prediction`` are the class of a sample and the model's for it. ``decided_by`` says what
-    gave the verdict: bounds, a witness (the sample itself, the centre of the box), an attack, or a search by splitting
-    inputs or activations; ``reason`` why none was reached; ``note`` a remark on the bounds, such as that the model is
-    in half precision. ``counterexample_outputs`` are the model's at the counterexample, computed in float64;
-    ``onnxruntime_outputs`` are those that onnxruntime gives there, of a model from ONNX.
+    A bound that overflows is infinite, and ``reason`` names the first operator where bounds overflow. ``margin`` is
+    the least certified distance from a violation: above zero (beyond rounding) means verified. ``name`` is the
+    query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's for it.
+    ``decided_by`` says what decided the verdict: bounds, a witness (the sample itself, the centre of the box), an
+    attack, or a search by splitting inputs or activations. ``reason`` says why there is none. ``note`` is a remark on
+    the bounds, such as that the model is in half precision. ``counterexample_outputs`` are the model's outputs at the
+    counterexample, in float64; ``onnxruntime_outputs`` are onnxruntime's outputs there, for a model from ONNX.
     """
 
     instance: int

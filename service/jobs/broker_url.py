@@ -17,13 +17,13 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 _SCHEMES = ("redis", "rediss", "unix")
 _TLS_FILES = {"ca_cert": "ssl_ca_certs", "tls_cert": "ssl_certfile", "tls_key": "ssl_keyfile"}
-"""Our names, and those of redis-py's and Celery's parameters in a URL."""
+"""Our names, and the names of redis-py's and Celery's parameters in a URL."""
 _VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """Says who connects, and how the broker is verified; absent fields are not used."""
+    """The user who connects, and how to verify the broker; absent fields are not used."""
 
     user: str | None = None
     password: str | None = None
@@ -33,10 +33,11 @@ class BrokerIdentity:
 
 
 def broker_url(address: str, identity: BrokerIdentity) -> str:
-    """Return ``address`` with the identity in it, which wins over what the address itself says.
+    """Return ``address`` with this identity, which overrides the address's own.
 
-    Raises ``ValueError``, which never repeats the address since that may hold a password, for one that is no broker's,
-    for certificates without TLS, and for parameters that would weaken its verification.
+    Raises ``ValueError`` for an address that is not a broker's, for certificates without TLS, and for
+    parameters that would weaken its verification. The message never repeats the address, which may hold a
+    password.
     """
     _check_address(address)
     parts = urlsplit(address)
@@ -56,7 +57,7 @@ def broker_url(address: str, identity: BrokerIdentity) -> str:
 
 
 def _check_address(address: str) -> None:
-    """Raise ``ValueError``, which does not repeat the address, if it is no broker's."""
+    """Raise ``ValueError`` if an address is not a broker's; the message does not repeat it."""
     parts = urlsplit(address)
     if parts.scheme not in _SCHEMES:
         raise ValueError("not a broker's address: it begins with redis://, rediss:// (TLS) or unix://")
@@ -93,19 +94,19 @@ def _parameters(query: str) -> Mapping[str, str]:
 
 
 class NoInvitation(ValueError):  # noqa: N818
-    """The text is no invitation; the message does not repeat it."""
+    """The text is not an invitation; the message does not repeat it."""
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """Tells a host how to speak to the broker, and as whom."""
+    """A host's access to the broker: its address, user and certificate."""
 
     url: str
     """The broker's address, without user and password."""
     user: str
     password: str
     ca_cert: str | None = None
-    """PEM of the authority that signed the broker's certificate, where hosts do not know it."""
+    """PEM of the authority that signed the broker's certificate, if hosts do not know it."""
 
     def __post_init__(self) -> None:
         _check_address(self.url)

@@ -28,7 +28,7 @@ def used(path: Path) -> None:
 
 
 def trim(cache: Path, limit: int, *, of_owners: bool = False) -> list[Path]:
-    """Delete the least recently used entries until ``limit`` bytes are left; returns their paths.
+    """Delete the least recently used entries until ``limit`` bytes are left; return their paths.
 
     An entry is a file or folder in a folder of the cache, or of an owner's part of it; ``of_owners`` means only such
     parts. Several hosts may trim one cache at a time.
@@ -96,7 +96,7 @@ def _entry(folder: Folder, home: str, name: str) -> _CacheEntry:
 
 
 def _discard(cache: Folder, entry: _CacheEntry) -> None:
-    """Delete an entry, which disappears at once: it gets a name that is never looked up."""
+    """Delete an entry. It disappears at once, because it is first renamed to a name that nobody looks up."""
     aside = f".deleting-{entry.name}"
     with contextlib.suppress(OSError), cache.folder(entry.home) as home:
         home.rename(entry.name, aside)

@@ -32,8 +32,8 @@ class Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Return complete checkpoints under ``folder``, oldest first, of very many only the newest; half-written and
-    foreign entries, and links, are ignored.
+    """Return complete checkpoints under ``folder``, oldest first; only the newest of very many. Half-written
+    and foreign entries, and links, are ignored.
     """
     try:
         with Folder.open(folder) as held:
@@ -101,7 +101,7 @@ def require(path: Path) -> Checkpoint:
 
 
 def finished(artifacts: Path) -> dict[str, Any] | None:
-    """Return the description of the model that a job has finished; ``None`` where it has not."""
+    """Return the description of a job's finished model; ``None`` if there is none."""
     try:
         with Folder.open(artifacts) as folder:
             folder.reader(WEIGHTS).close()
@@ -112,7 +112,7 @@ def finished(artifacts: Path) -> dict[str, Any] | None:
 
 
 def steps_of_checkpoints(paths: JobPaths) -> tuple[int, ...]:
-    """Return the steps of a job's complete checkpoints, in order: what another job can resume."""
+    """Return the steps of a job's complete checkpoints, in order: those that another job can resume."""
     return tuple(each.step for each in complete(paths.checkpoints))
 
 

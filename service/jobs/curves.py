@@ -1,10 +1,10 @@
-"""Keeps thinned curves of an attempt beside its record, so that the first chart of a job that is over needs one short
-read and not all that was reported.
+"""Keeps thinned curves of an attempt beside its record, so that an ended job's first chart needs one short read
+instead of the whole record.
 
-A supervisor thins what it relays as it goes, and leaves one file: a line that says where each curve begins, then a line
-for each curve and each of :data:`LEVELS`. It also says of how many bytes of which event files it was made: only where
-these are all that there is does :func:`read_curves` use it. Files are checked when read, as ranks may have written
-there.
+A supervisor thins metrics as it relays them, and leaves one file. Its first line says where each curve begins,
+and how many bytes of which event files it covers; then comes a line for each curve and each of :data:`LEVELS`.
+:func:`read_curves` uses the file only if it covers all events. Files are checked when read, since ranks may
+have written there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pydantic import BaseModel
 from service.jobs.safe_files import Folder
 
 LEVELS = (100, 400, 2000)
-"""Points of a curve at most: for many jobs on one axis, and for one job."""
+"""Most points of a curve: for many jobs on one axis, and for one job."""
 _MOST_POINTS = 1_000_000
-"""Points of all curves of one file: with more names than that allows there is no file."""
+"""Most points of all curves of one file: with too many names there is no file."""
 _MOST_BYTES = 256 << 20
 _LONGEST_HEAD = 16 << 20
 _NAME = "curves.rank-{}.jsonl"
@@ -94,8 +94,8 @@ def _extremes(values: Sequence[float | None], start: int, end: int) -> list[int]
 
 
 class _GrowingCurve:
-    """One curve while it grows: all of its points, then the extremes of equal stretches of steps, which become twice as
-    wide whenever they are too many.
+    """One growing curve: first all of its points, then the extremes of equal stretches of steps, which double
+    in width whenever there are too many.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _GrowingCurve:
             self.stretches[place] = (low, high) if held is None else _with(_with(held, low), high)
 
     def curve(self) -> MetricSeries:
-        """Return its points by step; of those of one step the newest."""
+        """Return its points by step; the newest one of each step."""
         ends = [each for each in (self.first, self.last) if each is not None]
         kept = [point for pair in self.stretches.values() for point in pair]
         found = {point[0]: point for point in (kept if self.width == 1 else [*kept, *ends])}
@@ -130,7 +130,7 @@ class _GrowingCurve:
 
 
 def _with(held: tuple[Point, Point], point: Point) -> tuple[Point, Point]:
-    """Return the least and the greatest of the points so far and a new one; a finite one is kept before any other."""
+    """Return the least and the greatest of the points so far and a new one, preferring finite ones."""
     value = point[2]
     if not _is_finite(value):
         return held
@@ -147,7 +147,7 @@ def _is_finite(value: float | None) -> bool:
 
 @dataclass
 class CurveKeeper:
-    """Thins the metrics of an attempt as they come, and writes them down at its end."""
+    """Thins the metrics of an attempt as they arrive, and writes them at its end."""
 
     _curves: dict[str, _GrowingCurve] = field(default_factory=dict)
 
@@ -191,7 +191,7 @@ class _CurvePlace(BaseModel):
     points: int
 
     def level(self, most: int) -> int | None:
-        """Return the coarsest level that has as many points as are wanted, or all of them; None where none has."""
+        """Return the coarsest level that has the wanted number of points, or all points; None if there is none."""
         for level, points in enumerate(LEVELS[: len(self.levels)]):
             if most <= points or (self.whole and self.points <= points):
                 return level
@@ -206,10 +206,10 @@ class _CurveHead(BaseModel):
 def read_curves(
     attempts: Sequence[Path], wanted: Collection[str] | None, most: int
 ) -> tuple[list[str], dict[str, MetricSeries]] | None:
-    """Return the names of all metrics of these attempts, in order, and the wanted curves (all for ``None``) with at
-    most ``most`` points; None where the files do not tell all, so that the record must be read.
+    """Return the names of all metrics of these attempts, in order, and the wanted curves (all for ``None``) with
+    at most ``most`` points; None if the files do not cover everything, so that the record must be read.
 
-    A later attempt has the last word about the steps that it went through again.
+    A later attempt overrides the steps that it repeated.
     """
     names: set[str] = set()
     found: dict[str, MetricSeries] = {}
@@ -262,7 +262,7 @@ def _size(folder: Folder, name: str) -> int:
 
 
 def _continued(before: MetricSeries, later: MetricSeries) -> MetricSeries:
-    """Return the points of a curve, with those of a later attempt in place of the steps that it went through."""
+    """Return the points of a curve; those of a later attempt replace the steps that it repeated."""
     low, high = later.step[0], later.step[-1]
     kept = [point for point in before.points() if not low <= point[0] <= high]
     return MetricSeries.of(sorted([*kept, *later.points()], key=lambda point: point[0]))

@@ -1,4 +1,4 @@
-"""Recognises a full disk, and says so, in one way."""
+"""Recognises a full disk and reports it in one form."""
 
 from __future__ import annotations
 

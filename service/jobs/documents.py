@@ -1,7 +1,7 @@
-"""Reads and writes documents by the rules of JSON and of YAML 1.2, in whose core schema ``no`` is a text.
+"""Reads and writes documents by the rules of JSON and of YAML 1.2, in whose core schema ``no`` is text.
 
-PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are no text, a tab separates nothing, and a character of
-JSON's ``\\ud83d\\ude82`` is two. Positions of fields let a refusal point into a file.
+PyYAML alone reads YAML 1.1: there ``no``, ``on`` and ``1:30`` are not text, a tab does not separate tokens, and a
+character of JSON's ``\\ud83d\\ude82`` is two. Positions of fields let a refusal point into a file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CORE = (
     ),
     ("merge", "<<", "<"),
 )
-"""The core schema of YAML 1.2.2 (section 10.3.2): a tag, its form, and what it can begin with; and merging, which
-anchors are used for.
+"""The core schema of YAML 1.2.2 (section 10.3.2): each tag with its form and its first characters; and merging,
+for anchors.
 """
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _TAB = r"'\t'"
-"""How an error of PyYAML names a tab."""
+"""The name of a tab in PyYAML's errors."""
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -40,11 +40,11 @@ _MOST_VALUES = 1_000_000
 
 
 class NotJsonError(ValueError):
-    """A document holds what JSON, in which specs travel, does not have."""
+    """A document has a value that JSON, the form in which specs travel, does not have."""
 
 
 class ExpansionError(yaml.YAMLError):
-    """Aliases make more of a document than may be read, or a value that holds itself."""
+    """Aliases expand a document beyond the limit, or make a value contain itself."""
 
 
 class _CoreLoader(yaml.SafeLoader):
@@ -53,7 +53,7 @@ class _CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
 
     def scan_to_next_token(self) -> None:
-        """Pass over what separates tokens: also tabs, except where they would indent a block."""
+        """Skip separators between tokens, including tabs, except where they would indent a block."""
         if self.index == 0 and self.peek() == "\ufeff":
             self.forward()
         indents = self.column == 0
@@ -83,7 +83,7 @@ class _CoreLoader(yaml.SafeLoader):
 
 
 class _CoreDumper(yaml.SafeDumper):
-    """Writes YAML that version 1.1 and the core schema of version 1.2 read as the same."""
+    """Writes YAML that version 1.1 and the core schema of version 1.2 read alike."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
         first: list(resolvers) for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
@@ -102,13 +102,13 @@ def _joined(pair: re.Match[str]) -> str:
 
 
 def decoded(content: bytes) -> str:
-    """Return the text of a file: UTF-8, or what its byte order mark says. Raises ``UnicodeDecodeError``."""
+    """Return the text of a file: UTF-8, or the encoding of its byte order mark. Raises ``UnicodeDecodeError``."""
     encoding = next((name for mark, name in _BOMS if content.startswith(mark)), "utf-8")
     return content.decode(encoding)
 
 
 def parse(text: str) -> Any:
-    """Return the value of a text of JSON or YAML. Raises ``yaml.YAMLError`` for any other."""
+    """Return the value of a JSON or YAML text. Raises ``yaml.YAMLError`` for any other text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -122,7 +122,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _compose(text: str) -> yaml.Node | None:
-    """Return the nodes of a text, with their places. Raises as :func:`parse_yaml` does."""
+    """Return the nodes of a text, with their places. Raises like :func:`parse_yaml`."""
     node: yaml.Node | None = yaml.compose(text, Loader=_CoreLoader)
     if node is not None and _values(node, {}) > _MOST_VALUES:
         raise ExpansionError(f"has aliases that expand to more than {_MOST_VALUES:,} values")
@@ -130,7 +130,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def reason(error: yaml.YAMLError) -> str:
-    """Return why a text is no YAML, with its place, and with a hint at what is often meant by it."""
+    """Return why a text is not YAML, with the place, and a hint for a common mistake."""
     return f"{error}{_hint(error)}"
 
 
@@ -160,8 +160,8 @@ def check_json(value: Any, path: str) -> None:
 
 
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Return how many values a node stands for, with aliases expanded. ``known`` has those of nodes that were counted,
-    and ``None`` for those around this one.
+    """Return the number of values of a node, with aliases expanded. ``known`` has the numbers of counted nodes,
+    and ``None`` for the nodes around this one.
     """
     if id(node) in known:
         if (count := known[id(node)]) is None:
@@ -178,7 +178,7 @@ def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
 
 
 def _written_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Write with escapes what YAML 1.1 takes for the end of a line, and folds into a blank."""
+    """Escape characters that YAML 1.1 treats as the end of a line and folds into a blank."""
     style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -199,7 +199,7 @@ Position = tuple[int, int]
 def positions(text: str) -> dict[str, Position]:
     """Return the position of every field, by its path (``model.hidden.0``); the spec itself has the path ``""``.
 
-    Nothing of JSON that is no YAML, for all its depth, is found.
+    JSON that is nested too deeply for YAML gives none.
     """
     try:
         root = _compose(text)
@@ -216,8 +216,8 @@ def nearest(known: Mapping[str, Position], path: str) -> Position | None:
 
 
 def _fields(node: yaml.Node, path: str, place: yaml.Node) -> Iterator[tuple[str, Position]]:
-    """Yield the paths of a node and of all nodes within it. ``place`` is what to point at: the name of a field rather
-    than its value.
+    """Yield the paths of a node and of all nodes within it. ``place`` is the position to point at: the name of
+    a field rather than its value.
     """
     mark = place.start_mark
     yield path, (mark.line + 1, mark.column + 1)

@@ -1,7 +1,7 @@
 """Runs the embedded broker: a real Valkey (or Redis) server on a private unix socket, with its append-only file on.
 
-Its data outlives it: the next start in the same folder continues where the last one ended. Never listens on a
-network. A folder has one server at a time: the server itself holds the folder's lock, so that one which outlives the
+Its data outlives it: the next start in the same folder continues where the last one ended. It never listens on
+a network. A folder has one server at a time: the server itself holds the folder's lock, so that one which outlives the
 process that started it is never doubled.
 """
 
@@ -71,8 +71,8 @@ class EmbeddedBroker:
     def start(cls, folder: Path, *, fsync: Fsync = "always", ready_within_s: float = 30.0) -> EmbeddedBroker:
         """Start a server whose data lives in ``folder``; return when it takes commands. Raises :class:`BrokerError`.
 
-        A server that reads its data is waited for as long as it gets on: ``ready_within_s`` counts from the last
-        progress seen.
+        While the server loads its data, the call waits as long as it makes progress: ``ready_within_s`` counts
+        from the last progress.
 
         ``fsync`` says when it syncs its file: before each answer; every second, so that a loss of power loses up to
         about a second of answered writes; or when the system does, which may be after half a minute.
@@ -155,10 +155,10 @@ class EmbeddedBroker:
 
 
 def end_leftover(folder: Path, within_s: float = 10.0) -> int:
-    """End the servers of a folder whose starter is gone; return how many there were.
+    """End the servers of a folder whose starter has ended; return their number.
 
-    Nothing that they have answered is lost: it is in the file's pages before the answer leaves, even where SIGKILL is
-    needed. Whoever calls this makes sure that no living process means to use them.
+    No answered write is lost, even by SIGKILL: it is in the file's pages before the answer leaves. The caller
+    makes sure that no living process uses them.
     """
     servers = holders(folder / _LOCK)
     end_processes(servers, within_s)
@@ -177,7 +177,7 @@ def _server(folder: Path, socket: Path, lock: ProcessLock, fsync: Fsync) -> subp
 
 
 def _socket_path(folder: Path) -> Path:
-    """Return a path inside the folder, or, where that is too long for a socket address, in a private temporary one.
+    """Return a path inside the folder, or, if that is too long for a socket address, in a private temporary folder.
 
     The temporary folder is the same at each start, so that supervisors of an earlier one find the broker again.
     """
@@ -210,7 +210,7 @@ def _options(folder: Path, socket: Path, fsync: Fsync) -> list[str]:
 
 
 def _server_info(client: redis.Redis) -> dict[str, Any]:
-    """Return the server's own report, also while it reads its data; nothing if it does not answer."""
+    """Return the server's own report, even while it loads its data; empty if it does not answer."""
     try:
         return dict(client.info("server", "persistence"))
     except (redis.ConnectionError, redis.TimeoutError):

@@ -1,7 +1,7 @@
-"""Keeps the record of an attempt on disk: what its ranks and supervisors reported, an append-only file each.
+"""Keeps the record of an attempt on disk: the reports of its ranks and supervisors, in one append-only file each.
 
-A rank writes its own, so nothing that happens to its supervisor, the broker or the network loses an event. The
-supervisor relays the file into the job's stream; the API reads the files, and the stream for what they lack.
+A rank writes its own file, so no fault of its supervisor, the broker or the network loses an event. The
+supervisor relays the file into the job's stream; the API reads the files, and the stream for events that they lack.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.jobs.safe_files import Folder
 
 _READ = 1 << 20
 _MOST_READS = 16
-"""The most reads of one call: the next one goes on with an unfinished line, and the caller may leave meanwhile."""
+"""Most reads of one call; the next call continues an unfinished line, so the caller may stop in between."""
 _BUFFERED = 1 << 16
 _FLUSH_S = 0.1
 _RANK = re.compile(r"events\.rank-(\d+)\.jsonl")
@@ -36,7 +36,8 @@ def rank_file(folder: Path, rank: int) -> Path:
 def host_file(folder: Path, host: str, *, leads: bool) -> Path:
     """Return the path of the events that a host's supervisor reported itself.
 
-    The leading host's has the plain name; appends of several hosts to one file could interleave.
+    The leading host's file has the plain name. Each host has its own file, since appends of several hosts to one
+    could interleave.
     """
     return folder / ("events.jsonl" if leads else f"events.{host}.jsonl")
 
@@ -47,14 +48,14 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def log_segment(folder: Path, rank: int, before: int) -> Path:
-    """Return the path of further lines that a rank printed, of which so many came before."""
+    """Return the path of further lines of a rank, after a number of earlier ones."""
     return folder / f"log.rank-{rank}.{before:015d}.jsonl"
 
 
 class EventWriter:
-    """Appends lines to a file from any thread. A line that counts is in the file when :meth:`append` returns; others
-    follow within a tenth of a second. Raises :class:`OSError` where the file cannot be written, at the latest in the
-    call after that.
+    """Appends lines to a file from any thread. An important line is in the file when :meth:`append` returns;
+    others follow within a tenth of a second. Raises :class:`OSError` if the file cannot be written, at the
+    latest in the next call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,7 +111,7 @@ class EventReader:
         self._file: IO[bytes] | None = None
         self._held = b""
         self.taken = 0
-        """Bytes of the whole lines that were returned."""
+        """Bytes of the returned whole lines."""
         self.has_more = False
         """Whether the last call stopped before the end."""
 
@@ -120,8 +121,8 @@ class EventReader:
             self._file = _opened(self._path)
 
     def read(self) -> list[bytes]:
-        """Return whole lines that were appended since the last call, some of them; none when there are none, or when
-        :attr:`has_more` says that one is not whole yet. It may block as long as the disk does.
+        """Return some of the whole lines appended since the last call; none if there are none, or if
+        :attr:`has_more` says that a line is not whole yet. May block as long as the disk does.
         """
         self.open()
         if self._file is None:
@@ -150,7 +151,7 @@ def attempt_folders(attempts: Path) -> dict[int, Path]:
 
 
 def recorded(folder: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of an attempt of these types, ordered by time as far as each of its files is."""
+    """Yield the events of an attempt of these types, ordered by time as far as each file is."""
     logs = [_printed(chain) for chain in _log_chains(folder)] if "log" in types else []
     events = [_events(path, types) for path in _event_files(folder)]
     yield from heapq.merge(*events, *logs, key=itemgetter("time"))
@@ -179,7 +180,7 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names in a folder, in order; none for one that is missing, or no folder."""
+    """Return the names in a folder, in order; none if it is missing or not a folder."""
     try:
         with Folder.open(folder) as opened:
             return opened.names()
@@ -188,7 +189,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _printed(chain: list[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the lines that a rank printed; in place of those that were more than may be kept, how many they were."""
+    """Yield the lines that a rank printed; a notice with their number replaces lines beyond the limit."""
     count = 0
     for path in chain:
         before = int(path.name.split(".")[2]) if path.name.count(".") == 3 else 0
@@ -229,7 +230,7 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
             left = file.seek(left - size)
             first, *lines = (file.read(size) + held).split(b"\n")
             if not ends_whole and lines:
-                lines.pop()  # what follows the last line feed is a line that is being written, or nothing
+                lines.pop()  # after the last line feed comes an unfinished line, or nothing
                 ends_whole = True
             yield from reversed(lines)
             held = first
@@ -238,7 +239,7 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
 
 
 def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of one file; lines that are no events, which a rank may well write, are left out."""
+    """Yield the events of one file; other lines, which a rank may write, are left out."""
     match = _RANK.fullmatch(path.name)
     rank = int(match[1]) if match else None
     marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than searching

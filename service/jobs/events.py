@@ -19,9 +19,9 @@ from service.jobs.bounds_row import BoundsRow
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 RECORDED_ONLY = frozenset({"tree"})
-"""Types of events that a rank puts on record and that no stream carries: they are large, and read on demand."""
+"""Types of events that are recorded but in no stream: they are large, and read on demand."""
 STREAM_PING_S = 15.0
-"""A stream of events is never silent for longer, in seconds: without events it sends a ping."""
+"""Longest silence of a stream of events, in seconds: without events it sends a ping."""
 
 
 class Event(TypedDict):
@@ -46,8 +46,8 @@ class MetricEvent(Event):
 
 
 class SearchEvent(Event):
-    """A moment of the search for one instance's verdict: subdomains bounded so far and still open, and the least
-    margin that is proved over all of them (``None`` where nothing is), ``seconds`` since it began.
+    """The state of the search for one instance's verdict ``seconds`` after its start: subdomains bounded so far
+    and still open, and the proved lower bound of the margin over all of them (``None`` without one).
     """
 
     instance: int
@@ -59,9 +59,9 @@ class SearchEvent(Event):
 
 class TreeEvent(Event):
     """The splits of the searches for one instance's verdict so far: ``searches`` are those of ``api/routes/tree.py``.
-    It stays in the record: the API reads it there, and the stream does not carry it.
+    It stays in the record, where the API reads it; the stream does not carry it.
 
-    ``ranks`` searched together; of their domains those of the rank that reports are in the trees.
+    ``ranks`` searched together; the trees have the domains of the reporting rank.
     """
 
     instance: int
@@ -81,7 +81,7 @@ class SpanEvent(Event):
 
 
 class LogEvent(Event):
-    """A printed line. ``live``: it tells those who follow of lines that they do not get, and is not part of the log."""
+    """A printed line. A ``live`` one tells followers about lines that they do not get, and is not part of the log."""
 
     stream: Literal["stdout", "stderr", "service"]
     line: str
@@ -98,7 +98,7 @@ class ArtifactEvent(Event):
 
 
 class ProgressEvent(Event):
-    """Fields as those of :class:`service.jobs.records.Progress`."""
+    """Progress, with the fields of :class:`service.jobs.records.Progress`."""
 
     done: int
     total: int
@@ -109,14 +109,14 @@ class ProgressEvent(Event):
 
 
 class PhaseEvent(Event):
-    """Says that the job has begun with ``name``, as :class:`service.jobs.records.JobPhase` lists it."""
+    """The beginning of the phase ``name``, as :class:`service.jobs.records.JobPhase` lists it."""
 
     name: str
 
 
 class ErrorEvent(Event):
-    """Reports the exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell
-    nothing.
+    """Reports the exception that ended a rank; ``error`` is its class name, ``traceback`` is empty if it would
+    not help.
     """
 
     error: str
@@ -125,7 +125,7 @@ class ErrorEvent(Event):
 
 
 LONGEST_EVENT = 4 << 20
-"""Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
+"""Most bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
 LONGEST_WORDS = 200
 """The most characters of a name, and of a progress report, which is in the job's record and in every list of jobs."""
 LATEST = 253_402_300_799.0
@@ -134,7 +134,7 @@ _SHOWN = 200
 
 
 def _json_types(annotation: Any) -> tuple[type, ...]:
-    """Return the types that ``orjson.loads`` may give for a value with this annotation."""
+    """Return the types that ``orjson.loads`` may return for a value with this annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in {Union, UnionType}:
         return tuple(kind for argument in arguments for kind in _json_types(argument))
@@ -171,7 +171,7 @@ _OPTIONAL: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 
 
 class MalformedEvent(Exception):  # noqa: N818 - names what the line is
-    """A line is no event; the message says why and shows the beginning of ``text``."""
+    """A line is not an event; the message says why and shows the beginning of ``text``."""
 
     def __init__(self, reason: str, text: bytes = b"") -> None:
         shown = text[:_SHOWN].decode("utf-8", "replace") + ("…" if len(text) > _SHOWN else "")
@@ -179,7 +179,7 @@ class MalformedEvent(Exception):  # noqa: N818 - names what the line is
 
 
 def parse_event(text: bytes, rank: int | None) -> Event:
-    """Return the event in a line, stamped with the rank that it came from (its own word where ``rank`` is None). Raises
+    """Return the event in a line, stamped with its rank (its own word if ``rank`` is None). Raises
     :class:`MalformedEvent`.
     """
     if len(text) > LONGEST_EVENT:
@@ -223,7 +223,7 @@ def _refusals(event: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object with the Unix ``time`` at which it was written, now where it has none. Raises
+    """Return a JSON object with the Unix ``time`` at which it was written, or now if it has none. Raises
     :class:`MalformedEvent`.
     """
     try:
@@ -238,7 +238,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
 
 
 def event_key(event: Mapping[str, Any]) -> bytes:
-    """Return the identity of an event, equal on record and in the stream."""
+    """Return the identity of an event, the same in the record and in the stream."""
     return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
 
 

@@ -1,7 +1,8 @@
-"""Names the launchers: what gives devices to an attempt and starts its supervisors.
+"""Lists the launchers, which give devices to an attempt and start its supervisors.
 
-``local`` is the placement of the service on the hosts that report themselves. Any other asks a scheduler that a cluster
-has, through a class of :mod:`workers.launchers`, which only workers import. A package brings one as an entry point::
+``local`` is the placement of the service on the hosts that report themselves. Any other launcher asks a
+cluster's scheduler, through a class of :mod:`workers.launchers` that only workers import. A package brings one as an
+entry point::
 
     [project.entry-points."trivet.launchers"]
     flux = "example.flux:Flux"          # a workers.launchers.Launcher
@@ -26,8 +27,8 @@ _DEVICES = frozenset({"auto", "cuda", "cpu"})
 
 
 def launchers() -> dict[str, str]:
-    """Return where the class of each scheduler's launcher is, ``package.module:class``, by name. Names that cannot be
-    used, or are taken, are left out.
+    """Return the class of each scheduler's launcher as ``package.module:class``, by name. Unusable or taken
+    names are left out.
     """
     installed = {point.name: point.value for point in entry_points(group=GROUP)}
     usable = {
@@ -39,21 +40,21 @@ def launchers() -> dict[str, str]:
 
 
 def unknown_launcher(name: str) -> str:
-    """Return why a launcher of this name cannot be had, in words."""
+    """Return the error for an unknown launcher."""
     return f"there is no launcher {name}; there are {', '.join([LOCAL, *launchers()])}"
 
 
 @dataclass(frozen=True)
 class PendingLaunch:
-    """A pending job that a launcher is to get devices for."""
+    """A pending job for which a launcher must get devices."""
 
     job_id: str
     kind: str
     ranks: int
-    """Devices in all."""
+    """Number of devices in all."""
     max_hosts: int
     device: Literal["auto", "cuda", "cpu"]
     priority: int
     """-100 to 100; higher comes first."""
     timeout_s: float | None
-    """Seconds for which the devices are needed at most; ``None`` for no limit."""
+    """Most seconds for which the devices are needed; ``None`` for no limit."""

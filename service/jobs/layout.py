@@ -62,9 +62,7 @@ class DataLayout:
 
     @property
     def api_socket(self) -> Path:
-        """Return the socket of the API for this user's own commands: whoever connects knows by the folder's owner who
-        listens.
-        """
+        """Return the socket of the API for this user's own commands: the folder's owner proves who listens."""
         return self.root / "api.sock"
 
     @property
@@ -79,7 +77,7 @@ class DataLayout:
 
     @property
     def uploads_lock(self) -> Path:
-        """Return the file whose lock is held while the content of an upload comes or goes."""
+        """Return the file that is locked while the content of an upload is added or removed."""
         return self.root / "uploads.lock"
 
     def file(self, file_id: str) -> Path:
@@ -100,8 +98,8 @@ class DataLayout:
     @property
     def cache(self) -> Path:
         """Return the folder of files that ranks derived from uploads (tokens of a text, the parts of an archive, the
-        weights of an ONNX model). May be deleted at any time when no job is starting; it is made again where it is
-        needed. Ranks find their owner's part in its place where the host has user namespaces. Workers keep all of it
+        weights of an ONNX model). It may be deleted whenever no job is starting, and is made again when needed.
+        On hosts with user namespaces, ranks see their owner's part in its place. Workers keep all of it
         within ``max_cache_bytes``.
         """
         return self.root / "cache"
@@ -115,8 +113,8 @@ class DataLayout:
         return self.root / "launchers" / name
 
     def job(self, job_id: str) -> JobPaths:
-        """Return the folders of a job. Raises :class:`ValueError` for what could lead elsewhere: ids come out of the
-        broker, where hosts write.
+        """Return the folders of a job. Raises :class:`ValueError` for an id that could lead elsewhere: ids come
+        from the broker, where hosts write.
         """
         if _PLAIN.fullmatch(job_id) is None:
             raise ValueError(f"{job_id!r} is no job's id")

@@ -71,7 +71,7 @@ class RedactingFormatter(SafeFormatter):
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object: ``time``, ``level``, ``logger``, ``message``, the fields of the process and
-    of the task, and ``exception`` where there is one.
+    of the task, and ``exception`` if there is one.
     """
 
     def __init__(self, fields: dict[str, str | int]) -> None:

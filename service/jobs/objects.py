@@ -1,4 +1,4 @@
-"""Keeps files in an object store, from which hosts that share no folder take them.
+"""Keeps files in an object store, for hosts that share no folder.
 
 An object holds bytes under their SHA-256, and a *tree* is a set of named files: a manifest, written last, says which
 objects they are. So a half-written object has no name, and a reader checks the content against the hash that names it.
@@ -33,11 +33,11 @@ _OF_CHECKPOINT = re.compile(r"checkpoints/step_(\d{1,18})/", re.ASCII)
 
 
 Chunk = bytes
-"""Some bytes of a file; records here have a field of the type's name."""
+"""Some bytes of a file; an alias, since records here have a field named ``bytes``."""
 
 
 class ObjectStoreError(OSError):
-    """The object store does not do what it was asked for; the message says what."""
+    """A call of the object store failed; the message says which."""
 
 
 class StoredObject(FrozenModel):
@@ -49,7 +49,7 @@ class StoredObject(FrozenModel):
 
 
 class TreeManifest(FrozenModel):
-    """Names the files of a tree. ``host`` is who wrote it, and has them in its own folder."""
+    """The files of a tree. ``host`` wrote it, and has them in its own folder."""
 
     host: str = ""
     files: dict[str, StoredObject]
@@ -57,7 +57,7 @@ class TreeManifest(FrozenModel):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in an object store, whose content was hashed before it went there."""
+    """A file in an object store, whose content was hashed before it was stored."""
 
     store: ObjectStore
     path: str
@@ -65,8 +65,8 @@ class RemoteFile:
     bytes: int
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[Chunk]:
-        """Yield the bytes from ``start`` to before ``end``. Raises :class:`ObjectStoreError`, of a whole file also
-        where it does not have its hash: its last chunk comes after that was looked at.
+        """Yield the bytes from ``start`` to before ``end``. Raises :class:`ObjectStoreError`; for a whole file
+        also if its hash is wrong, which is checked before its last chunk is yielded.
         """
         end = self.bytes if end is None else end
         digest, held = hashlib.sha256(), b""
@@ -82,7 +82,7 @@ class RemoteFile:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Yield the file, open, once all of it is here and was checked."""
+        """Yield the open file once all of it has been fetched and checked."""
         with tempfile.TemporaryFile() as file:
             for chunk in self.chunks():
                 file.write(chunk)
@@ -145,7 +145,7 @@ class ObjectStore:
             return int(self._system.info(self._full(path))["size"])
 
     def put(self, owner: str, folder: str, file: BinaryIO) -> StoredObject:
-        """Put the content that an open file has now below ``owner/folder``, unless it is there, or published."""
+        """Store the present content of an open file below ``owner/folder``, unless it is stored or published."""
         size = os.fstat(file.fileno()).st_size
         digest = _digest(file, size)
         for place in {PUBLISHED, folder}:
@@ -156,7 +156,7 @@ class ObjectStore:
         return StoredObject(path=f"{folder}/{digest}", sha256=digest, bytes=size)
 
     def fetch(self, file: RemoteFile, root: Folder, name: str) -> None:
-        """Write a file below an open folder, in one step and checked; one that has the content stays."""
+        """Fetch a file into an open folder, in one step and checked; a file that already has the content stays."""
         *above, last = name.split("/")
         with root.make("/".join(above)) if above else contextlib.nullcontext(root) as folder:
             if _is_there(file, folder, last):
@@ -176,7 +176,7 @@ class ObjectStore:
         return RemoteFile(self, f"{owner}/{stored.path}", stored.sha256, stored.bytes)
 
     def name_files(self, owner: str, tree: str, manifest: TreeManifest) -> None:
-        """Make a tree consist of objects that are there; delete what it alone had before."""
+        """Make a tree consist of stored objects; delete objects that only the former tree had."""
         before = self.manifest(owner, tree)
         self._write(f"{owner}/{tree}/{_MANIFEST}", manifest.model_dump_json().encode())
         named = {stored.path for stored in manifest.files.values()}
@@ -185,7 +185,7 @@ class ObjectStore:
                 self.remove(f"{owner}/{stored.path}")
 
     def manifest(self, owner: str, tree: str) -> TreeManifest | None:
-        """Return the contents of a tree, if it has been named."""
+        """Return the contents of a tree, if it has a manifest."""
         try:
             return TreeManifest.model_validate_json(self.read(f"{owner}/{tree}/{_MANIFEST}"))
         except FileNotFoundError:
@@ -210,7 +210,7 @@ class ObjectStore:
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     def remove(self, path: str) -> None:
-        """Remove an object, or all below a path, if there is anything."""
+        """Remove an object, or everything below a path, if it exists."""
         with contextlib.suppress(FileNotFoundError), _told(path):
             self._system.rm(self._full(path), recursive=True)
 
@@ -247,13 +247,13 @@ class ObjectStore:
 
 
 def job_files(job_id: str) -> str:
-    """Return the owner of all that is stored of a job: a folder, which goes with it."""
+    """Return the folder of all stored objects of a job, which is deleted with it."""
     return f"jobs/{job_id}"
 
 
 def state_tree(attempt: int) -> str:
-    """Return the tree of files that the next attempt goes on from. Each attempt writes its own, so one that was given
-    up takes nothing from the next.
+    """Return the tree of files from which the next attempt continues. Each attempt writes its own, so an
+    attempt that was given up cannot harm the next.
     """
     return f"attempts/{attempt}"
 
@@ -289,12 +289,12 @@ def upload_path(file_id: str) -> str:
 
 
 def put_upload(store: ObjectStore, file: BinaryIO) -> None:
-    """Put the content of an upload there."""
+    """Store the content of an upload."""
     store.put("", _UPLOADS, file)
 
 
 def fetch_upload(store: ObjectStore, layout: DataLayout, file_id: str) -> None:
-    """Get an upload into the data folder, unless it is there."""
+    """Fetch an upload into the data folder, unless it is there."""
     path, remote = layout.file(file_id), upload_path(file_id)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

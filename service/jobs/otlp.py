@@ -1,4 +1,4 @@
-"""Makes spans with OpenTelemetry's SDK, and sends them by OTLP over HTTP to where its variables say."""
+"""Makes spans with OpenTelemetry's SDK, and sends them by OTLP over HTTP to the target of its variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OtlpTracing:
-    """Owns a provider of its own, which is no process-wide one: nothing that a library traces is sent."""
+    """Uses its own provider, not the process-wide one, so no library's traces are sent."""
 
     is_on = True
 

@@ -1,7 +1,7 @@
 """Makes tables of plain Python rows.
 
-What pyarrow itself makes of them is the same, but it first imports pandas, where that is installed, to see whether a
-value is pandas's own: half a second of a job's end.
+pyarrow would make the same tables, but first imports pandas, if installed, to recognise pandas's own values:
+half a second at the end of a job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _NUMBERS = {pyarrow.int64(): np.int64, pyarrow.float64(): np.float64}
 
 
 def table(rows: Sequence[Mapping[str, Any]], schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return the table of rows, whose fields are whole numbers, numbers, texts or lists of these, or ``None``. A field
-    that a row lacks is ``None``; one that the schema lacks is left out.
+    """Return the table of rows, whose fields are whole numbers, numbers, texts or lists of these, or ``None``. A
+    field missing from a row is ``None``; a field missing from the schema is left out.
     """
     columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
     return pyarrow.Table.from_arrays(columns, schema=schema)

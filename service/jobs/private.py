@@ -1,4 +1,4 @@
-"""Guards what only the user who runs the service may read: the data folder, and the socket in it."""
+"""Closes the data folder, and the socket in it, to all but the service's user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotPrivateError(Exception):
 
 
 def close_to_others(folder: Path) -> bool:
-    """Create ``folder`` for this user only, or take other users' access to it away; return whether they had some.
+    """Create ``folder`` for this user only, or remove other users' access; return whether they had any.
 
     From then on this process creates files for its user only. Raises :class:`NotPrivateError` for a folder of
     somebody else.
@@ -45,7 +45,7 @@ def close_to_others(folder: Path) -> bool:
 
 
 def user(number: int) -> str:
-    """Return a user's name for messages, or the number if the system knows none."""
+    """Return a user's name for messages, or the number if it has no name."""
     try:
         return f"user {pwd.getpwuid(number).pw_name!r}"
     except KeyError:
@@ -53,8 +53,8 @@ def user(number: int) -> str:
 
 
 def check_owned(folder: Path, *, or_for_root: bool = False) -> None:
-    """Check that only this user and root could have put a key or a socket into ``folder``. With ``or_for_root`` root
-    may use the folder of another user, too. Raises :class:`NotPrivateError`.
+    """Check that only this user and root could have put a key or a socket into ``folder``. With
+    ``or_for_root``, root may also use another user's folder. Raises :class:`NotPrivateError`.
     """
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0) and not (or_for_root and os.geteuid() == 0):
@@ -66,7 +66,7 @@ def check_owned(folder: Path, *, or_for_root: bool = False) -> None:
 def read_private(path: Path) -> str | None:
     """Return the text of a file that belongs to the owner of its folder; ``None`` when there is no such file.
 
-    Never follows a link: root, who asks for a key in a user's folder, must not be shown to another file.
+    Never follows a link: root, reading a key in a user's folder, must not be led to another file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -80,8 +80,8 @@ def read_private(path: Path) -> str | None:
 
 
 def socket_address(path: Path, held: ExitStack) -> str:
-    """Return an address of the unix socket ``path`` that is short enough for the kernel, which takes 107 bytes: it goes
-    by a descriptor of the folder, which stays open until ``held`` is closed.
+    """Return an address of the unix socket ``path`` within the kernel's 107 bytes. It goes through a descriptor
+    of the folder, which stays open until ``held`` is closed.
     """
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     held.callback(os.close, descriptor)
@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PrivateSocket:
-    """Keeps the data folder's socket, for its owner's commands, and the file with the URL that it stands for.
+    """Keeps the data folder's socket, for its owner's commands, and the file with the URL of its API.
 
     Several processes may answer at it; the one that bound it removes it.
     """

@@ -1,4 +1,4 @@
-"""Identifies processes, and the holders of a lock, so that one that outlives its parent is found again."""
+"""Identifies processes and the holders of a lock, so that a process that outlives its parent is found again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Process:
 
 
 def end_tree(pid: int) -> None:
-    """End all processes below this one, and it last: they may start others until then, but lose no parent."""
+    """End all processes below this one, and this one last: until then they may start others, but lose no parent."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         while below := [each for each in root.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]:
@@ -84,7 +84,7 @@ class ProcessLock:
         return self._descriptor
 
     def close(self) -> None:
-        """Let go; children that inherited the descriptor still hold the lock. May be called again."""
+        """Release the lock; children that inherited the descriptor still hold it. May be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -101,7 +101,7 @@ def holders(path: Path) -> list[psutil.Process]:
 
 
 def born_with(variables: Mapping[str, str]) -> list[psutil.Process]:
-    """Return the live processes that were started with these environment variables, whoever is their parent by now."""
+    """Return the live processes that were started with these environment variables, whoever their parent is now."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -111,7 +111,7 @@ def born_with(variables: Mapping[str, str]) -> list[psutil.Process]:
 
 
 def end_processes(processes: Iterable[psutil.Process], within_s: float) -> None:
-    """Send SIGTERM, also to stopped processes, and SIGKILL to those that still live after ``within_s`` seconds."""
+    """Send SIGTERM, even to stopped processes, and SIGKILL to those that still live after ``within_s`` seconds."""
     alive = list(processes)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):

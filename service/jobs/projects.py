@@ -1,4 +1,4 @@
-"""Says what a project is: the name that keys, jobs and uploads belong to, and the roles that its members have."""
+"""Defines projects, which own keys, jobs and uploads, and the roles of their members."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 DEFAULT_PROJECT = "default"
-"""The project of every key, job and upload that names no other."""
+"""The project of every key, job and upload that names none."""
 
 PROJECT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ProjectName = Annotated[str, StringConstraints(pattern=PROJECT_PATTERN)]
 
 Scope = Literal["read", "submit", "admin"]
-"""What a key may do. Each includes those before it."""
+"""The scopes of keys. Each includes those before it."""
 
 Role = Literal["viewer", "submitter", "maintainer"]
-"""What a member may do in a project: read; also submit, and change jobs of its own; also change all of its jobs."""
+"""The roles of members: read; also submit, and change their own jobs; also change all jobs of the project."""
 
 SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
 ROLES: tuple[Role, ...] = ("viewer", "submitter", "maintainer")
@@ -26,7 +26,7 @@ LONGEST_DESCRIPTION = 500
 
 
 class Quotas(BaseModel):
-    """Bounds what a project may have; what is absent has no bound."""
+    """Limits of a project; absent ones do not apply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +47,7 @@ class Quotas(BaseModel):
 
 
 class ProjectUsage(BaseModel):
-    """Counts a project's use of all that has a quota."""
+    """A project's use of everything that has a quota."""
 
     queued_jobs: int
     devices: int
@@ -57,7 +57,7 @@ class ProjectUsage(BaseModel):
 
 
 class Project(BaseModel):
-    """What keys, jobs and uploads belong to. The default one was never made, so it has no ``created_at``."""
+    """The owner of keys, jobs and uploads. The default project was never created, so it has no ``created_at``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -77,7 +77,7 @@ class ProjectMember(BaseModel):
 
 
 class ProjectDetails(Project):
-    """A project with its members. Of the project `default`, whoever has a key of it is one."""
+    """A project with its members. Whoever has a key of the project `default` is a member of it."""
 
     members: list[ProjectMember]
     usage: ProjectUsage

@@ -1,8 +1,8 @@
 """Carries a rank's reports: its events into a file, its last word to the supervisor.
 
 A connection to the supervisor starts with one greeting line (:func:`_greeting`) that says which rank speaks on which
-channel. On ``control`` follows the rank's last word, a JSON object: ``{"type": "done"}``, the ``error`` event of the
-exception that ends it, or ``{"type": "terminated"}`` where SIGTERM does; the supervisor sends requests
+channel. On ``control`` the rank then sends its last word, a JSON object: ``{"type": "done"}``, the ``error``
+event of the exception that ends it, or ``{"type": "terminated"}`` after SIGTERM; the supervisor sends requests
 (:mod:`workers.rank.program`). ``stdout`` and ``stderr`` carry raw text.
 """
 
@@ -39,8 +39,8 @@ def _greeting(rank: int, channel: Channel, secret: str) -> bytes:
 
 
 _SEND_BUFFER = 1 << 20
-"""The bytes asked for; the kernel may give less. A crashing rank writes its stacks in many small pieces, and cannot end
-before its supervisor has read those that do not fit.
+"""The requested buffer in bytes; the kernel may give less. A crashing rank writes its stacks in many small
+pieces, and cannot end before its supervisor has read those that do not fit.
 """
 
 
@@ -77,7 +77,7 @@ class RankReporter(Reporter):
             self.phase(WORKING)
 
     def phase(self, name: str) -> None:
-        """Report a new phase, on rank 0, which speaks for the job.
+        """Report a new phase, on rank 0 only, for the whole job.
 
         Its first result ends the preparation; after that only the end can follow.
         """
@@ -87,8 +87,8 @@ class RankReporter(Reporter):
             super().phase(name)
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
-        """Announce a finished file or folder. Its name is its path relative to the job's artifact folder, or, for
-        what lies elsewhere in the job's folder (a checkpoint), relative to that. Raises :class:`ValueError` outside.
+        """Announce a finished file or folder. Its name is its path relative to the job's artifact folder, or,
+        elsewhere in the job's folder (a checkpoint), relative to that folder. Raises :class:`ValueError` outside.
         """
         resolved = path.resolve()
         for home in (self._paths.artifacts.resolve(), self._paths.root.resolve()):
@@ -108,7 +108,7 @@ class RankReporter(Reporter):
         self._send({"type": "terminated"})
 
     def done(self) -> None:
-        """Tell the supervisor that the rank ended as it should, all its events being on disk."""
+        """Tell the supervisor that the rank ended well and that all its events are on disk."""
         self._events.flush()
         self._send({"type": "done"})
 

@@ -1,4 +1,4 @@
-"""Defines what a kind of job knows of the service when it runs on a rank."""
+"""Defines the service's interface for a kind of job on a rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGEST_RESULT = 1 << 20
 
 
 class Reporter(ABC):
-    """Reports events of a rank; never blocks on the network, never raises for lack of a listener."""
+    """Reports a rank's events; never blocks on the network, and never raises if nobody listens."""
 
     @abstractmethod
     def put(self, event: dict[str, Any]) -> None:
@@ -47,15 +47,15 @@ class Reporter(ABC):
         self.put({**row.as_dict(), "type": "bound"})
 
     def search(self, moment: Mapping[str, Any]) -> None:
-        """Report how far a branch-and-bound search is."""
+        """Report the progress of a branch-and-bound search."""
         self.put({**moment, "type": "search"})
 
     def tree(self, found: Mapping[str, Any]) -> None:
-        """Report what the searches for one instance's verdict have split."""
+        """Report the trees of the searches for one instance's verdict."""
         self.put({**found, "type": "tree"})
 
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
-        """Report what took from ``start`` to ``end`` (Unix seconds)."""
+        """Report a piece of work from ``start`` to ``end`` (Unix seconds)."""
         event: dict[str, Any] = {"type": "span", "name": name, "start": start, "end": end}
         self.put(event if detail is None else {**event, "detail": dict(detail)})
 
@@ -84,7 +84,7 @@ class Reporter(ABC):
 
 
 class Completion(TypedDict):
-    """Counts how much of the work that a spec asks for was done. A kind returns it as ``completed`` beside its result,
+    """The finished part of a spec's work. A kind returns it as ``completed`` beside its result,
     and an attempt succeeds only when ``done`` equals ``total``.
     """
 
@@ -94,7 +94,7 @@ class Completion(TypedDict):
 
 
 class RefusedError(Exception):
-    """The spec asks for something impossible: the message is all that its author needs, without a traceback."""
+    """The spec asks for something impossible. Its author needs only the message, no traceback."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class RunContext:
     report: Reporter
     should_stop: Callable[[], bool]
     gate_artifacts: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; nothing vouches
-    for absent ones, neither that they are that job's nor that its owner is this job's.
+    """The artifacts of the gate's job, as SHA-256 by name, from its manifest. Ranks must not trust a file that
+    is absent here: it may belong to another job or another owner.
     """
     host_cache: Path | None = None
-    """A folder of this host in which the jobs of this job's owner keep what the next ones need not make again."""
+    """A folder of this host where an owner's jobs keep data for later jobs of the same owner."""
 
     @property
     def paths(self) -> JobPaths:
@@ -132,7 +132,7 @@ Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
 
 
 class NullReporter(Reporter):
-    """Discards everything: for tests and for ranks that have nothing to tell."""
+    """Discards everything: for tests and for ranks that report nothing."""
 
     def put(self, event: dict[str, Any]) -> None:
         """Discard the event."""

@@ -1,4 +1,4 @@
-"""Opens, lists, writes and removes files where the ranks of a job may write, whatever they have put there.
+"""Opens, lists, writes and removes files in folders where ranks may write, safely, whatever they have put there.
 
 A path may lead elsewhere a moment later. So everything here goes by descriptors: a name is looked up below a folder
 that is held open, no step of it may be a link, a file is inspected through its descriptor, and nothing waits for the
@@ -24,7 +24,7 @@ _OPENAT2 = 437
 _RESOLVE = 0x02 | 0x04 | 0x08
 """No magic links, no symbolic links, nothing outside the folder."""
 _TRIES = 8
-"""``openat2`` gives up where something is renamed meanwhile; a walk does not."""
+"""``openat2`` gives up if something is renamed meanwhile; a walk does not."""
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
@@ -85,7 +85,7 @@ class Folder:
         return found
 
     def handle(self, name: str) -> int:
-        """Return a descriptor (``O_PATH``) of a file or folder, which grants are made on."""
+        """Return a descriptor (``O_PATH``) of a file or folder, for a grant."""
         descriptor = self._open(name, os.O_PATH)
         if stat.S_ISLNK(os.fstat(descriptor).st_mode):
             os.close(descriptor)

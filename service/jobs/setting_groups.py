@@ -1,4 +1,4 @@
-"""Settings by subject: each group is a base class of :class:`service.jobs.settings.Settings`."""
+"""Groups settings by subject: each group is a base class of :class:`service.jobs.settings.Settings`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _addresses(text: str) -> str:
-    """Return a list of addresses and networks. Raises ``ValueError`` that names an entry which is neither."""
+    """Return a list of addresses and networks. Raises ``ValueError`` with the entry that is neither."""
     for entry in _entries(text):
         try:
             ipaddress.ip_network(entry)
@@ -106,7 +106,7 @@ class ApiSettings(BaseModel):
 
 
 class BrokerSettings(BaseModel):
-    """Where jobs are kept, and the broker that holds their state."""
+    """The folders of jobs, and the broker that holds their state."""
 
     data: Path = Field(Path(".trivet"), description="folder of jobs, files and the embedded broker")
     store: str | None = Field(
@@ -181,7 +181,7 @@ class BrokerSettings(BaseModel):
 
 
 class DeliverySettings(BaseModel):
-    """The targets of webhooks, the exports, and how long either is tried."""
+    """The targets of webhooks and exports, and how long each is tried."""
 
     webhook_allow: str = Field(
         "",

@@ -33,7 +33,7 @@ MAX_LOG_BYTES = 256 << 20
 
 
 class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, BaseSettings):
-    """Lets an operator choose; each field is a setting with its default, its bounds and its description.
+    """The operator's choices; each field is a setting with its default, bounds and description.
 
     Fields of the base classes come first, those of the last one before the others.
     """
@@ -241,7 +241,7 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
 
     @property
     def store_limits(self) -> StoreLimits:
-        """Return the limits of the store that the operator chose; the others are not an operator's to choose."""
+        """Return the store's limits with the operator's choices; other limits cannot be chosen."""
         return StoreLimits(
             launcher=self.launcher,
             objects=self.store,
@@ -294,7 +294,7 @@ class _SettingLine:
 
 
 def sources() -> dict[str, str]:
-    """Return where each setting that somebody chose comes from, by its name: ``environment``, or the file's path."""
+    """Return the source of each chosen setting, by name: ``environment``, or the file's path."""
     set_outside = {name.upper() for name, value in os.environ.items() if value}
     chosen = dict.fromkeys(in_file(), str(config_file()))
     return chosen | {

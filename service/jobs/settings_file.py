@@ -28,7 +28,7 @@ def config_file() -> Path | None:
 
 
 def _check_trusted(path: Path) -> None:
-    """Refuse a file that somebody else put into the working folder, or could have."""
+    """Refuse a file that somebody else put, or could have put, into the working folder."""
     strangers = {status.st_uid for status in (path.lstat(), path.stat())} - {os.geteuid(), 0}
     if strangers or path.stat().st_mode & 0o002:
         reason = f"belongs to {user(strangers.pop())}" if strangers else "may be written by every user"

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 
 
 class NotAdmitted(Exception):  # noqa: N818
-    """The provider knows this person, and this service has nothing for them."""
+    """The provider knows this person, but this service has no role for them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _parse_rule(text: str) -> SignInRule:
 
 
 def person_of(claims: Mapping[str, Any], names: ClaimNames, rules: Sequence[SignInRule]) -> Person:
-    """Return who the claims of a verified ID token are about. The first rule of one of the person's groups counts.
+    """Return the person of a verified ID token's claims. The first rule that matches one of the person's groups counts.
 
     Raises :class:`NotAdmitted`.
     """

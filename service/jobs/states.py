@@ -15,7 +15,7 @@ MOVES: dict[JobState, frozenset[JobState]] = {
     "failed": frozenset({"queued"}),
     "cancelled": frozenset({"queued"}),
 }
-"""``queued`` goes straight back to ``running`` where an attempt that was given up for lost turns out to live;
+"""``queued`` goes straight back to ``running`` if an attempt that was given up turns out to be alive;
 ``failed`` and ``cancelled`` reach ``queued`` only by an explicit retry of the user, as a new attempt."""
 
 TERMINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})

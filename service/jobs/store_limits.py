@@ -1,6 +1,6 @@
-"""Bounds what the store keeps and for how long, in seconds where not said otherwise.
+"""Limits the store's data and times, in seconds unless stated otherwise.
 
-What an operator may choose of it is a field of :class:`service.jobs.settings.Settings`, which takes its default here.
+Limits that an operator may choose are fields of :class:`service.jobs.settings.Settings`, with their defaults from here.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ class StoreLimits:
     """A session is over after this long, however much it is used."""
 
     objects: str | None = None
-    """URL of the object store through which hosts hand on files; a folder that all share where absent."""
+    """URL of the object store for files; without one, all hosts share a folder."""
     launcher: str = LOCAL
-    """What gives devices to jobs that name no launcher."""
+    """The launcher of jobs that name none."""
     max_key_s: float | None = None
-    """No API key but the first admin key is made to last longer."""
+    """Longest life of an API key, in days; the first admin key is exempt."""
     max_audit_bytes: int = 1 << 30
     """Bytes of files of the audit log; beyond them the oldest are deleted."""
 
     export_mlflow: str | None = None
     export_tensorboard: bool | None = None
     export_otlp: str | None = None
-    """Where jobs are told of whose specs do not say so, see :attr:`exports`."""
+    """Export targets of jobs whose specs name none, see :attr:`exports`."""
 
     @cached_property
     def exports(self) -> ExportTargets:
-        """Return what holds for jobs whose specs do not say where they are told of."""
+        """Return the export targets of jobs whose specs name none."""
         return ExportTargets(mlflow=self.export_mlflow, tensorboard=self.export_tensorboard, otlp=self.export_otlp)
 
     @property

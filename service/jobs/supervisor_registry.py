@@ -1,4 +1,6 @@
-"""Records which attempts are supervised on this host, a file each, so that a restarted worker finds what still runs."""
+"""Records the attempts that are supervised on this host, one file each, so that a restarted worker finds running
+ones.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,7 @@ class SupervisedAttempt:
         return self.supervisor.alive or self.keeper.alive
 
     def end_orphans(self) -> bool:
-        """Kill what is left of the attempt's group without a supervisor and a keeper; return whether there was
-        anything.
-        """
+        """Kill the rest of an attempt's group without supervisor and keeper; return whether there was any."""
         job, _, attempt = self.name.partition(":")
         orphans = born_with({"TRIVET_JOB": job, "TRIVET_ATTEMPT": attempt})
         for process in orphans:
@@ -60,8 +60,8 @@ class SupervisorRegistry:
 
     @contextmanager
     def entered(self, ref: AttemptRef, keeper_pid: int, scratch: Path) -> Iterator[bool]:
-        """Enter the calling process as the supervisor of ``ref`` while the block runs. False when a live one is
-        entered already: a repeated launch, whose claim would be refused.
+        """Register the calling process as the supervisor of ``ref`` while the block runs. Yield False if a live
+        one is registered already: a repeated launch, whose claim would be refused.
         """
         me, keeper = Process.of(os.getpid()), Process.of(keeper_pid)
         path = self._path(ref.job_id, ref.attempt)
@@ -77,7 +77,7 @@ class SupervisorRegistry:
             path.unlink(missing_ok=True)
 
     def live(self) -> tuple[str, ...]:
-        """Return names of the attempts that still have processes; what dead supervisors left behind is cleared away."""
+        """Return names of the attempts that still have processes; clear away the leftovers of dead supervisors."""
         names = []
         for path, entry in self._entries():
             if entry.alive or entry.end_orphans():
@@ -88,16 +88,14 @@ class SupervisorRegistry:
         return tuple(names)
 
     def note_heartbeat(self) -> None:
-        """Touch the file ``heartbeat``, by whose age whoever looks after this host's processes sees that its worker is
-        heard of.
-        """
+        """Touch the file ``heartbeat``, whose age shows those who watch this host that its worker reports."""
         self._heartbeat.touch()
 
     def stop_all(self, launched: Iterable[int], grace_s: float, report_within_s: float) -> None:
-        """Ask every supervisor of this host to end its group and to give its part back to the queue; kill those that
-        have not done so ``report_within_s`` after the ``grace_s`` that ranks have.
+        """Ask every supervisor of this host to end its group and give its part back to the queue; kill those
+        that have not done so ``report_within_s`` after the ranks' ``grace_s``.
 
-        ``launched`` are processes that may have a part to run and have not entered themselves yet.
+        ``launched`` are processes that may have a part to run and have not registered yet.
         """
         entered = [entry.supervisor.pid for _, entry in self._entries() if entry.supervisor.alive]
         processes = list({*_running(entered), *_running(launched)})
@@ -111,8 +109,9 @@ class SupervisorRegistry:
         psutil.wait_procs(alive, timeout=report_within_s)
 
     def kill(self, ref: AttemptRef) -> None:
-        """End a supervisor at once; its keeper ends the group. A keeper that outlives its supervisor until the next
-        call cannot, since it is stopped, say: then this ends the group, and the keeper last, so that none gets away.
+        """End a supervisor at once; its keeper ends the group. A keeper that still lives at the next call
+        cannot do that, for example because it is stopped: then this ends the group, and the keeper last, so
+        that no process escapes.
         """
         entry = _read(self._path(ref.job_id, ref.attempt))
         if entry is not None and entry.supervisor.alive:

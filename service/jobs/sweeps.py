@@ -19,7 +19,7 @@ Parameters = dict[str, Any]
 
 
 class NoPlace(Exception):  # noqa: N818 - names what is wrong with the path
-    """A path leads nowhere in a spec: to a missing entry of a list, or into a value without parts."""
+    """A path does not exist in a spec: it leads to a missing entry of a list, or into a value without fields."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class NoPlace(Exception):  # noqa: N818 - names what is wrong with the path
 
 @dataclass(frozen=True)
 class SweptSpec:
-    """The spec of one job of a sweep as it was written, to be validated, and the values that make it this one."""
+    """The raw spec of one job of a sweep, and its values of the swept fields."""
 
     parameters: Parameters
     body: dict[str, Any]

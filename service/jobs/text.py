@@ -1,4 +1,4 @@
-"""Makes text of others safe to show and to log.
+"""Makes other people's text safe to show and to log.
 
 Names, reasons, errors and printed lines come from other users. In a terminal or a log file their control characters
 would act: move the cursor, set the clipboard, start a line that the service never wrote, reorder letters.
@@ -30,8 +30,8 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def folded(text: str) -> str:
-    """Return ``text`` as a search compares it: the same for capitals and small letters of any script, and for letters
-    that are written with their accents or beside them.
+    """Return ``text`` in the form that searches compare: equal for capitals and small letters of any script,
+    and for composed and separate accents.
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
 

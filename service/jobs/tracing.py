@@ -1,8 +1,8 @@
-"""Traces what becomes of a job, from the request to its steps, for OpenTelemetry's collectors.
+"""Traces a job from its request to its steps, for OpenTelemetry's collectors.
 
 OpenTelemetry's own variables turn it on (``OTEL_EXPORTER_OTLP_ENDPOINT``, or that of traces alone); without them
-nothing of its SDK is imported. Where a trace goes on is told as W3C's ``traceparent``, which a client may give, and
-which the job's record keeps.
+nothing of its SDK is imported. A trace continues through W3C's ``traceparent``, which a client may send and the
+job's record keeps.
 """
 
 from __future__ import annotations
@@ -28,45 +28,47 @@ class TraceSpan(Protocol):
     @property
     def traceparent(self) -> str | None:
         """Return the parent of other spans; ``None`` if nothing is traced."""
-        ...
 
-    def rename(self, name: str) -> None: ...
+    def rename(self, name: str) -> None:
+        """Give the span another name."""
 
-    def event(self, name: str, at_s: float, attributes: Attributes) -> None: ...
+    def event(self, name: str, at_s: float, attributes: Attributes) -> None:
+        """Add an event."""
 
-    def fail(self, message: str) -> None: ...
+    def fail(self, message: str) -> None:
+        """Mark the span as failed."""
 
 
 class Tracing(Protocol):
     """Makes spans. Times are Unix seconds; a parent and a link are given as ``traceparent``."""
 
     @property
-    def is_on(self) -> bool: ...
+    def is_on(self) -> bool:
+        """Return whether spans are recorded."""
 
     def span(
         self, name: str, parent: str | None, attributes: Attributes, links: Sequence[str] = ()
-    ) -> AbstractContextManager[TraceSpan]: ...
+    ) -> AbstractContextManager[TraceSpan]:
+        """Begin a span, which ends with the context."""
 
     def record(self, name: str, parent: str | None, start_s: float, end_s: float, attributes: Attributes) -> None:
         """Enter a span that has ended."""
-        ...
 
     def close(self) -> None:
         """Send what is still unsent."""
-        ...
 
 
 class _NoSpan:
     traceparent: str | None = None
 
     def rename(self, name: str) -> None:
-        return
+        """Do nothing."""
 
     def event(self, name: str, at_s: float, attributes: Attributes) -> None:
-        return
+        """Do nothing."""
 
     def fail(self, message: str) -> None:
-        return
+        """Do nothing."""
 
 
 class NoTracing:
@@ -81,10 +83,10 @@ class NoTracing:
         yield _NoSpan()
 
     def record(self, name: str, parent: str | None, start_s: float, end_s: float, attributes: Attributes) -> None:
-        return
+        """Do nothing."""
 
     def close(self) -> None:
-        return
+        """Do nothing."""
 
 
 def tracing_for(service: str, environment: Mapping[str, str]) -> Tracing:

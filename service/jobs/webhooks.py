@@ -1,4 +1,4 @@
-"""Describes webhooks: the changes that they report, their signature, and when a delivery is tried again.
+"""Defines webhooks: the changes that they report, their signature, and when a delivery is tried again.
 
 Headers and signatures are those of Standard Webhooks (https://www.standardwebhooks.com).
 """
@@ -25,7 +25,7 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 
 
 class Webhook(FrozenModel):
-    """Says where changes of which jobs are told."""
+    """A webhook: its URL, and the changes of which jobs it reports."""
 
     id: str
     url: str
@@ -40,7 +40,7 @@ class Webhook(FrozenModel):
     )
 
     def wants(self, change: JobChange) -> bool:
-        """Return whether this webhook is told of a change."""
+        """Return whether this webhook reports a change."""
         return (
             self.disabled_at is None
             and self.project in (None, change.project)
@@ -51,7 +51,7 @@ class Webhook(FrozenModel):
 
 
 class ReachedThreshold(FrozenModel):
-    """Names a number of a job that is the first one beyond a threshold of its spec."""
+    """The first number of a job that meets a threshold of its spec."""
 
     name: str = Field(description="the metric, or the path of a number of the result")
     value: float
@@ -60,7 +60,7 @@ class ReachedThreshold(FrozenModel):
 
 
 class JobChange(FrozenModel):
-    """Tells of a job that it has a new state, or that a number of it has reached a threshold."""
+    """A reported change of a job: a new state, or a number that has reached a threshold."""
 
     job: str
     name: str
@@ -74,7 +74,7 @@ class JobChange(FrozenModel):
 
 
 class WebhookEvent(FrozenModel):
-    """Is the body of a delivery."""
+    """The body of a delivery."""
 
     type: str = Field(
         description="`job.` and the new state; `job.metric` where a number has reached a threshold",
@@ -85,7 +85,7 @@ class WebhookEvent(FrozenModel):
 
 
 class WebhookDelivery(FrozenModel):
-    """Keeps one event for one webhook, and what came of sending it."""
+    """One event for one webhook, and the outcome of sending it."""
 
     id: str = Field(description="id of the delivery, the same however often it is sent: `webhook-id`")
     event: WebhookEvent

@@ -129,7 +129,3 @@ class Convnet(nn.Module):
         if index >= depth:
             return Uniform(1 / sqrt(widths[index - depth]))
         return Uniform(1 / sqrt((config.in_channels, *config.channels)[index] * config.kernel**2))
-
-
-def build(config: ConvnetConfig, axis: Axis) -> Convnet:
-    return Convnet(config, axis)

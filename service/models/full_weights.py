@@ -31,9 +31,11 @@ class _Weight(Protocol):
     """A whole tensor, in memory or in files, of which parts can be taken: for every dimension a slice."""
 
     @property
-    def shape(self) -> torch.Size: ...
+    def shape(self) -> torch.Size:
+        """Return the shape of the whole tensor."""
 
-    def __getitem__(self, part: tuple[slice, ...], /) -> Tensor: ...
+    def __getitem__(self, part: tuple[slice, ...], /) -> Tensor:
+        """Return a part of the tensor."""
 
 
 Weights = Mapping[str, _Weight]

@@ -26,7 +26,8 @@ AT_ONCE = 2**22
 class Distribution(Protocol):
     """Turns 64 random bits per element (int64) into float32 values of the same shape, on the same device."""
 
-    def __call__(self, bits: Tensor) -> Tensor: ...
+    def __call__(self, bits: Tensor) -> Tensor:
+        """Return the values for these bits."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,3 @@ class Mlp(nn.Module):
         widths = (self.config.in_features, *self.config.hidden)
         fan_in = widths[-1] if name.startswith("head.") else widths[int(name.split(".")[1])]
         return Uniform(1 / sqrt(fan_in))
-
-
-def build(config: MlpConfig, axis: Axis) -> Mlp:
-    return Mlp(config, axis)

@@ -16,7 +16,8 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class _Drawn(Protocol):
-    def distribution(self, name: str) -> Distribution: ...
+    def distribution(self, name: str) -> Distribution:
+        """Return the distribution of the parameter of this name."""
 
 
 class PlainModel(nn.Module):

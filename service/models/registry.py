@@ -34,9 +34,11 @@ class Model(Protocol):
     after_blocks: tuple[str, ...]
     output_axis: Axis
 
-    def forward(self, x: Tensor) -> Tensor: ...
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of a batch."""
 
-    def distribution(self, name: str) -> Distribution: ...
+    def distribution(self, name: str) -> Distribution:
+        """Return the distribution from which the parameter of this name is drawn."""
 
 
 Builder = Callable[[Any, Axis], nn.Module]

@@ -265,10 +265,6 @@ class Transformer(nn.Module):
         return Normal(_WEIGHT_STD / sqrt(2 * self.config.layers) if into_residual else _WEIGHT_STD)
 
 
-def build(config: TransformerConfig, axis: Axis) -> Transformer:
-    return Transformer(config, axis)
-
-
 class AfterEmbedding(nn.Module):
     """``(batch, sequence, dim)`` embedded tokens → ``(batch, vocabulary)`` logits of the token after the last.
 

@@ -1,4 +1,4 @@
-"""Saves the checkpoints of a run, and takes up the newest; names the tensors in them."""
+"""Saves the checkpoints of a run, and resumes from the newest; names the tensors in them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Checkpoints:
         self.saved_step: int | None = None
 
     def take_up(self) -> Checkpoint | None:
-        """Load the newest complete checkpoint of the job, else that of the job that it resumes, whatever layout wrote
-        it; ``None`` where there is neither.
+        """Load the newest complete checkpoint of the job, else that of the job that it resumes, from any
+        layout; ``None`` if there is neither.
         """
         training = self._training
         own = newest_checkpoint(training.context.paths.checkpoints, training.device)
@@ -64,7 +64,7 @@ class Checkpoints:
         return found
 
     def save(self, step: int, loss: float) -> None:
-        """Take a checkpoint; it may still be being written afterwards."""
+        """Take a checkpoint; its write may end later."""
         config = self._training.config.model_dump(mode="json")
         self.saver.save(step, self._state(), {"model": config, **self._training.origin, "loss": loss})
         self.saved_step = step

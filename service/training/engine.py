@@ -25,21 +25,21 @@ from service.training.timeline import Timeline, timeline
 
 
 class Engine(Protocol):
-    """Computes a rank's part of a step. ``timeline`` tells what its device did, where that is measured."""
+    """Computes a rank's part of a step. ``timeline`` tells its device's work, if that is measured."""
 
     @property
     def timeline(self) -> Timeline[Any] | None:
-        """Return what the device did; ``None`` where that is not measured."""
+        """Return the device's work; ``None`` if it is not measured."""
 
     def forward_backward(self, batch: Split) -> Tensor:
         """Leave the gradients of the *global* batch's mean loss in the parameters.
 
-        ``batch`` is this rank's share. Returns the share's part of that loss, float64 without gradient; zero where this
-        rank does not compute it.
+        ``batch`` is this rank's share. Returns the share's part of that loss, float64 without gradient; zero if
+        this rank does not compute it.
         """
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero where not
+        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero if not
         computed here.
         """
 
@@ -92,7 +92,7 @@ class AccumulationEngine:
 
 @dataclass(frozen=True)
 class _PipelineEngine:
-    """Runs this rank's stages of the model: micro-batches move through the pipeline as ``schedule`` says.
+    """Runs this rank's stages of the model: micro-batches move through the pipeline by ``schedule``.
 
     ``evaluation`` is a schedule of as many micro-batches, forward only.
     """

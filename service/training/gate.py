@@ -1,4 +1,4 @@
-"""Decides what this training job may compile, by a compile job's report, its gate, and loads the code that it kept."""
+"""Decides the compile modes of this training job by a compile job's gate, and loads the code that job kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODES = tuple(name for name in COMPILE_MODES if name != "eager")
 
 
 class GateError(RefusedError, RuntimeError):
-    """The report does not allow what the spec asks for."""
+    """The report does not allow the compilation that the spec asks for."""
 
 
 def gate_fingerprints(config: ModelConfig, spec: TrainSpec, device: torch.device) -> list[Fingerprint]:
@@ -69,12 +69,12 @@ def allowed_modes(
 
 
 def lowest(modes: Mapping[Phase, str]) -> str:
-    """Return the lower mode for all phases: a rung that passed implies that those below it did."""
+    """Return the lower mode for all phases: a passed rung implies that those below it passed."""
     return min(modes.values(), key=MODES.index)
 
 
 def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
-    """Load the code that the gate's job compiled, which saves compiling it; every rank logs whether it could."""
+    """Load the code that the gate's job compiled, instead of compiling it; every rank logs whether it could."""
     if not modes:
         return
     code = f"rank {context.rank}: compiled code of {choice.gate}"
@@ -93,9 +93,9 @@ def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunC
 def portable_caches(
     choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int, digests: Mapping[str, str]
 ) -> list[bytes]:
-    """Return the code that the compile job made on this rank in the mode that is used.
+    """Return the code that the compile job made on this rank in the mode in use.
 
-    To load it is to run it, so only content whose SHA-256 is in ``digests``, by artifact name, is returned.
+    Loading code runs it, so only content whose SHA-256 is in ``digests``, by artifact name, is returned.
     """
     if choice.gate is None or not modes:
         return []

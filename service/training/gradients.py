@@ -60,7 +60,7 @@ ADVICE = (
 
 
 class NonFiniteError(RuntimeError):
-    """The loss, the gradient, the weights or an evaluation is not finite: training on is pointless."""
+    """The loss, the gradient, the weights or an evaluation is not finite: further training is pointless."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Every metric of a run, kept over attempts as a Parquet file."""
+"""Keeps every metric of a run, over attempts, as a Parquet file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class History:
     """Rows of ``step`` (int64), ``time`` (Unix seconds) and one float64 column per metric, null where absent."""
 
     def __init__(self, path: Path, resumed_step: int, attempts: Path | None = None, *, evaluated: bool = False) -> None:
-        """Take up the file at ``path`` if there is one, up to and including ``resumed_step``: later steps run again.
+        """Read the file at ``path`` if there is one, up to and including ``resumed_step``: later steps run again.
 
         Steps that it lacks, as it was written after the checkpoint or cannot be read, come from the events that earlier
-        attempts recorded below ``attempts``; so does the evaluation of ``resumed_step``, where one was due
+        attempts recorded below ``attempts``; so does the evaluation of ``resumed_step``, if one was due
         (``evaluated``), since the file is written before it. A file that cannot be read is set aside;
-        :attr:`unreadable` is then why. Drafts of an attempt that was killed while it wrote are removed.
+        :attr:`unreadable` then says why. Drafts of an attempt that was killed while it wrote are removed.
         """
         self.path = path
         self.unreadable: str | None = None
@@ -96,7 +96,7 @@ def _recorded(attempts: Path) -> dict[float, Row]:
             if step not in begun:
                 begun.add(step)
                 if step in rows and _LOSS not in event["values"]:
-                    rows[step].update(event["values"])  # an evaluation that a later attempt caught up on
+                    rows[step].update(event["values"])  # an evaluation that a later attempt made up for
                     continue
                 rows[step] = {"step": step, "time": event["time"]}
             rows[step].update(event["values"])

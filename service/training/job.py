@@ -26,12 +26,12 @@ from service.training.setup import Training, prepare
 
 
 def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
-    """Train as ``spec`` says; every rank calls this, rank 0 returns the result.
+    """Train by ``spec``; every rank calls this, rank 0 returns the result.
 
-    Takes up the newest complete checkpoint of the job. When the attempt is asked to stop, a checkpoint is written and
-    the result says ``stopped``; ``completed`` counts the steps. Raises ``NonFiniteError`` when loss or gradient stop
-    being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the data or
-    the mesh.
+    Resumes from the newest complete checkpoint of the job. When the attempt is asked to stop, a checkpoint is written
+    and the result says ``stopped``; ``completed`` counts the steps. Raises ``NonFiniteError`` when loss or gradient
+    stop being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the
+    data or the mesh.
     """
     with _joined(context.device_type) as device:
         training = prepare(spec, context, device)
@@ -111,7 +111,7 @@ def _export_model(
 
 
 def _tokenizer(training: Training) -> Path | None:
-    """Return the ``tokenizer.json`` that made the job's tokens of a text, if one did."""
+    """Return the ``tokenizer.json`` that made the job's tokens from a text, if any."""
     data = training.spec.data
     if not isinstance(data, FileTokens) or data.tokenizer is None:
         return None
@@ -120,8 +120,8 @@ def _tokenizer(training: Training) -> Path | None:
 
 @contextmanager
 def _joined(device_type: str) -> Iterator[torch.device]:
-    """Yield this rank's device, in the launcher's process group; leave the group if this call joined it and all
-    went well.
+    """Yield this rank's device, in the launcher's process group; leave the group if this call joined it and
+    nothing failed.
 
     After an error the process is about to end, and leaving would wait for peers that may never come.
     """

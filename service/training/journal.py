@@ -1,4 +1,4 @@
-"""Says what a training does: the metrics of each step, by their public names, and the sentences of the job's log."""
+"""Reports a training: the metrics of each step, by their public names, and the sentences of the job's log."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "
 
 
 class Journal:
-    """Tells the data, the model, the layout, each checkpoint and evaluation, and how the training ended.
+    """Logs the data, the model, the layout, each checkpoint and evaluation, and the end of the training.
 
-    Only the first rank has a journal to write; the calls of the others say nothing.
+    Only the first rank writes a journal; the calls of the others do nothing.
     """
 
     def __init__(self, training: Training) -> None:
@@ -31,7 +31,7 @@ class Journal:
         self._began = time.monotonic()
 
     def begin(self, step: int) -> None:
-        """Log the model, the data, and the step that training begins at."""
+        """Log the model, the data, and the step at which training begins."""
         spec = self._training.spec
         self._say(f"data: {self._data()}")
         self._say(f"model: {self._model()}")
@@ -40,7 +40,7 @@ class Journal:
         self._say(f"training: {spec.steps:,} steps of {spec.batch.global_:,} samples{first}")
 
     def saved(self, written: Checkpoint) -> None:
-        """Tell of a checkpoint that is complete on disk."""
+        """Log a checkpoint that is complete on disk."""
         size = sum(written.meta[FILES].values())
         self._say(f"checkpoint of step {written.step:,}: {readable_bytes(size)}")
 
@@ -50,7 +50,7 @@ class Journal:
         self._say(f"evaluation at step {step:,}: {found}")
 
     def ended(self, step: int, loss: float) -> None:
-        """Tell how the training ended."""
+        """Log how the training ended."""
         total, seconds = self._training.spec.steps, time.monotonic() - self._began
         how = "finished" if step == total else "asked to stop"
         self._say(f"{how} after step {step:,} of {total:,}: loss {loss:.4g}, {seconds:.1f} s of training")
@@ -94,7 +94,7 @@ def _samples(samples: Samples) -> str:
 
 @dataclass(frozen=True)
 class Timing:
-    """Says how long a step took on this rank, in seconds, and for how much of that it waited for its batch."""
+    """Says how long a step took on this rank, in seconds, and how long of that it waited for its batch."""
 
     seconds: float
     data_wait: float
@@ -129,7 +129,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a CUDA device by its name, of which the longest known beginning counts; ``None`` when
-    it isn't known.
+    """Return the peak FLOP/s of a CUDA device by the longest known beginning of its name; ``None`` if none is
+    known.
     """
     return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

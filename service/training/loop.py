@@ -35,7 +35,7 @@ from service.training.timeline import NO_LOAD
 SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
 _TIMELINES_FIRST = 4
-"""The first steps, of which every computation of a pipeline is reported."""
+"""The first steps, for which every computation of a pipeline is reported."""
 
 
 class Loop:
@@ -60,7 +60,7 @@ class Loop:
         self.history = History(self.context.paths.artifacts / "metrics.parquet", 0)
 
     def resume(self) -> None:
-        """Take up the newest complete checkpoint of the job, else that of the job that it resumes."""
+        """Resume from the newest complete checkpoint of the job, else from that of the job that it resumes."""
         saved = self.checkpoints.take_up()
         if saved is None:
             return
@@ -89,8 +89,8 @@ class Loop:
     def save(self) -> None:
         """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
 
-        It may still be being written afterwards: the span ``checkpoint`` is how long training stood still for it.
-        Raises :class:`NonFiniteError` for weights that no run could go on from.
+        Its write may end later: the span ``checkpoint`` is how long training stood still for it. Raises
+        :class:`NonFiniteError` for weights from which no run could continue.
         """
         if self.checkpoints.saved_step == self.step:
             return
@@ -200,7 +200,7 @@ class Loop:
 
     @contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:
-        """Run eagerly in a phase for which the gate was not asked, although the other one is compiled."""
+        """Run eagerly in a phase that the gate does not cover, although the other one is compiled."""
         if self.training.compile_modes and phase not in self.training.compile_modes:
             with set_stance("force_eager"):
                 yield
@@ -247,8 +247,8 @@ def evaluate(training: Training) -> dict[str, float]:
 def batches(samples: int, global_batch: int, rank: int, ranks: int) -> list[tuple[torch.Tensor, int]]:
     """Return the row indices of each batch for data-parallel ``rank``, and how many of them, from the first, count.
 
-    Every rank gets the same number of batches, all of one size (the last padded), so that collectives stay paired
-    and nothing is compiled for a rest.
+    Every rank gets the same number of batches, all of one size (the last padded), so that collectives stay
+    paired and no remainder needs a compilation of its own.
     """
     share = global_batch // ranks
     starts = range(rank * share, -(-samples // global_batch) * global_batch, global_batch)

@@ -1,4 +1,4 @@
-"""Builds everything that a run needs before its first step, in that order."""
+"""Builds the parts of a run before its first step, in order."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def check_batch(spec: TrainSpec) -> None:
 
 
 def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
-    """Load weights, data and compiled code that the spec names, and ask the gate what may be compiled."""
+    """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
     config, weights = resolve(spec.model, context.data)
     _check_export(spec.export, config)
     dataset = data.load(spec.data, context.data).to(device)
@@ -122,7 +122,7 @@ def _check_export(export: ExportSpec, config: FamilyConfig) -> None:
 def assemble(
     spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, inputs: TrainingInputs
 ) -> Training:
-    """Build what trains over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
+    """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     schedule = _plan_pipeline(spec)
     objective = _build_objective(spec, mesh, inputs.config)
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
@@ -194,7 +194,9 @@ def _local_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:
 def _build_boundary(
     stages: Mapping[int, nn.Module], compile_modes: Mapping[Phase, str], context: RunContext
 ) -> StepBoundary:
-    """Build the boundary at which the loop's steps begin, audited where CUDA graphs reuse a step's results."""
+    """Build the boundary at which the loop's steps begin, audited if CUDA graphs reuse the memory of a step's
+    results.
+    """
 
     def report_held(held: tuple[HeldResult, ...]) -> None:
         for result in held:
@@ -233,8 +235,8 @@ def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh:
 
 
 def _group_of_stages(mesh: Mesh, first: int, last: int) -> str:
-    """Return the name of the group of this rank and its peer, where it is in one of two ranks of its pipeline; empty
-    elsewhere. Every rank of the job must call it.
+    """Return the name of the group of this rank and its peer, if it is one of the two ranks of its pipeline;
+    empty otherwise. Every rank of the job must call it.
     """
     if mesh.pp.size == 2:
         return mesh.pp.group

@@ -30,10 +30,10 @@ _PAGE_GIB = 4096 / 2**30
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """Says what a device did since it was looked at last.
+    """Tells a device's use since its last measurement.
 
     ``busy`` is a share of the time: on CUDA that in which any kernel ran, on a CPU the processor time of the rank,
-    where one core is 1. ``held_gib`` is memory now; ``power_w`` is 0 where it is not measured.
+    with one core as 1. ``held_gib`` is memory now; ``power_w`` is 0 if it is not measured.
     """
 
     busy: float = 0.0
@@ -50,7 +50,7 @@ class DeviceMeter:
         self.latest = DeviceUse()
 
     def refresh(self) -> bool:
-        """Measure again if it is time to; return whether it was."""
+        """Measure again if it is due; return whether it was."""
         now = time.monotonic()
         if now - self._at < EVERY_S:
             return False
@@ -72,7 +72,7 @@ class DeviceMeter:
 
 
 def metrics_of(devices: tuple[DeviceUse, ...]) -> dict[str, float]:
-    """Return the use of all devices as metrics, each name with its rank; no power where none is measured."""
+    """Return the use of all devices as metrics, each name with its rank; without power if it is not measured."""
     metrics: dict[str, float] = {}
     for rank, use in enumerate(devices):
         metrics[f"device_busy.{rank}"], metrics[f"device_memory_gib.{rank}"] = use.busy, use.held_gib
@@ -84,7 +84,7 @@ def metrics_of(devices: tuple[DeviceUse, ...]) -> dict[str, float]:
 _SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})
 """A field whose values are added up over the ranks."""
 _PER_RANK: Mapping[str, Any] = MappingProxyType({"per_rank": True})
-"""A field of which every rank's own value is known afterwards."""
+"""A field for which all ranks afterwards know the value of each."""
 BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
 
 
@@ -130,7 +130,7 @@ class StepTotals:
     memory_gib: float
     bubble_fraction: float | None
     devices: tuple[DeviceUse, ...]
-    """What each rank's device did when it was looked at last."""
+    """Each device's use at its last measurement."""
 
 
 class StepReduction:
@@ -161,7 +161,9 @@ class StepReduction:
         self._copied = None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
 
     def read(self, step: int) -> StepTotals:
-        """Wait for the numbers; raises :class:`NonFiniteError` naming ``step`` and the rank where they went wrong."""
+        """Wait for the numbers; raises :class:`NonFiniteError` naming ``step`` and the rank whose numbers are not
+        finite.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         world, _ = _world_and_rank()
@@ -196,7 +198,7 @@ def _length(world: int) -> int:
 
 
 def _to_host(vector: Tensor) -> Tensor:
-    """Return a copy on its way: only with pinned memory does the host not wait for all that the device has to do."""
+    """Start a copy and return it: without pinned memory the host would wait for all pending work of the device."""
     return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True).copy_(vector, non_blocking=True)
 
 

@@ -18,8 +18,8 @@ Mark = TypeVar("Mark")
 
 @dataclass(frozen=True)
 class Load:
-    """Holds the seconds in which a rank's device computed, out of those from the first to the last thing it did in a
-    run.
+    """Holds the seconds in which a rank's device computed, out of those from its first to its last computation
+    in a run.
     """
 
     busy: float
@@ -56,7 +56,9 @@ class _DeviceClock(Protocol[Mark]):
 
 
 class HostClock:
-    """Takes times on the host, which does the work itself. They are monotonic, and become epoch times when read."""
+    """Takes times on the host, which does the work itself. They are monotonic, and are converted to epoch times when
+    read.
+    """
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -140,7 +142,7 @@ class Timeline(Generic[Mark]):
         return NO_LOAD
 
     def spans(self, step: int) -> Iterator[TimedSpan]:
-        """Yield the computations of the newest run, which was ``step`` and has ended; waits for the device."""
+        """Yield the computations of the newest run, that of ``step``, which has ended; waits for the device."""
         if not self._finished:
             return
         recording = self._finished[-1]

@@ -1,7 +1,7 @@
-"""Verdicts of instances from one batch of bounds.
+"""Decides verdicts of instances from one batch of bounds.
 
 :func:`certify` evaluates the witnesses (:mod:`.counterexamples`), bounds a batch by one method and compares the margins
-with the allowance for rounding (:mod:`.verdict`). An instance that it leaves unknown may go to a search
+with the allowance for rounding (:mod:`.verdict`). An instance that stays unknown may go to a search
 (:mod:`.search_runner`), which allows for rounding by the same two constants.
 """
 
@@ -51,9 +51,9 @@ def certify(
     *,
     clock: PhaseTimes | None = None,
 ) -> Outcome:
-    """Look at the witnesses, then bound the outputs and the property's rows by ``method``, a bounder of the engine.
+    """Evaluate the witnesses, then bound the outputs and the property's rows by ``method``, a bounder of the engine.
 
-    ``clock`` is told of the phases.
+    ``clock`` records the phases.
     """
     start, clock = time.monotonic(), clock or PhaseTimes()
     with clock.phase("witnesses"):
@@ -82,7 +82,7 @@ def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> In
 
 
 def _uncrossed(output: Interval) -> Interval:
-    """Return the bounds, widened where their ends cross, which they do by rounding: by as much as they do."""
+    """Return the bounds; where rounding made their ends cross, widen them by the amount of the crossing."""
     missing = (output.lower - output.upper).clamp(min=0)
     lower, upper = torch.minimum(output.lower, output.upper), torch.maximum(output.lower, output.upper)
     return Interval(lower - missing, upper + missing)

@@ -1,6 +1,6 @@
-"""Counterexamples among the witnesses, checked again in float64 before they count.
+"""Finds counterexamples among the witnesses, and checks them again in float64 before they count.
 
-What an attack or a search finds is confirmed by
+Candidates of attacks and searches are confirmed by
 :meth:`service.verification.bab.model.ModelUnderVerification.first_confirmed`.
 """
 
@@ -88,7 +88,7 @@ class CounterexampleChecker:
     def _least(self, batch: InstanceBatch) -> Tensor:
         """Return the smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks.
 
-        In the module's type: it only tells where to look again.
+        Computed in the module's type, since it only selects inputs to check again.
         """
         if batch.rows.shape[1] == 0:
             return batch.witnesses.new_full((len(batch.witnesses),), torch.inf)

@@ -1,6 +1,6 @@
-"""Traces a small network when it is imported. A process's first trace takes several times as long as any later one, so
-that is done once in the process from which ranks are forked. Not so by a torch that knows CUDA: it asks the driver, and
-a process that has asked cannot be forked any more.
+"""Traces a small network when it is imported. A process's first trace takes several times as long as any later
+one, so the process from which ranks are forked makes it once. A torch with CUDA does not: it asks the driver,
+and after that a process cannot be forked.
 """
 
 from __future__ import annotations

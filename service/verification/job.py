@@ -1,4 +1,4 @@
-"""The verification job: certify a property of a model, on this rank of a mesh, and tell of it in the job's log."""
+"""Runs the verification job: certifies a model's property on this rank of a mesh, and reports it in the job's log."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from service.verification.verdict import Verdict
 def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     """Bound every instance, reporting rows as they are found; rank 0 returns the result.
 
-    Tensor-parallel ranks bound the same instances together, data-parallel ranks different ones. What an earlier
-    attempt decided is not done again. Raises :class:`UnsupportedModelError` or ``PropertyError`` before any bounding
-    when the model or the property cannot be done, :class:`~service.bounds.memory.MemoryShortageError` where memory ends
-    and other ranks wait for this one.
+    Tensor-parallel ranks bound the same instances together, data-parallel ranks different ones. Decisions of
+    earlier attempts are kept. Raises :class:`UnsupportedModelError` or ``PropertyError`` before any bounding if
+    the model or the property is not supported, and :class:`~service.bounds.memory.MemoryShortageError` if
+    memory runs out while other ranks wait for this one.
     """
     started = time.monotonic()
     # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
@@ -93,7 +93,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
 
 
 def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> dict[str, Any]:
-    """Return the result of all ranks' rows, which become an artifact."""
+    """Return the result from all ranks' rows, which become an artifact."""
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(results.write_rows(rows, context.paths.artifacts), results.PARQUET)
@@ -113,7 +113,7 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
 
 @dataclass(frozen=True)
 class _MeshReduction:
-    """Reductions over all ranks of a mesh; every rank calls, and goes on when all have."""
+    """Reductions over all ranks of a mesh; every rank calls, and continues when all have."""
 
     mesh: Mesh
     device: torch.device
@@ -187,8 +187,8 @@ class _InstanceRunner:
                     self.context.report.log(_searched(row))
 
     def _resumed(self) -> set[int]:
-        """Return the instances that all ranks know as decided. Their rows are told again: the last ones may not have
-        arrived.
+        """Return the instances that all ranks know as decided. Their rows are reported again, since the last
+        ones may not have arrived.
         """
         earlier = self.resume_log.earlier()
         known = torch.zeros(self.loaded.assignment.asked.count, dtype=torch.float64)
@@ -228,8 +228,8 @@ class _InstanceRunner:
     def _entries(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker, deadline: float
     ) -> list[DecidedRow]:
-        """Bound a batch, in smaller ones where memory runs out; an instance too large by itself stays undecided. What
-        is not bounded by the deadline has the bounds of intervals.
+        """Bound a batch, in smaller ones where memory runs out; an instance that is too large by itself stays
+        undecided. Instances that are not bounded by the deadline get interval bounds.
         """
         try:
             return self._at_once(task, instances, method, checker, deadline)
@@ -250,7 +250,7 @@ class _InstanceRunner:
         return [entry for part in parts for entry in self._entries(task, part, method, checker, deadline)]
 
     def _by_intervals(self, task: Task, instances: list[int], checker: CounterexampleChecker) -> list[DecidedRow]:
-        """Bound a batch by intervals, which take next to no time, when time has run out."""
+        """Bound a batch by intervals, which take almost no time, once the time has run out."""
         make_room(task.device)
         note = f"its seconds were spent on bounds by {task.method_label}; these are by intervals"
         entries = self._at_once(task, instances, task.engine.bounder(IBP), checker, inf)
@@ -271,8 +271,8 @@ class _InstanceRunner:
         return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
     def _metered(self, task: Task, size: int, deadline: float) -> BoundOptions:
-        """Return the task's options, whose progress tells how far the analysis of a batch of ``size`` instances is, and
-        ends it at the deadline where no other rank waits.
+        """Return the task's options, with a progress that reports the analysis of a batch of ``size``
+        instances, and ends it at the deadline if no other rank waits.
         """
 
         def tell(share: float) -> None:

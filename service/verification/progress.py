@@ -1,4 +1,4 @@
-"""Progress of a verification job, how long it will take, and where its time and memory go."""
+"""Reports the progress of a verification job, its remaining time, and its use of time and memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import torch
 from service.jobs.runtime import Reporter
 
 QUIET_S = 3.0
-"""A batch that takes less time reports nothing but its end."""
+"""A batch that takes less time reports only its end."""
 EVERY_S = 1.0
 
 
 @dataclass(eq=False)
 class JobProgress:
-    """Reports progress in instances, and within a batch of them; all that a group of ranks decides counts ``groups``
-    times.
+    """Reports progress in instances, and within a batch of them; a group's decisions count ``groups`` times.
 
-    ``first`` and ``last`` are the shares of an analysis between which this rank's stage of the model works: stages
-    bound their layers one after the other, and the later ones' rows go back through all before.
+    This rank's stage works between the shares ``first`` and ``last`` of an analysis: stages bound their layers
+    one after the other, and rows of later stages go back through all earlier ones.
     """
 
     report: Reporter
@@ -35,7 +34,7 @@ class JobProgress:
     done: int = 0
     _began: float = field(init=False)
     _share: float = 0.0
-    """When this attempt began, and what earlier ones had done then."""
+    """The start of this attempt, and the work that earlier ones had done by then."""
     _batch_began: float = field(init=False)
     _told: float = -inf
 
@@ -62,7 +61,7 @@ class JobProgress:
         self._batch_began = self.now()
 
     def analyse(self, size: int, share: float) -> None:
-        """Tell that ``share`` of this stage's part of the analysis of ``size`` instances is done."""
+        """Report that ``share`` of this stage's part of the analysis of ``size`` instances is done."""
         now = self.now()
         if now - self._batch_began < QUIET_S or now - self._told < EVERY_S:
             return
@@ -82,8 +81,8 @@ class JobProgress:
 
 
 PHASES = ("prepare", "witnesses", "layers", "outputs", "attack", "search")
-"""Making the model ready; looking at witnesses; bounding hidden layers; bounding outputs and the property's rows;
-attacking; searching what neither decided. The root of a search, which is bounded anew, counts as search."""
+"""The phases: preparing the model; evaluating witnesses; bounding hidden layers; bounding outputs and the
+property's rows; attacking; searching the rest. The root of a search, which is bounded again, counts as search."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Keeps rows of results: decided instances for a resume, then the table and its statistics."""
+"""Keeps the rows of results: decided instances for a resume, then the table and its statistics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _undecided(asked: Property, instance: int, overflow: str) -> str:
 
 
 def _overflow(outcome: Outcome, index: int) -> str:
-    """Return from where on the bounds of an instance of a batch are not finite, if those of its outputs are not."""
+    """Return the first operator where the bounds of an instance are not finite, if those of its outputs are not."""
     ends = outcome.output.lower[index], outcome.output.upper[index]
     if all(bool(end.isfinite().all()) for end in ends):
         return ""
@@ -95,7 +95,7 @@ def refused_row(instance: int, method: str, asked: Property, reason: str) -> Bou
 
 
 def at_counterexample(row: BoundsRow, outputs: CounterexampleOutputs) -> BoundsRow:
-    """Return the row with the model's outputs at its counterexample; those that are not finite are ``None``."""
+    """Return the row with the model's outputs at its counterexample; outputs that are not finite are ``None``."""
     return replace(
         row,
         counterexample_outputs=[_finite(value) for value in outputs.precise],
@@ -123,7 +123,7 @@ class _LayerSums(NamedTuple):
     width: float
     """The sum of the widths of their bounds."""
     unstable: float
-    """Entries that a tighter relaxation would gain from."""
+    """Entries whose relaxation would gain from tighter bounds."""
     entries: float
     """All entries."""
 
@@ -184,7 +184,8 @@ def summary(rows: Sequence[BoundsRow], has_labels: bool, eps: float | None) -> M
     finite = [width for width in widths if width is not None]
     bounded = len(finite) == len(widths) and bool(widths)
     count = len(rows)
-    # A sample that a search falsified was classified correctly: only witnesses, the samples themselves, were not.
+    # A sample that a search falsified was classified correctly; only witnesses, the samples themselves, were
+    # misclassified.
     wrong = sum(row.decided_by == "witness" for row in rows)
     accuracies = {
         "clean_accuracy": (count - wrong) / count if count else None,
@@ -236,7 +237,7 @@ def write_rows(rows: Sequence[BoundsRow], folder: Path) -> Path:
 
 
 def _with_numbers(row: BoundsRow) -> dict[str, Any]:
-    """Return the fields of a row with infinite bounds as the numbers that they are."""
+    """Return the fields of a row, with infinite bounds as numbers."""
     ends = {side: [float(end) if isinstance(end, str) else end for end in getattr(row, side)] for side in ENDS}
     return row.as_dict() | ends
 

@@ -1,8 +1,9 @@
-"""How far rounding may explain a plain verdict: it is *verified* only if the proved margin is larger.
+"""Guards plain verdicts against rounding: a row is *verified* only if its proved margin is larger than rounding may
+explain.
 
 The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where large
-terms cancel, where exponentials overflow and where steps are taken, the two differ by more than the size of the outputs
-suggests. A verdict that this puts in doubt is decided again in float64; if it stays in doubt, it is unknown.
+terms cancel, where exponentials overflow and where steps are taken, the two differ by more than the size of the
+outputs suggests. A doubtful verdict is decided again in float64; if it stays doubtful, it is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
 POINTS, FACTOR = 16, 4
-"""The number of compared inputs, and the factor by which rounding may be worse elsewhere than seen there."""
+"""The number of compared inputs, and the factor by which rounding may be worse elsewhere."""
 REASON = "rounding may explain what was proved; rigorous: true may decide this"
 
 Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
@@ -38,8 +39,8 @@ Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
 
 @dataclass(eq=False)
 class RoundingGuard:
-    """Looks at rows of one task that are verified; all ranks that bound them call it. ``search`` looks further than
-    bounds, given the task and the checker in float64.
+    """Checks the verified rows of one task; all ranks that bound them call it. ``search`` decides where bounds
+    do not, given the task and the checker in float64.
     """
 
     task: Task
@@ -47,8 +48,8 @@ class RoundingGuard:
     search: Search
 
     def settled(self, row: BoundsRow, limit: float = inf) -> BoundsRow:
-        """Return the row, or what float64 says where rounding may explain its verdict, within ``limit`` seconds of all
-        that is said of it.
+        """Return the row, or the row that float64 gives if rounding may explain its verdict, within ``limit``
+        seconds in all.
         """
         started = time.monotonic()
         found = self._settled(row, started + limit - row.seconds)
@@ -64,7 +65,7 @@ class RoundingGuard:
             return row
         if self._double is None:
             return _undecided(row)
-        # Bounds in float64 lose next to nothing; the rest is the rounding of the model itself in float32.
+        # Bounds in float64 lose almost nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
             again = self._again(row, rounding, deadline)
@@ -73,7 +74,7 @@ class RoundingGuard:
         return again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _undecided(again)
 
     def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
-        """Return how much rounding may cost a row of the query, and how much its margin allows for."""
+        """Return the most that rounding may cost a row of the query, and the amount that its margin allows for."""
         box, tp_group = self.task.asked.batch([instance], self.task.like).box, self.task.engine.network.tp_group
         x = within(box.lower, box.upper, POINTS, torch.Generator().manual_seed(instance))
         exact = tp_group.agree(self.checker.precise(x.double()))
@@ -102,7 +103,7 @@ class RoundingGuard:
         return replace(task, module=module, engine=engine), checker
 
     def _again(self, row: BoundsRow, rounding: float, deadline: float) -> BoundsRow:
-        """Return the verdict of bounds in float64, or of a search where these leave it open."""
+        """Return the verdict of bounds in float64, or of a search if these leave it open."""
         assert self._double is not None
         task, checker = self._double
         bounder = task.engine.bounder(method_of(task.spec))

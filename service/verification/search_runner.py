@@ -1,6 +1,6 @@
-"""Runs one search for each instance that bounds left open, and reports how far it is.
+"""Runs one search for each instance that bounds left open, and reports its progress.
 
-The trees of splits that searches record are published, as many as a job has room for.
+The trees of searches are published, as far as a job has room.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class TreeReports:
     left: int = MOST_REPORTED
 
     def room(self) -> SplitRecord:
-        """Return where the searches for a verdict record their splits: nowhere once all room is taken."""
+        """Return the record for the splits of a verdict's searches; none once there is no room left."""
         return SplitRecord(MOST_NODES if self.left > 0 else 0)
 
     def tell(self, instance: int, progress: DecisionProgress, record: SplitRecord) -> None:
-        """Report the splits so far, if there are any and room for them."""
+        """Report the splits so far, if there are any and there is room."""
         if self.left <= 0 or not (searches := record.as_list()):
             return
         self.left -= sum(len(search["state"]) for search in searches)
@@ -63,11 +63,13 @@ class TreeReports:
 
 
 MOST_INPUTS = 64
-"""Inputs of a model that rational arithmetic is tried on."""
+"""Most inputs of a model for which rational arithmetic is tried."""
 EVERY_S = 0.5
 """The time between two reports of one search."""
 FIRST_TREE_S = 2.0
-"""When the tree of a search is first reported; again whenever it has lasted twice as long, and at its end."""
+"""Seconds until the tree of a search is first reported; it is reported again whenever the time has doubled, and at
+the end.
+"""
 
 
 class StoppedError(Exception):
@@ -75,7 +77,7 @@ class StoppedError(Exception):
 
 
 class _SpentError(Exception):
-    """A search has bounded as many domains as it may."""
+    """A search has bounded its most domains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,7 @@ class SearchRunner:
         object.__setattr__(self, "trees", TreeReports(self.context.report, self.task.search_group.axis.size))
 
     def wants(self, row: BoundsRow) -> bool:
-        """Return whether a row of bounds leaves something for a search."""
+        """Return whether a row of bounds leaves something to search."""
         asked, spec = self.task.asked, self.task.spec
         if row.verdict != Verdict.UNKNOWN.value:
             return False
@@ -128,8 +130,8 @@ class SearchRunner:
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _is_exact(self, query: Query) -> bool:
-        """Return whether rational arithmetic proves that the query has no counterexample, as where a strict bound is
-        attained: there no rounded bound can.
+        """Return whether rational arithmetic proves that the query has no counterexample. If a strict bound is
+        attained, no rounded bound can prove it.
         """
         task = self.task
         if not task.engine.is_alone or task.search_group.axis.size > 1:
@@ -160,14 +162,14 @@ class SearchRunner:
 
     @cached_property
     def _exact_network(self) -> Network:
-        """Return the network in float64, on the CPU, where rational arithmetic takes its numbers one by one."""
+        """Return the network in float64 on the CPU, where rational arithmetic reads its numbers one by one."""
         return prepare(local_copy(self.checker.precise).cpu(), self.task.engine.network.graph.input.shape)
 
     def _timeout(self, row: BoundsRow) -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")
 
     def _searched(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
-        """Return the decision, how many domains stayed open, and what part of the budget ran out before the time."""
+        """Return the decision, the number of open domains, and the part of the budget that ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         record = self.trees.room() if self.task.leads else SplitRecord()
         report = self._reporting(instance, record)
@@ -200,7 +202,7 @@ class SearchRunner:
     @cached_property
     def _model(self) -> ModelUnderVerification:
         task, float64_module = self.task, self.checker.precise
-        # A module of the arithmetic's type: a rigorous search attacks what it bounds.
+        # A module of the arithmetic's type: a rigorous search attacks the function that it bounds.
         module = float64_module if task.engine.arithmetic.dtype is torch.float64 else task.module
         return ModelUnderVerification(
             task.engine.differentiable(module),
@@ -245,7 +247,7 @@ class SearchRunner:
 
 
 def _found(decision: Decision, row: BoundsRow) -> BoundsRow:
-    """Return the row with all that a search decided but the verdict and its reason."""
+    """Return the row with the search's results, except the verdict and its reason."""
     known = [margin for margin in (row.margin, decision.bound) if margin is not None and isfinite(margin)]
     return replace(
         row,

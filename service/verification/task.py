@@ -1,4 +1,4 @@
-"""Everything that a rank needs to verify, made from a specification and checked before anything is bounded."""
+"""Defines everything that a rank needs to verify, made from a specification and checked before anything is bounded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
 FLOATS_PER_VALUE = 8
-"""Numbers held for each value of an instance: its bounds, the lines of its relaxation, and what finds them."""
+"""Numbers held for each value of an instance: its bounds, the lines of its relaxation, and temporary values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Assignment:
 
     @property
     def groups(self) -> int:
-        """Return how many groups of ranks have instances of their own."""
+        """Return the number of groups of ranks with their own instances."""
         return self.mesh.dp.size // self.search_group.axis.size
 
     @property
@@ -65,7 +65,7 @@ class Assignment:
 
     @property
     def method_label(self) -> str:
-        """Return the method as rows and the result name it."""
+        """Return the method's name in rows and the result."""
         return method_of(self.spec).label + arithmetic_of(self.spec).note
 
     @property
@@ -75,7 +75,7 @@ class Assignment:
 
     @property
     def leads(self) -> bool:
-        """Return whether this rank speaks for those that bound the same instances."""
+        """Return whether this rank reports for all ranks that bound the same instances."""
         return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.search_group.is_first
 
 
@@ -84,9 +84,9 @@ class Task(Assignment):
     """A property of a model, on this rank of a mesh.
 
     ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``. ``layers`` are
-    those of all stages. ``part`` are the instances that are about this model, where there are several. ``notes`` are
-    lines for the log, ``precision`` what rows say of a model in half precision. ``gains`` tell what is
-    gained by optimisation.
+    those of all stages. ``part`` are the instances about this model, if there are several models. ``notes`` are
+    lines for the log, ``precision`` is the note of rows about a model in half precision, ``gains`` records the
+    gain of optimisation.
     """
 
     module: nn.Module
@@ -123,7 +123,7 @@ class Task(Assignment):
 
     @property
     def _at_once(self) -> int:
-        """Return how many instances a batch has; all ranks that bound them ask."""
+        """Return the number of instances in a batch; all ranks that bound them ask."""
         each = FLOATS_PER_VALUE * sum(node.size for node in self.engine.network.graph.nodes) * self.like.element_size()
         with suppress(MemoryShortageError):
             return self.memory.plan(self.device, each, self.spec.budget.batch, share=2, least=self.engine.least)

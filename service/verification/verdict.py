@@ -1,4 +1,4 @@
-"""Verdicts, and the margin by which a bound in plain arithmetic must exceed its threshold to decide one.
+"""Defines verdicts, and the margin by which a bound in plain arithmetic must exceed its threshold to decide one.
 
 Plain bounds are computed in the model's own floating-point type with rounding to nearest, so a computed lower bound can
 lie above the exact one. Against float64 the error stays below 2e-5 of the bounds' size in float32 on networks of

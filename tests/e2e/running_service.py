@@ -68,7 +68,7 @@ def start(data: Path, **variables: str) -> Service:
     """Start ``trivet up`` on ``data``, with these environment variables, and return when it takes jobs."""
     environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_PORT": "0", "TRIVET_CPU_SLOTS": "4"}
     # What jobs are forked from imports all that any kind needs, which is more than the few jobs of a test do.
-    environment |= {"TRIVET_WARM_SUPERVISORS": "0", **variables}
+    environment |= {"TRIVET_WARM_SUPERVISORS": "0", "CUDA_VISIBLE_DEVICES": "", **variables}  # the same on every host
     environment.pop("TRIVET_REDIS_URL", None)
     with (data.parent / "up.log").open("ab") as log:
         process = subprocess.Popen(

@@ -58,6 +58,7 @@ class Site:
     def _settings(self, name: str) -> dict[str, str]:
         own = {"TRIVET_DATA": str(self.data(name).root), "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": name}
         own |= {"TRIVET_WARM_SUPERVISORS": "1", "TRIVET_STOP_JOBS": "true", "OMP_NUM_THREADS": "1"}
+        own["CUDA_VISIBLE_DEVICES"] = ""
         return {**self._shared, **own}
 
     def client(self) -> Client:

@@ -78,6 +78,7 @@ class Site:
             "TRIVET_WORKER_NAME": "here",
             "TRIVET_WARM_SUPERVISORS": "0",
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
         }
         command = ["trivet", "api", "--port", str(self._port)] if part == "api" else ["workers"]
         with self._folder.with_suffix(f".{part}.log").open("ab") as log:

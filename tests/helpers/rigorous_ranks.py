@@ -91,7 +91,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     from service.formats.vnnlib import Disjunct, Halfspace, Query
     from service.verification.bab.decision import Technique
     from service.verification.bab.driver import decide
-    from service.verification.engine import PLAIN
+    from service.verification.engine import PLAIN, NetworkEngine, StagesEngine
 
     net = mlp([4, 9, 10, 2], nn.ReLU(), 1, scale=2.0).double().eval().requires_grad_(False)
     x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
@@ -101,11 +101,13 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     subject, cancelling = (
         divided(capture(each, (features,))) for each, features in ((net, 4), (vanishing(27).requires_grad_(False), 1))
     )
+    engine = cancelling.engine
+    plain = NetworkEngine(engine.network, PLAIN) if engine.stages is None else StagesEngine(engine.stages, PLAIN)
     cases = {
         "verified": (subject, above(4, 1.0, *(most + 0.1 * (most - least)).tolist()), 600.0),
         "falsified": (subject, above(4, 1.0, *(most - 0.05 * (most - least)).tolist()), 600.0),
         "open": (cancelling, reached, 0.5),
-        "wrong": (replace(cancelling, engine=replace(cancelling.engine, arithmetic=PLAIN)), reached, 600.0),
+        "wrong": (replace(cancelling, engine=plain), reached, 600.0),
     }
     found: dict[str, list[str]] = {}
     for means in (Technique[each] for each in splits):

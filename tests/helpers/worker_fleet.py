@@ -62,6 +62,7 @@ class Worker:
             "TRIVET_REDIS_URL": fleet.url,
             "TRIVET_WORKER_NAME": HOST,
             "TRIVET_CPU_SLOTS": "4",
+            "CUDA_VISIBLE_DEVICES": "",
             "TRIVET_LEASE_S": str(fleet.limits.lease_s),
             "TRIVET_HEARTBEAT_S": "2",
             **variables,

@@ -61,7 +61,7 @@ def logs(
             if as_json:
                 out.write_json_text(line)
             else:
-                out.write_line(_uncoloured(line))
+                out.write_line(_COLOURS.sub("", line))
 
 
 def _passes(
@@ -83,12 +83,7 @@ def _follow_logs(service: Client, job_id: str, wanted: Callable[[Mapping[str, An
             out.write_json_line(event)
         else:
             who = "service" if event["rank"] is None else f"rank {event['rank']}"
-            out.write_line(f"[{who}] {_uncoloured(event['line'])}", at_once=True)
-
-
-def _uncoloured(line: str) -> str:
-    """Strip a printed line of the colour and weight sequences that many programs write."""
-    return _COLOURS.sub("", line)
+            out.write_line(f"[{who}] {_COLOURS.sub('', event['line'])}", at_once=True)
 
 
 def metrics(

@@ -36,7 +36,7 @@ def schedule(
     """Show the predicted schedule of one step of a pipeline: which rank computes what, and when. A spec file needs no
     service.
     """
-    if _is_spec(source):
+    if source == "-" or Path(source).suffix in _SUFFIXES or Path(source).is_file():
         found = _of_spec(source, changes or ())
     else:
         with client() as service:
@@ -91,10 +91,6 @@ def _legend(plan: Plan) -> Iterator[Text]:
         ("receive buffers at most", [row.peak_buffers for row in plan.rows]),
     ):
         yield Text(f"{what}, by rank: {', '.join(map(str, values))}")
-
-
-def _is_spec(source: str) -> bool:
-    return source == "-" or Path(source).suffix in _SUFFIXES or Path(source).is_file()
 
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:

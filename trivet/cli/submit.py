@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -11,7 +12,6 @@ import typer
 
 from service.jobs.records import Job
 from trivet.cli import progress, specs, sweeps
-from trivet.cli.attached import attached
 from trivet.cli.context import (
     FAILED,
     JobArgument,
@@ -29,6 +29,8 @@ from trivet.terminal import Terminal
 
 _MOST_WATCHED = 100
 """Most jobs that one stream of events follows."""
+_ATTACHED = re.compile(r"(?<![^\[\s,:{])@([^\s,\[\]{}]+)")
+"""A bare ``@path`` at the beginning of a value; no unquoted YAML value begins with ``@``."""
 
 
 Changes = Annotated[
@@ -66,7 +68,7 @@ def submit(
     """
     if bool(files) == (batch is not None):
         refuse("name one or more SPEC files, or a list of specs with --batch")
-    changed = attached(changes or (), project)
+    changed = _attached(changes or (), project)
     given = [specs.read(file, changed) for file in files or ()]
     if batch is not None:
         _submit_many(specs.read_batch(batch, changed), project, watching, as_json)
@@ -129,7 +131,7 @@ def validate(
 ) -> None:
     """Check specs like a submission, and submit nothing. A spec that would be refused exits 2."""
     told = []
-    changed = attached(changes or (), project)
+    changed = _attached(changes or (), project)
     with client() as service:
         for given in [specs.read(file, changed) for file in files]:
             with given.blamed():
@@ -257,3 +259,35 @@ def _shown(value: Any) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def _attached(changes: Sequence[str], project: str | None) -> list[str]:
+    """Upload the files in changes of a spec (``model.onnx=@mine.onnx``) and return the changes with their ids.
+    A file is uploaded once; if one cannot be read, none is uploaded.
+    """
+    named = {path for change in changes for path in _paths(change)}
+    for path in sorted(named):
+        if not Path(path).is_file():
+            refuse(f"--set: cannot read {path}: it is not a file")
+    if not named:
+        return list(changes)
+    with client() as service:
+        ids = {path: service.upload(Path(path), project=project).id for path in sorted(named)}
+    return [_with_ids(change, ids) for change in changes]
+
+
+def _paths(change: str) -> list[str]:
+    text = change.partition("=")[2]
+    return [text[1:]] if _is_whole(text) else _ATTACHED.findall(text)
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether the value is a single file, whose path may have spaces and commas."""
+    return text.startswith("@") and Path(text[1:]).is_file()
+
+
+def _with_ids(change: str, ids: dict[str, str]) -> str:
+    path, equals, text = change.partition("=")
+    if _is_whole(text):
+        return f"{path}={ids[text[1:]]}"
+    return path + equals + _ATTACHED.sub(lambda found: ids[found[1]], text)

@@ -114,17 +114,13 @@ def _shape(asked: AskedDevices, pool: str) -> list[int]:
     raise AssertionError("even bundles hold all ranks")
 
 
-def _resources(asked: AskedDevices, pool: str, devices: int) -> dict[str, float]:
-    return {pool: devices, **{name: each * devices for name, each in asked.extra.items()}}
-
-
 def _reserve(asked: AskedDevices, pool: str) -> tuple[Any, list[int]]:
     """Return a placement group that has got its nodes, and the devices of each bundle."""
     util, tries = importlib.import_module("ray.util"), 0
     while True:
         sizes = _shape(asked, pool)
         group = util.placement_group(
-            [_resources(asked, pool, size) for size in sizes],
+            [{pool: size, **{name: each * size for name, each in asked.extra.items()}} for size in sizes],
             strategy="STRICT_SPREAD" if len(sizes) > 1 else "PACK",
             name=f"{NAME}{asked.token}.{tries}",
         )

@@ -6,9 +6,9 @@
   ``keeper``;
 - staying alive: ``lease`` renews, and waits through an outage;
 - ending: ``ending`` takes the first cause and notices ranks that hang, ``attempt`` gives ranks their grace
-  (``_end_group``) and limits their time, ``outcome`` decides whose fault it was; - output of ranks: ``relay``,
-``logs``, ``collector``; - reports to the store: ``uploader`` (events), ``publisher`` (artifacts), ``attempt_folder``
-(a gate's artifacts).
+  (``_end_group``) and limits their time, ``outcome`` decides whose fault it was;
+- output of ranks: ``relay``, ``logs``, ``collector``;
+- reports to the store: ``uploader`` (events), ``publisher`` (artifacts), ``attempt_folder`` (a gate's artifacts).
 
 Periods and amounts are in ``settings``; those of an operator come with the order.
 """

@@ -76,9 +76,14 @@ class _SpawnedProcess(Protocol):
     """A child of this process."""
 
     @property
-    def pid(self) -> int: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
+    def pid(self) -> int:
+        """Return the process's number."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit status."""
+
+    def kill(self) -> None:
+        """Kill it."""
 
 
 def _spawn(

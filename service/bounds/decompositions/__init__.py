@@ -1,4 +1,4 @@
-"""Operators written in terms of others that have rules, and bounded as these.
+"""Rewrites operators in terms of others that have rules.
 
 Each entry has its operator's signature. All of them are exact.
 """

@@ -1,4 +1,4 @@
-"""Functions entry by entry, by means of ReLU, the exponential and other functions that have rules."""
+"""Rewrites entrywise functions by ReLU, the exponential and other functions that have rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def minimum(x: Tensor, y: Tensor) -> Tensor:
 
 
 def two_pieces(x: Tensor, slope: Tensor | float) -> Tensor:
-    """Identity above 0 and ``slope`` below, any slope, by one ReLU, so that nothing is lost."""
+    """The identity above 0 and ``slope`` below, for any slope, by one ReLU, so that nothing is lost."""
     return slope * x + (1 - slope) * torch.relu(x)
 
 

@@ -1,4 +1,4 @@
-"""Choosing, repeating and adding up entries."""
+"""Rewrites operators that choose, repeat and add up entries."""
 
 from __future__ import annotations
 

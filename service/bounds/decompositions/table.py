@@ -1,9 +1,9 @@
-"""Decompose exported programs by a table that is made once.
+"""Decomposes exported programs by a table that is made once.
 
 ``ExportedProgram.run_decompositions`` collects PyTorch's composite operators for each program and overrides every one
-of them, even those with their default decomposition. For a small network that took two thirds of a capture. Here only
-operators that are decomposed in another way or kept whole are overridden, and a program with nothing to decompose, such
-as layers with ReLU between, is not traced a second time.
+of them, even those with their default decomposition. For a small network that took two thirds of a capture. This
+overrides only operators that are decomposed differently or kept whole. A program with nothing to decompose,
+such as layers with ReLU between, is not traced a second time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Table = dict[Any, Callable[..., Any]]
 
 def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collection[str]) -> ExportedProgram:
     """Return ``program`` in core ATen, with :data:`DECOMPOSITIONS` instead of PyTorch's own and the operators that
-    ``whole`` names (``"aten.softmax.int"``) as they are. ``bounded`` names all that are bounded."""
+    ``whole`` names (``"aten.softmax.int"``) as they are. ``bounded`` names all operators that are bounded."""
     if _is_final(program, bounded):
         return program
     tables = _tables(whole)
@@ -37,8 +37,8 @@ def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collect
 
 
 def _is_final(program: ExportedProgram, bounded: Collection[str]) -> bool:
-    """Return whether the input goes through ``bounded`` operators alone, which change nothing in place, and for which
-    no table has others. Operators of constants only run as they are.
+    """Return whether the input goes only through ``bounded`` operators that change nothing in place and have no
+    decomposition. Operators of constants run as they are.
     """
     owners = program.graph_signature.inputs_to_lifted_tensor_constants
     given = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in owners]

@@ -1,4 +1,4 @@
-"""Pools, and resampling: convolutions, matrices along one dimension, and maxima in pairs."""
+"""Rewrites pools and resampling as convolutions, matrices along one dimension, and maxima in pairs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def max_pool(  # noqa: PLR0917
 ) -> Tensor:
     """Return the maximum of the window's entries, pair by pair.
 
-    A window that reaches over the border also holds the border's entry, so that repeating it changes nothing.
+    A window that reaches over the border also holds the border's entry, so repeating that entry changes nothing.
     """
     dimensions = x.ndim - 2
     kernel, apart = _each(kernel_size, dimensions), _each(dilation, dimensions)
@@ -82,7 +82,7 @@ def max_pool(  # noqa: PLR0917
 
 
 def max_pool_with_indices(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
-    """The indices are there for the signature only: a model that uses them is refused."""
+    """The indices exist only for the signature: a model that uses them is refused."""
     return max_pool(x, *arguments), x.new_empty(0)  # type: ignore[arg-type]
 
 
@@ -122,7 +122,7 @@ def _extreme(x: Tensor, dim: Sequence[int] | int, keepdim: bool, join: Callable[
 
 
 def adaptive_average_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Along each dimension a matrix whose rows average a window each."""
+    """Average along each dimension by a matrix, one window per row."""
     for index, count in enumerate(_each(output_size, x.ndim - 2)):
         length = int(x.shape[index + 2])
         row, entry = torch.arange(count, device=x.device)[:, None], torch.arange(length, device=x.device)
@@ -150,7 +150,7 @@ def upsample_nearest(x: Tensor, output_size: Sequence[int] | None, scale_factors
 def upsample_linear(
     x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Tensor:
-    """Along each dimension a matrix whose rows weigh the two nearest entries."""
+    """Interpolate along each dimension by a matrix whose rows weigh the two nearest entries."""
     for index, (count, ratio) in enumerate(_scales(x, output_size, scale_factors)):
         length = int(x.shape[index + 2])
         at = torch.arange(count, dtype=torch.float64, device=x.device)

@@ -1,7 +1,7 @@
-"""Steps of a pass that are one kernel each on a CUDA device.
+"""Provides steps of a pass as one kernel each on a CUDA device.
 
-Every function here has the same meaning on any device: where its kernel cannot be built, torch's operators do the
-same in several steps. Results differ by rounding only.
+Every function means the same on any device: if its kernel cannot be built, torch's operators do the same in several
+steps. Results differ by rounding only.
 """
 
 from service.bounds.fused.adam import Adam

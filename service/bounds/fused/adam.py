@@ -14,12 +14,11 @@ from service.bounds.fused.building import kernels_for
 class Adam:
     """Adam (Kingma and Ba, 2015; its usual constants) on ``parameters``, which stay between 0 and 1.
 
-    They are of one type. A gradient's entry that is no number counts as 0. The rate is multiplied by ``decay`` after
-    each step. All state is in tensors that stay where they are, so that a recorded step replays.
-
-    The update stands in three places that agree up to rounding or not at all, so that no schedule serves two of them:
-    here from powers of tensors; in :mod:`.kernels.steps` from exponentials, since one kernel reads all it needs from
-    the device; and for multipliers (in :mod:`service.verification.bab.activations.recorded_optimisation`) from a table
+    They are of one type. A NaN in a gradient counts as 0. The rate is multiplied by ``decay`` after each step.
+    All state is in tensors that stay in place, so that a recorded step replays. The update is written in three
+    places that differ in rounding or more, so that no schedule serves two of them: here from powers of tensors;
+    in :mod:`.kernels.steps` from exponentials, since one kernel reads everything from the device; and for
+    multipliers (in :mod:`service.verification.bab.activations.recorded_optimisation`) from a table
     made in float64, decayed before the first step too, with ε added before the second moment's bias is corrected.
     """
 
@@ -30,7 +29,7 @@ class Adam:
         self.squares = [torch.zeros_like(each) for each in self.parameters]
         like = self.parameters[0]
         self.steps = like.new_zeros(()).detach()
-        # Filled, not copied: a record that begins with this takes nothing from the host.
+        # Filled, not copied, so that a record that begins with this reads nothing from the host.
         self.pace = torch.stack([torch.full_like(self.steps, each) for each in (rate, math.log(decay))])
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
-"""The least value of linear functions over boxes, and rows over images, in patches.
+"""Computes the least value of linear functions over boxes, and of rows over images, in patches.
 
-Patches have kernels only: ``None`` for a case without one.
+Patches have only kernels: ``None`` for a case without one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Pair = tuple[int, int]
 def propagate_patches(
     values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lines: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Propagate values ``(b, rows, channels, height, width)`` of patches through what these show of lines over images.
+    """Propagate values ``(b, rows, channels, height, width)`` of patches through lines over the pixels that they cover.
 
     ``place`` ``(batch or 1, rows, 2)`` times the first of ``moves`` plus the second is a patch's upper left corner.
     Lines are slopes and intercepts ``(batch, …, channels, tall, broad)``, the lower first. Gives values, which are 0

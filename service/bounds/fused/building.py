@@ -1,4 +1,4 @@
-"""Find out whether kernels can be built for a device."""
+"""Finds out whether kernels can be built for a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDEST = 1024
 def kernels_for(*tensors: Tensor | None, entries: int | None = None) -> ModuleType | None:
     """Return the kernels, if they can work on these tensors: floating-point ones of one type on one CUDA device.
 
-    ``entries`` is how many there are to work on, the first tensor's unless given: few are no reason to build a kernel.
+    ``entries`` is the number of entries to work on, by default the first tensor's: for a few, no kernel is built.
     """
     given = [each for each in tensors if each is not None]
     first = given[0]
@@ -43,14 +43,14 @@ def _built(device: torch.device) -> ModuleType | None:
 
         with torch.cuda.device(device):
             kernels.ones[(1,)](torch.empty(16, device=device), BLOCK=16)
-    except Exception as error:  # whatever a compiler or a driver may raise
+    except Exception as error:  # a compiler or a driver may raise anything
         LOG.warning("bounds on %s go without fused kernels: %s: %s", device, type(error).__name__, error)
         return None
     return kernels
 
 
 def block(n: int) -> dict[str, Any]:
-    """Return the entries that a program takes at once, and its warps."""
+    """Return the entries of one program, and its warps."""
     size = min(WIDEST, max(32, 1 << (n - 1).bit_length()))
     return {"BLOCK": size, "num_warps": max(1, min(4, size // 128))}
 

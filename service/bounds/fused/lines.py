@@ -1,4 +1,4 @@
-"""Coefficients of a pass through lines that bound an operator: one kernel forward, one for all gradients."""
+"""Propagates coefficients of a pass through lines that bound an operator: one kernel forward, one for all gradients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FreeSlopes:
         )
 
     def slopes(self, parameters: Tensor) -> Tensor:
-        """Return ``(batch, rows, places)``: where a place is not open, the fixed one."""
+        """Return the slopes ``(batch, rows, places)``; the fixed one at a place that is not open."""
         free = parameters * (1 - self.flattest) + self.flattest if self.flattest else parameters
         open_ = self.codes.gather(1, self.index) >= 0
         return torch.where(open_.unsqueeze(1), free, self.lower.gather(1, self.index).unsqueeze(1))
@@ -62,7 +62,7 @@ def propagate_lines(
 ) -> tuple[Tensor, Optional]:
     """A positive coefficient takes the lower line, a negative one the upper line (CROWN, Zhang et al., 2018).
 
-    All are ``(batch or 1, rows or 1, *shape)``; the bias is ``(batch, rows)``, absent where there are no intercepts.
+    All are ``(batch or 1, rows or 1, *shape)``; the bias is ``(batch, rows)``, absent without intercepts.
     """
     shape, lines = lower.shape[2:], (lower, upper, below, above)
     start, index, size = _begun(coefficients)
@@ -89,10 +89,10 @@ def propagate_lines_in_steps(
     if below is not None:
         pieces.append(_along(positive, below))
     bias = sum(pieces[1:], start=pieces[0]) if pieces else None
-    # Each slope by itself: a difference of slopes would lose the digits of the smaller one.
+    # Each slope separately: a difference of slopes would lose the digits of the smaller one.
     if torch.is_grad_enabled() or torch.broadcast_shapes(positive.shape, lower.shape) != positive.shape:  # type: ignore[no-untyped-call]
         return torch.addcmul(positive * lower, negative, upper), bias
-    # In place: on a CPU, memory that is new to the process takes longer than the arithmetic.
+    # In place: on a CPU, new memory takes longer than the arithmetic.
     return positive.mul_(lower).addcmul_(negative, upper), bias
 
 
@@ -158,7 +158,7 @@ class _LaunchOfLines:
 
 
 def _through(saved: Saved, setting: _LaunchOfLines) -> tuple[Tensor, Optional]:
-    """Propagate with a gradient where one is wanted: autograd's own work takes longer than a small kernel."""
+    """Propagate, with a gradient only if needed: autograd's own work takes longer than a small kernel."""
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in saved):
         found: tuple[Tensor, Optional] = _PropagateLines.apply(*saved, setting)  # type: ignore[no-untyped-call]
         return found
@@ -222,7 +222,7 @@ NAMES = ("a", "index", "parameters", "lower", "upper", "below", "above")
 
 
 def _arguments(saved: Saved, setting: _LaunchOfLines) -> tuple[list[Any], list[Any], dict[str, bool]]:
-    """Return what both kernels take: tensors, numbers and strides, flags."""
+    """Return the arguments of both kernels: tensors, numbers and strides, flags."""
     a, index, parameters, lower, upper, below, above = saved
     assert a is not None
     free = setting.free

@@ -1,4 +1,5 @@
-"""Coefficients of products of two bounded values, entry by entry or of matrices, through planes that bound them.
+"""Propagates coefficients of products of two bounded values, entry by entry or of matrices, through planes that bound
+them.
 
 A product has two planes below it and two above (McCormick, 1976). A place from 0 to 1 is one between the two below for
 a positive coefficient, ``ly·x + lx·y − lx·ly`` and ``uy·x + ux·y − ux·uy``, and between the two above for a negative
@@ -109,7 +110,7 @@ def _power(length: int) -> int:
 def _setting(
     coefficients: Tensor, places: Tensor, ends: tuple[Tensor, ...], terms: tuple[int, ...]
 ) -> _LaunchOfProducts | None:
-    """Return a launch, ``None`` where there are no kernels, or where a gradient of something repeated is wanted."""
+    """Return a launch; ``None`` without kernels, or if a gradient of a repeated tensor is needed."""
     kernels = kernels_for(coefficients, places, *ends, entries=places.numel())
     batch, rows = len(ends[0]), coefficients.shape[1]
     repeated = places.shape != (batch, rows, *terms) or (coefficients.requires_grad and len(coefficients) != batch)

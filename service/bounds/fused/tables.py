@@ -1,4 +1,4 @@
-"""Coefficients through lines of a table."""
+"""Propagates coefficients through lines of a table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _propagate_table_in_steps(
 
     first = slopes.gather(1, index), intercepts.gather(1, index)
     rises = slopes.gather(1, index + 1) - first[0], intercepts.gather(1, index + 1) - first[1]
-    # Between lines of which one is not finite there is only the first: a slope of both with its intercept is no line.
+    # If one of two lines is not finite, only the first counts: a mixed slope with its intercept would not be a line.
     both = rises[0].isfinite() & rises[1].isfinite()
     slope, intercept = (
         torch.addcmul(start, beyond, torch.where(both, rise, torch.zeros_like(rise)))
@@ -90,7 +90,7 @@ def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
 def product(coefficients: Tensor, weight: Tensor) -> Tensor:
     """Return ``coefficients @ weight``.
 
-    One product of two matrices: of coefficients in another order torch makes as many products as there are rows.
+    This is one product of two matrices: for coefficients in another order, torch makes a product per row.
     """
     if weight.ndim != 2:
         return coefficients @ weight

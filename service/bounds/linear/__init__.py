@@ -1,1 +1,1 @@
-"""Linear bounds propagated backward: one traversal, by arithmetic, representation of rows and sharding."""
+"""Propagates linear bounds backward: one traversal, by arithmetic, representation of rows and sharding."""

@@ -1,8 +1,8 @@
-"""Linear bounds, propagated backward (CROWN, Zhang et al., 2018; general graphs: auto_LiRPA, Xu et al., 2020).
+"""Propagates linear bounds backward (CROWN, Zhang et al., 2018; general graphs: auto_LiRPA, Xu et al., 2020).
 
 A pass bounds rows ``C·v`` of one node's value v from below; upper bounds are those of the negated rows. On a mesh
 there are up to three biases: replicated ones count once, partial ones are summed over the ranks at the end, and
-those of rows that only one rank knows yet are its own.
+those of rows that only one rank has yet are its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Biases = ByOwnership[list[Tensor]]
 class Pass:
     """Backward traversals that end at the input and at ``frontier``, names of nodes whose intervals end them.
 
-    The input ends them, or hands them over to the stages before. ``intervals`` holds the frontier's, ``relaxations``
-    one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows outside of
-    tensor-parallel regions; gradients of common tensors are then those of a rank's own rows. ``before`` answers instead
-    of the network's own stages before. ``settled`` has entries, bool ``(batch or 1, n)``, of values by name, that no
-    row of theirs could bound better. ``leaps`` has steps over several nodes at once, by the last of them. A pass that
-    ``ascends`` is differentiated only to choose relaxations, so that gradients need not be exact; those of parameters
-    that are trained must be.
+    The input ends them, or passes them to the previous stages. ``intervals`` holds the frontier's, ``relaxations``
+    one for each non-linear node on the way. If it is ``divided``, each rank has a share of the rows outside of
+    tensor-parallel regions; gradients of common tensors are then those of a rank's own rows. ``before``
+    replaces the network's own previous stages. ``settled`` marks entries, bool ``(batch or 1, n)``, of values
+    by name, that no row could bound better. ``leaps`` has steps over several nodes at once, by the last of
+    them. A pass that ``ascends`` is differentiated only to choose relaxations, so its gradients need not be
+    exact; gradients of trained parameters must be.
     """
 
     network: Network
@@ -69,11 +69,11 @@ class Pass:
         return RowSharding(self.network, self.divided)
 
     def lower_bounds(self, start: str, rows: InitialRows, own: bool | None = None) -> Tensor:
-        """Return lower bounds ``(batch, rows)`` of ``rows`` times the value of ``start``; −inf where none is known.
+        """Return lower bounds ``(batch, rows)`` of ``rows`` times the value of ``start``; −inf if none is known.
 
-        Rows are ``(batch or 1, rows, *shape)`` or :class:`IdentityRows`. Where ``start`` is divided over the ranks,
-        rows and result are over this rank's entries, equally many on each; if ``own`` is false, the rows are this
-        rank's part of common rows. All ranks must call it.
+        Rows are ``(batch or 1, rows, *shape)`` or :class:`IdentityRows`. If ``start`` is divided over the
+        ranks, rows and result are over this rank's entries, equally many on each; if ``own`` is false, the rows
+        are this rank's part of common rows. All ranks must call it.
         """
         own = self.network.is_own(start) if own is None else own
         if own or not self.sharding.divides(start):
@@ -81,36 +81,24 @@ class Pass:
         return self.sharding.gathered(self._traversed(start, self.sharding.filled(rows), own=False), rows)
 
     def _traversed(self, start: str, rows: InitialRows, own: bool) -> Tensor:
-        """Return bounds of this rank's share of the rows where they are divided at ``start``."""
+        """Return bounds of this rank's share of the rows, which are divided at ``start``."""
         arithmetic = PlainRowArithmetic(self)
-        traversal = RowTraversal(arithmetic, self.divided)
+        traversal = RowTraversal(arithmetic, self.network, self.sharding, self.like, self.divided, self.ascends)
         traversal.begin(start, Pending(rows, own))
         traversal.run(start)
         total = arithmetic.total(own or self.sharding.divides(start))
-        # No sum of numbers is infinite: what overflows has lost terms that may have made it less.
+        # No sum of finite numbers is infinite: an overflow has lost terms that may have made it smaller.
         return total.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
 
 @dataclass(eq=False)
 class PlainRowArithmetic(RowArithmetic):
-    """The arithmetic of a plain pass: coefficients and biases are what their dtype makes of them."""
+    """The arithmetic of a plain pass: coefficients and biases are rounded by their dtype."""
 
     accumulates = True
 
     backward: Pass
     biases: Biases = field(default_factory=lambda: Biases([], [], []))
-
-    @property
-    def sharding(self) -> RowSharding:
-        return self.backward.sharding
-
-    @property
-    def like(self) -> Tensor:
-        return self.backward.like
-
-    @property
-    def ascends(self) -> bool:
-        return self.backward.ascends
 
     def relaxation(self, node: Node) -> Relaxed:
         return self.backward.relaxations[node.name]
@@ -124,7 +112,7 @@ class PlainRowArithmetic(RowArithmetic):
         return network.operator_of(node).deciding if node.name in network.relaxed else frozenset()
 
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
-        """Return the step of rows in the first representation that goes through."""
+        """Return the step of rows in the first representation that the node supports."""
         network = self.backward.network
         linear = network.linear_operator_of(node)
         wider: StructuredRows | None = rows
@@ -135,19 +123,19 @@ class PlainRowArithmetic(RowArithmetic):
                     step = self.backward.relaxations[node.name].propagate_backward(wider)
                 else:
                     step = linear.propagate_backward(node, wider, network.tp_group)
-            if step is not None or self.sharding.ranks > 1:
+            if step is not None or self.backward.sharding.ranks > 1:
                 return step
             wider = wider.wider(node.shape, self.backward.like)
         return None
 
     def add_bias(self, node: Node, own: bool, bias: Tensor) -> None:
-        self.sharding.account(self.biases, node.name, own).append(bias)
+        self.backward.sharding.account(self.biases, node.name, own).append(bias)
 
     def charge_step(self, node: Node, arrived: Pending) -> None:
-        """Charge nothing: floating point is taken as it comes."""
+        """Charge nothing: rounding is not accounted for."""
 
     def charge_sum(self, node: Node, own: bool, total: Tensor) -> None:
-        """Charge nothing: floating point is taken as it comes."""
+        """Charge nothing: rounding is not accounted for."""
 
     def ends(self, node: Node, arrived: Pending) -> bool:
         backward, network = self.backward, self.backward.network
@@ -156,12 +144,12 @@ class PlainRowArithmetic(RowArithmetic):
             return True
         if not in_frontier and node is not network.graph.input:
             return False
-        coefficients, own = self.sharding.coefficients(node, arrived, self.like)
+        coefficients, own = self.backward.sharding.coefficients(node, arrived, self.backward.like)
         before = backward.before or network.before
         if before is None or in_frontier:
             self.add_bias(node, own, backward.intervals[node.name].least(coefficients))
         else:
-            # Whatever the ranks have of the rows, the stages before sum it up.
+            # The previous stages sum up the ranks' parts of the rows.
             (self.biases.own if own else self.biases.replicated).append(before.lower_bounds(coefficients, own))
         return True
 
@@ -169,7 +157,7 @@ class PlainRowArithmetic(RowArithmetic):
         """Return whether patches can end at the input's image: a box is the same box whatever its shape; a ball, or a
         value of stages, is not.
 
-            The image's own interval tells nothing: of a ball it is the box around it.
+            The image's own interval does not tell: for a ball, it is the box around it.
         """
         intervals = self.backward.intervals
         interval, whole = intervals.get(node.name), intervals[self.backward.network.graph.input.name]
@@ -186,7 +174,7 @@ class PlainRowArithmetic(RowArithmetic):
             partial = [tp_group.sum(_added(biases.partial))] if biases.partial else []
             everyone = [tp_group.gather(_added(biases.own), 1)] if biases.own else []
             return _added([*biases.replicated, *partial, *everyone])
-        # No plain slices: what this rank has of other ranks' rows counts in their gradients.
+        # Not plain slices, since this rank's part of other ranks' rows counts in their gradients.
         shares = [tp_group.own(_added(biases.replicated), 1)] if biases.replicated else []
         shares += [tp_group.own_sum(_added(biases.partial), 1)] if biases.partial else []
         return _added([*shares, *biases.own])

@@ -1,8 +1,8 @@
 """Traverses a graph backward, and takes rows back through one operator or relaxation by their representation.
 
-Coefficients go from a node to the values that it is computed from, in reverse topological order, and wait there until
-all consumers of a value have been met. The caller says what coefficients are, how they go through a node, how those of
-two consumers are added and where they end: rows of a pass (:mod:`~service.bounds.linear.row_traversal`), matrices
+Coefficients go from a node to its inputs, in reverse topological order, and wait there until all consumers of a
+value have been visited. The caller defines coefficients, their step through a node, the sum of those of two
+consumers, and where they end: rows of a pass (:mod:`~service.bounds.linear.row_traversal`), matrices
 between non-linear operators (:mod:`service.bounds.folded`, :mod:`service.bounds.planes`), or sizes alone
 (:mod:`service.bounds.methods.base`).
 """
@@ -19,7 +19,7 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.structured import StructuredRows
 
 InitialRows = Tensor | IdentityRows
-"""Rows that a traversal may begin with."""
+"""Rows with which a traversal may begin."""
 Coefficients = Tensor | StructuredRows
 """Rows that may wait at a node in the middle of a traversal."""
 
@@ -36,7 +36,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Propagated | None])
 
 
 def backward_rule(representation: type[StructuredRows]) -> Callable[[Rule], Rule]:
-    """Mark a method as the step for rows of ``representation``; ``None`` from it: they must be made dense."""
+    """Mark a method as the step for rows of ``representation``; if it returns ``None``, they must be made dense."""
 
     def mark(rule: Rule) -> Rule:
         rule.__dict__[MARK] = representation
@@ -67,7 +67,8 @@ class _Named(Protocol):
     """A node, or what stands for one."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return the name of the value."""
 
 
 N = TypeVar("N", bound=_Named)
@@ -82,12 +83,12 @@ def traverse_backward(
 ) -> None:
     """Propagate the coefficients ``pending`` at values, by name, through ``nodes``, which are in reverse order.
 
-    ``propagate`` returns a node's coefficients for each of its inputs, none where they end. ``join`` adds new
-    coefficients to those pending at a value, whose name comes first.
+    ``propagate`` returns a node's coefficients for each of its inputs, or nothing where they end. ``join`` adds
+    new coefficients to those pending at a value, whose name comes first.
     """
     for node in nodes:
         if node.name in pending:
-            # In a call of its own, so that intermediate tensors are dropped before the next node.
+            # In a separate call, so that intermediate tensors are dropped before the next node.
             _pass_on(propagate(node, pending.pop(node.name)), pending, join)
 
 

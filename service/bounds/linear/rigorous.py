@@ -1,12 +1,10 @@
-"""Linear bounds, propagated backward, that hold in real arithmetic.
+"""Propagates linear bounds backward that hold in real arithmetic. The coefficients are rounded in float64. Each
+step's allowance, the sum of two consumers' coefficients, the sum over the box and the sum of the biases are all
+charged to one error that is subtracted at the end: see :class:`_RoundedSums`.
 
-The coefficients are whatever float64 makes of them. Each step's allowance, joining the coefficients of two consumers,
-the sum over the box and the sum of the biases are all charged to one error that is taken off at the end:
-see :class:`_RoundedSums`.
-
-Rows are sharded over tensor-parallel ranks as in the plain arithmetic. Where values are divided every rank is charged
-for its own coefficients; where they are replicated each has a share of the rows, which no other rank computes in
-another way, or all have all rows, of which the first rank's count.
+Rows are sharded over tensor-parallel ranks as in the plain arithmetic. Where values are divided, every rank is
+charged for its own coefficients. Where they are replicated, either each rank alone computes a share of the
+rows, or all ranks have all rows and the first rank's count.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class RoundedTerms:
     errors: list[Tensor] = field(default_factory=list)
 
     def lower_bound(self) -> Tensor:
-        """Return the values' sum less all errors; −inf where overflow has left no number."""
+        """Return the values' sum less all errors; −inf if overflow has left NaN."""
         values = torch.stack(self.values or [torch.zeros_like(self.errors[0])])
         error = gamma(len(values)) * values.abs().sum(dim=0) + TINY
         if self.errors:
@@ -52,7 +50,7 @@ class RoundedTerms:
 
 
 class _RoundedSums(ByOwnership[RoundedTerms]):
-    """The terms of a traversal; the stages before count among the replicated or a rank's own."""
+    """The terms of a traversal; those of previous stages count as replicated or as a rank's own."""
 
     @classmethod
     def empty(cls) -> _RoundedSums:
@@ -76,7 +74,7 @@ def _with_parts(
 ) -> RoundedTerms:
     """Add a lower bound of the sum of the ranks' parts: the sum of their bounds, in any order, less its rounding.
 
-    All ranks have a part, or none has.
+    Either all ranks have a part, or none.
     """
     if not partial.values and not partial.errors:
         return terms
@@ -91,14 +89,14 @@ def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
     distance = ball.distance.flatten(1)[:, :1]
     reach = distance * coefficients.flatten(2).expand(batch, -1, -1).norm(dim=2)
     at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
-    # Squares below the normal numbers are lost, of which the root is far above them.
+    # Squares below the normal numbers are lost, though their roots are far above these.
     lost = terms * 2.0**-500 * (1 + distance)
     error = gamma(terms + 8) * (_weighted(sizes, at_middle.abs()) + reach) + lost
     return down(_weighted(coefficients, at_middle) - reach - error)
 
 
 def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
-    """Return ``|A|·error + lost``, ``(batch, rows)``, of a step that the rows A take."""
+    """Return ``|A|·error + lost``, ``(batch, rows)``, for a step of the rows A."""
     if isinstance(rows, IdentityRows) and step.error.shape[1] == 1:
         entries = step.error.flatten(1)
         one = entries.gather(1, rows.index.expand(len(entries), -1))
@@ -127,9 +125,9 @@ Answer = Callable[[Tensor, bool], Tensor]
 class RigorousPass:
     """``intervals`` and ``steps`` hold rigorously, for every node before the one that a pass starts at.
 
-    The input ends a pass, or hands it over to the stages before, and so do the nodes of ``frontier``, by their
-    intervals. Where it is ``divided``, each rank has a share of the rows outside of tensor-parallel regions. ``before``
-    answers instead of the network's own stages before. All ranks must call the same methods.
+    The input ends a pass, or passes it to the previous stages; nodes of ``frontier`` end it by their intervals. Where
+    it is ``divided``, each rank has a share of the rows outside of tensor-parallel regions. ``before`` replaces the
+    network's own previous stages. All ranks must call the same methods.
     """
 
     network: Network
@@ -142,13 +140,13 @@ class RigorousPass:
     def lower_bounds(
         self, start: str, rows: InitialRows, held: Mapping[str, Tensor] | None = None, own: bool | None = None
     ) -> Tensor:
-        """Return lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf where none is known.
+        """Return lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf if none is known.
 
-        Rows are exact, ``(batch or 1, rows, *shape)`` or of the identity. Where ``start`` is divided over the ranks,
-        rows and result are over this rank's entries, equally many on each; if ``own`` is false, the rows are this
-        rank's part of common rows. ``held`` δ ``(batch, rows, *shape)``, by nodes before the start, are multipliers of
-        the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least its least value in the node's
-        interval.
+        Rows are exact, ``(batch or 1, rows, *shape)`` or of the identity. If ``start`` is divided over the
+        ranks, rows and result are over this rank's entries, equally many on each; if ``own`` is false, the rows
+        are this rank's part of common rows. ``held`` δ ``(batch, rows, *shape)``, by nodes before the start, are
+        multipliers of the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least its least value in
+        the node's interval.
         """
         traversed = self._traversed(start, rows, held or {}, own)
         traversed.end_at_input()
@@ -170,7 +168,7 @@ class RigorousPass:
         return traversed.gathered(slopes, rows), traversed.gathered(traversed.total(), rows)
 
     def _planes_before(self, arrived: Pending) -> tuple[Tensor, Tensor]:
-        """Return planes below the coefficients of the input, or of none."""
+        """Return planes from the coefficients of the input, if there are any."""
         first, before, batch = self.network.graph.input, self.network.before, len(self.like)
         coefficients = dense(first, arrived.rows, self.like)
         rows = coefficients.shape[1]
@@ -187,7 +185,7 @@ class RigorousPass:
         own = self.sharding.ranks == 1 or (self.network.is_own(start) if own is None else own)
         divided = self.divided or own
         arithmetic = _RigorousRowArithmetic(self, own, divided, shared=divided and not own)
-        traversal = RowTraversal(arithmetic, divided)
+        traversal = RowTraversal(arithmetic, self.network, self.sharding, self.like, divided)
         for name, multipliers in held.items():
             traversal.begin(name, arithmetic.held(name, multipliers))
         traversal.begin(start, arithmetic.placed(start, rows))
@@ -223,14 +221,6 @@ class _RigorousRowArithmetic(RowArithmetic):
     arrived: Pending | None = None
     """The coefficients of the input, once it is reached."""
 
-    @property
-    def sharding(self) -> RowSharding:
-        return self.backward.sharding
-
-    @property
-    def like(self) -> Tensor:
-        return self.backward.like
-
     def total(self) -> Tensor:
         """Return lower bounds of the rows, from all terms and their errors."""
         tp_group = self.backward.network.tp_group
@@ -238,24 +228,24 @@ class _RigorousRowArithmetic(RowArithmetic):
 
     def gathered(self, found: Tensor, rows: InitialRows) -> Tensor:
         """Return the bounds of all ranks, if the rows were shared among them."""
-        return self.sharding.gathered(found, rows) if self.shared else found
+        return self.backward.sharding.gathered(found, rows) if self.shared else found
 
     def placed(self, name: str, rows: InitialRows) -> Pending:
-        """Return rows as they begin at a node: this rank's own, or its share of common ones, or all."""
+        """Return the initial rows at a node: this rank's own, or its share of common ones, or all."""
         if not self.shared:
             return Pending(rows, self.own)
-        whole, network = self.sharding.filled(rows), self.backward.network
+        whole, network = self.backward.sharding.filled(rows), self.backward.network
         if network.is_own(name):
             return Pending(whole, own=False)
-        return Pending(self.sharding.own_share(whole, network.nodes[name].shape, self.like), own=True)
+        return Pending(self.backward.sharding.own_share(whole, network.nodes[name].shape, self.backward.like), own=True)
 
     def held(self, name: str, multipliers: Tensor) -> Pending:
-        """Return −δ as it begins at a node, and count the least value of ``δ·z``."""
+        """Return the initial −δ at a node, and count the least value of ``δ·z``."""
         arrived = self.placed(name, multipliers)
         delta = self._dense(self.backward.network.nodes[name], arrived)
         bounds = self.backward.intervals[name].map(lambda end: end.unsqueeze(1))
         least = torch.where(delta > 0, bounds.lower, bounds.upper) * delta
-        # No multiplier, no term, even where there is no bound.
+        # Without a multiplier there is no term, even if there is no bound.
         least = torch.where(delta == 0, 0.0, least).flatten(2)
         terms = self._terms(name, arrived.own)
         terms.values.append(least.sum(dim=2))
@@ -273,19 +263,19 @@ class _RigorousRowArithmetic(RowArithmetic):
         if linear is None or network.collective_of(node) is not None:
             return None
         step = linear.propagate_backward(node, rows, network.tp_group)
-        # Rows gathered or in patches would need allowances of their own.
+        # Gathered rows and patches would need their own allowances.
         is_exact = step is not None and all(isinstance(each, InitialRows) for each in step.coefficients)
         return step if is_exact else None
 
     def across_ranks(self, node: Node, coefficients: Tensor, own: bool) -> Tensor:
         if self.backward.network.gathers_parts(node) and not own:
-            # Each rank goes on with the coefficients of its part of one sum: they must be equal to the last bit.
+            # Each rank continues with the coefficients of its part of one sum, so they must be equal to the last bit.
             agreed: Tensor = self.backward.network.tp_group.agree(coefficients)
             return agreed
         return coefficients
 
     def add_bias(self, node: Node, own: bool, bias: Tensor) -> None:
-        self._terms(node.name, own).values.append(bias.expand(len(self.like), bias.shape[1]))
+        self._terms(node.name, own).values.append(bias.expand(len(self.backward.like), bias.shape[1]))
 
     def charge_step(self, node: Node, arrived: Pending) -> None:
         assert isinstance(arrived.rows, InitialRows)
@@ -305,8 +295,8 @@ class _RigorousRowArithmetic(RowArithmetic):
         return False
 
     def end_at_input(self) -> None:
-        """Bound what arrived at the input, by its interval or by the stages before, which sum up what ranks have of
-        common rows.
+        """Bound the coefficients at the input, by its interval or by the previous stages, which sum up the
+        ranks' parts of common rows.
         """
         if self.arrived is None:
             return
@@ -334,7 +324,7 @@ class _RigorousRowArithmetic(RowArithmetic):
         self._terms(node.name, arrived.own).values.append(found)
 
     def _dense(self, node: Node, pending: Pending) -> Tensor:
-        return dense(node, pending.rows, self.like)
+        return dense(node, pending.rows, self.backward.like)
 
     def _terms(self, name: str, own: bool) -> RoundedTerms:
-        return self.sharding.account(self.sums, name, own)
+        return self.backward.sharding.account(self.sums, name, own)

@@ -1,4 +1,4 @@
-"""One traversal of rows, backward from a node to where they end, in the arithmetic that it is given."""
+"""Runs one traversal of rows, backward from a node to their ends, in a given arithmetic."""
 
 from __future__ import annotations
 
@@ -20,30 +20,17 @@ from service.bounds.relaxation import Relaxed
 
 
 class RowArithmetic(ABC):
-    """The arithmetic of one traversal, with the account of its bounds: plain, or with every rounding charged for.
+    """The arithmetic of one traversal, with the account of its bounds: plain, or with every rounding charged.
 
-    ``accumulates`` says that sums are free: they may keep the structure of their terms, and be taken within a step.
+    ``accumulates`` says that sums cost nothing: they may keep the structure of their terms, and be computed within a
+    step.
     """
 
     accumulates: ClassVar[bool] = False
 
-    @property
-    @abstractmethod
-    def sharding(self) -> RowSharding: ...
-
-    @property
-    @abstractmethod
-    def like(self) -> Tensor:
-        """Return a tensor with the batch, the dtype and the device of the bounds."""
-
-    @property
-    def ascends(self) -> bool:
-        """Return whether gradients only choose relaxations, so that they may be rounded."""
-        return False
-
     @abstractmethod
     def ends(self, node: Node, arrived: Pending) -> bool:
-        """Return whether coefficients end at a node; account for their least value if they do."""
+        """Return whether coefficients end at a node, and if so, account for their least value."""
 
     @abstractmethod
     def relaxation(self, node: Node) -> Relaxed:
@@ -74,7 +61,7 @@ class RowArithmetic(ABC):
         return frozenset()
 
     def across_ranks(self, node: Node, coefficients: Tensor, own: bool) -> Tensor:
-        """Return coefficients as they go through a node at which ranks communicate."""
+        """Return coefficients after a node at which ranks communicate."""
         return coefficients
 
 
@@ -83,31 +70,33 @@ class RowTraversal:
     """The coefficients of one traversal, which wait at nodes in ``pending``.
 
     Where it is ``divided``, collectives leave each rank with a share of the rows outside of tensor-parallel regions.
+    ``like`` has the batch, the dtype and the device of the bounds. With ``ascends``, gradients only choose relaxations,
+    so that they may be rounded.
     """
 
     arithmetic: RowArithmetic
+    network: Network
+    sharding: RowSharding
+    like: Tensor
     divided: bool
+    ascends: bool = False
     pending: dict[str, Pending] = field(default_factory=dict)
 
-    @property
-    def network(self) -> Network:
-        return self.arithmetic.sharding.network
-
     def begin(self, name: str, rows: Pending) -> None:
-        """Let rows wait at a node, beside what waits there already."""
+        """Add rows to those that wait at a node."""
         self.pending[name] = self.join(name, self.pending[name], rows) if name in self.pending else rows
 
     def run(self, start: str) -> None:
-        """Take all rows from ``start``, and from nodes before it, to where they end."""
+        """Take all rows from ``start``, and from nodes before it, to their ends."""
         nodes = self.network.graph.nodes[self.network.position[start] :: -1]
         traverse_backward(nodes, self.pending, self.propagate, self.join)
 
     def propagate(self, node: Node, arrived: Pending) -> Iterable[tuple[str, Pending]]:
-        """Take what waits at a node one step back."""
+        """Take the waiting rows of a node one step back."""
         if self.arithmetic.ends(node, arrived):
             return ()
         if (leap := self.arithmetic.leap(node)) is not None:
-            through, bias = leap.backward(dense(node, arrived.rows, self.arithmetic.like))
+            through, bias = leap.backward(dense(node, arrived.rows, self.like))
             self.arithmetic.add_bias(node, arrived.own, bias)
             return [(leap.source.name, Pending(through, arrived.own, fresh=True))]
         if self._is_accumulated(node, arrived):
@@ -141,12 +130,12 @@ class RowTraversal:
         return True
 
     def _step(self, node: Node, arrived: Pending) -> tuple[Propagated, bool, bool]:
-        """Return the step through one node, and whether rows are this rank's alone at the node and before it."""
+        """Return the step through one node, and whether rows belong only to this rank at the node and before it."""
         if not isinstance(arrived.rows, Tensor):
             structured = self.arithmetic.structured_step(node, arrived.rows)
             if structured is not None:
                 return structured, arrived.own, arrived.own
-        coefficients, own = self.arithmetic.sharding.coefficients(node, arrived, self.arithmetic.like)
+        coefficients, own = self.sharding.coefficients(node, arrived, self.like)
         linear, tp_group = self.network.linear_operator_of(node), self.network.tp_group
         if linear is None:
             return Propagated(*self.arithmetic.relaxation(node).backward(coefficients)), own, own
@@ -154,20 +143,20 @@ class RowTraversal:
             coefficients = self.arithmetic.across_ranks(node, coefficients, own)
             step, still_own = collective.backward_across_ranks(node, coefficients, tp_group, own, self.divided)
             return step, own, still_own
-        backward = linear.backward_in_ascent if self.arithmetic.ascends else linear.backward
+        backward = linear.backward_in_ascent if self.ascends else linear.backward
         return backward(node, coefficients, tp_group), own, own
 
     def join(self, name: str, earlier: Pending, new: Pending) -> Pending:
         """Add the coefficients of two consumers of one value."""
-        arithmetic, sharding, node = self.arithmetic, self.arithmetic.sharding, self.network.nodes[name]
+        arithmetic, sharding, node = self.arithmetic, self.sharding, self.network.nodes[name]
         if arithmetic.accumulates and not sharding.divides(name):
             total = self._structured_sum(node, earlier, new)
             if total is not None:
                 return Pending(total, earlier.own and new.own)
-        terms = [sharding.coefficients(node, each, arithmetic.like) for each in (earlier, new)]
+        terms = [sharding.coefficients(node, each, self.like) for each in (earlier, new)]
         own = all(held_alone for _, held_alone in terms)
         first, second = (sharding.over_rows(node, each, held_alone=alone, own=own) for each, alone in terms)
-        # A tensor that nothing else holds, and as it was: it may take the sum.
+        # Nothing else holds this unchanged tensor, so it may take the sum.
         held = [first] if earlier.fresh and first is earlier.rows else []
         held += [second] if new.fresh and second is new.rows else []
         if held and not torch.is_grad_enabled() and first.shape == second.shape:
@@ -181,8 +170,6 @@ class RowTraversal:
         if any(isinstance(term.rows, Tensor) for term in terms):
             return None
         first, second = (
-            term.rows.wider(node.shape, self.arithmetic.like) or term.rows
-            for term in terms
-            if not isinstance(term.rows, Tensor)
+            term.rows.wider(node.shape, self.like) or term.rows for term in terms if not isinstance(term.rows, Tensor)
         )
         return first.plus(second)

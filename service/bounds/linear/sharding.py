@@ -1,9 +1,9 @@
-"""The sharding of rows and biases of a backward traversal over the ranks of a tensor-parallel group.
+"""Shards rows and biases of a backward traversal over the ranks of a tensor-parallel group.
 
-Where a value differs by rank, every rank has coefficients of its own for common rows. Where a value is replicated, each
-may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region begins
-and an all-gather where it ends move what one all-reduce would. Coefficients, and the work on them, are divided by the
-ranks on both sides.
+Where a value differs by rank, every rank has its own coefficients for common rows. Where a value is replicated, each
+may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region
+begins and an all-gather where it ends move as much data as one all-reduce would. Coefficients, and the work on them,
+are divided by the ranks on both sides.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Coefficients that wait at a node. ``own``: the rows are this rank's alone, and so are their values so far.
+    """Coefficients that wait at a node.
 
-    ``fresh``: nothing else holds the tensor, so that more may be added to it in place.
+    With ``own``, the rows belong only to this rank, and so do their values so far. With ``fresh``, nothing else holds
+    the tensor, so that more may be added to it in place.
     """
 
     rows: Coefficients
@@ -37,8 +38,8 @@ class Pending:
 
 @dataclass(frozen=True, eq=False)
 class ByOwnership(Generic[T]):
-    """Accounts of the terms that rows have collected: where values are ``replicated``, this rank's part where they
-    differ by rank (``partial``), and all of the rows that only this rank has (``own``).
+    """The accounts of the terms that rows have collected: at ``replicated`` values, this rank's part at values
+    that differ by rank (``partial``), and for rows that only this rank has (``own``).
     """
 
     replicated: T
@@ -68,7 +69,7 @@ class RowSharding:
         return accounts.partial if self.network.is_own(name) else accounts.replicated
 
     def filled(self, rows: InitialRows) -> InitialRows:
-        """Return as many rows for each rank: filled up with zeros, or with repeated entries."""
+        """Return equally many rows for each rank: padded with zeros, or with repeated entries."""
         if isinstance(rows, IdentityRows):
             missing = -rows.index.shape[1] % self.ranks
             return IdentityRows(torch.cat([rows.index, rows.index[:, :1].expand(-1, missing)], dim=1), rows.mirrored)
@@ -76,7 +77,7 @@ class RowSharding:
         return torch.cat([rows, rows.new_zeros(rows.shape[0], missing, *rows.shape[2:])], dim=1) if missing else rows
 
     def gathered(self, bounds: Tensor, rows: InitialRows) -> Tensor:
-        """Return for ``rows`` what the ranks have found for their shares of the filled rows."""
+        """Return for ``rows`` the ranks' results for their shares of the padded rows."""
         everyone = self.network.tp_group.gather(bounds, 1)
         if isinstance(rows, IdentityRows) and rows.mirrored:
             wanted = rows.index.shape[1]
@@ -84,7 +85,7 @@ class RowSharding:
         return everyone[:, : rows.count if isinstance(rows, IdentityRows) else rows.shape[1]]
 
     def own_share(self, rows: InitialRows, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return this rank's rows of common ones, ``(batch or 1, share, *shape)``; a gradient of theirs is gathered."""
+        """Return this rank's share of common rows, ``(batch or 1, share, *shape)``; its gradient is gathered."""
         tp_group: RankGroup = self.network.tp_group
         if isinstance(rows, Tensor):
             return tp_group.own(rows, 1)
@@ -104,7 +105,7 @@ class RowSharding:
         return self.own_share(arrived.rows, node.shape, like), True
 
     def over_rows(self, node: Node, coefficients: Tensor, *, held_alone: bool, own: bool) -> Tensor:
-        """Return coefficients over this rank's rows, or over everybody's, of which other ranks' are zero here."""
+        """Return coefficients over this rank's rows, or over all rows, where other ranks' rows are zero here."""
         if held_alone == own:
             return coefficients
         batch, rows = coefficients.shape[:2]

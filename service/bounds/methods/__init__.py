@@ -1,4 +1,4 @@
-"""Bounding methods: one file and one line each.
+"""Provides bounding methods: one file and one line each.
 
 :mod:`.base` has the interfaces of methods and of their analyses, :mod:`.passes` the form of a method that takes only
 intervals and plain backward passes (:mod:`.ibp`, :mod:`.crown_ibp`, :mod:`.crown`), and :mod:`.alpha` the methods that
@@ -36,7 +36,7 @@ ALPHA_CROWN_FIXED = Method(
     "alpha-crown", alpha_crown_fixed, rigorous_alpha_crown_fixed, IntermediateBounds.LINEAR, optimises=True
 )
 BETA_CROWN = replace(CROWN, name="beta-crown")
-"""The bounds of CROWN, before a search that splits activations and optimises its subproblems' multipliers."""
+"""The bounds of CROWN before a search that splits activations and optimises its subproblems' multipliers."""
 
 METHODS: Mapping[str, Method] = {
     method.label: method for method in (IBP, CROWN_IBP, CROWN, ALPHA_CROWN, ALPHA_CROWN_FIXED)

@@ -1,7 +1,8 @@
-"""α-CROWN (Xu et al., 2021): relaxations are optimised for every bound, intermediate ones included.
+"""Bounds by α-CROWN (Xu et al., 2021): relaxations are optimised for every bound, including intermediate ones.
 
-The bounds on an operator's input are optimised for their own tightness, layer by layer. That loses nothing against
-optimising them for the output: for any fixed relaxations of later layers a tighter input only tightens the output.
+The bounds on an operator's input are optimised for their own tightness, layer by layer. That is no worse than
+optimising them for the output: for any fixed relaxations of later layers, a tighter input only tightens the
+output.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def _optimised_lower_bounds(
     ascent: Ascent,
     brought: Brought | None = None,
 ) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of all parts, joined; upper bounds go with those that have them.
+    """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds where there are any.
 
-    Parts of one shape share what is recorded for a device. ``brought`` is told what iterations have brought.
+    Parts of one shape share a record on a device. ``brought`` gets the gain of the iterations.
     """
     optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []
@@ -61,7 +62,7 @@ def _optimised_lower_bounds(
 
 @dataclass(frozen=True, eq=False)
 class OptimisedAnalysis:
-    """Answers with relaxations of ``families`` that are optimised for each row asked for."""
+    """Answers with relaxations of ``families`` that are optimised for each requested row."""
 
     families: Families
     inputs: Mapping[str, tuple[Interval, ...]]
@@ -87,7 +88,7 @@ class OptimisedAnalysis:
 
     @torch.no_grad()
     def _above(self, rows: Tensor) -> Tensor:
-        """Return upper bounds ``(batch, rows)`` by plain passes, which tell how much a gain is worth."""
+        """Return upper bounds ``(batch, rows)`` by plain passes, which show the value of a gain."""
         start = self.backward.network.graph.output.name
         at_once = passing_at_once(self.backward, start, rows.shape[1], self.options)
 
@@ -107,7 +108,7 @@ def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analy
 
 @dataclass(eq=False)
 class _Refining:
-    """:func:`both_optimised` with the families of one pass, which take as long to make as a few iterations."""
+    """:func:`both_optimised` with the families of one pass, since making them takes as long as a few iterations."""
 
     families: Families | None = None
 
@@ -125,7 +126,7 @@ def both_optimised(
 ) -> Interval:
     """Bound both sides of the entries ``index`` of a value, each optimised for itself.
 
-    Where that takes long, some are optimised first: if these gain next to nothing, the plain bounds of all are kept.
+    If that takes long, some are optimised first: if these gain almost nothing, the plain bounds of all are kept.
     """
     families = families or Families(backward)
     entries = index.shape[1] * backward.network.shares(name)
@@ -155,7 +156,7 @@ time to record it.
 
 
 def _widest(backward: Pass, name: str, plain: Interval) -> Tensor:
-    """Return the places ``(batch, some)`` of the widest ones of all ranks' entries; as many on each rank."""
+    """Return the places ``(batch, some)`` of the widest of all ranks' entries; equally many on each rank."""
     network = backward.network
     tp_group, widths = network.tp_group, plain.width.nan_to_num(nan=torch.inf)
     everyone = tp_group.gather(widths, 1) if network.is_own(name) else tp_group.agree(widths)
@@ -173,7 +174,7 @@ def _gain(backward: Pass, name: str, plain: Interval, tried: Interval) -> Tensor
     sums = [torch.where(known, each.width, 0.0).sum(dim=1, keepdim=True) for each in (plain, tried)]
     both = torch.stack([sums[0], torch.minimum(*sums)])
     total = network.tp_group.sum(both) if network.is_own(name) else network.tp_group.agree(both)
-    # Where no width is known, it pays to look further.
+    # If no width is known, optimising the rest pays.
     return torch.where(total[0] > 0, 1 - total[1] / total[0], 1.0)
 
 
@@ -192,14 +193,14 @@ def _optimised(families: Families, name: str, index: Tensor, options: BoundOptio
 
 
 def alpha_crown_fixed(network: Network, box: Interval, options: BoundOptions) -> Analysis:
-    """Bound with CROWN's intermediate bounds; only the rows asked for are optimised."""
+    """Bound with CROWN's intermediate bounds; only the requested rows are optimised."""
     options = affordable(network, box, options)
     backward = bound_layers(network, box, options, one_pass, decides=True)
     return OptimisedAnalysis(Families(backward), inputs_of(network, backward.intervals), options)
 
 
 def _counted(parts: Sequence[Part], backward: Pass, name: str, options: BoundOptions) -> Iterator[Part]:
-    """Yield the parts, each counted as bounded when the next one is asked for."""
+    """Yield the parts; each counts as bounded when the next one is requested."""
     for part in parts:
         yield part
         if options.progress is not None:
@@ -212,8 +213,8 @@ def _at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> in
 
 
 def _equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
-    """Return ``(b, rows, …)`` in as few parts as will do, filled up with the last row: one shape is recorded only
-    once.
+    """Return ``(b, rows, …)`` in as few parts as possible, padded with the last row, so that one shape is
+    recorded only once.
     """
     count = -(-rows.shape[1] // at_once)
     size = -(-rows.shape[1] // count)

@@ -1,5 +1,5 @@
-"""The interface of bounding methods and of their analyses, which bound the inputs of non-linear operators and any
-output rows.
+"""Defines the interface of bounding methods and of their analyses, which bound the inputs of non-linear
+operators and any output rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 MOST = 8
-"""Threads: more of them wait for Python's lock."""
+"""Most threads; more would wait for Python's lock."""
 
 
 def are_worthwhile(total: int, at_once: int) -> bool:
@@ -39,8 +39,8 @@ def are_worthwhile(total: int, at_once: int) -> bool:
 def side_by_side(total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
     """Call ``run`` for slices of ``range(total)`` with at most ``at_once`` entries each, and no gradients.
 
-    Torch divides each operation among its threads, which wait for each other after each; those of a small part take
-    longer for that than for the operation. Here a thread has parts of its own. There are as many parts for each.
+    Torch divides each operation among its threads, which wait for each other after each; for a small part,
+    waiting takes longer than the operation. Here each thread has its own parts, equally many for each.
     """
     threads = torch.get_num_threads()
     workers = min(threads, MOST, -(-total // at_once))
@@ -112,14 +112,14 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name in results, which tells what a specification's name leaves open."""
+        """Return the method's name in results, which adds details to a spec's name."""
         is_fixed = self.optimises and self.intermediate is not IntermediateBounds.OPTIMISED
         return f"{self.name} (fixed intermediate bounds)" if is_fixed else self.name
 
 
 @dataclass(frozen=True, eq=False)
 class LinearAnalysis:
-    """An analysis that answers by one backward pass, or by several where the rows are many."""
+    """An analysis that answers by one backward pass, or by several if there are many rows."""
 
     backward: Pass
     inputs: Mapping[str, tuple[Interval, ...]]
@@ -149,33 +149,33 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     interval = backward.intervals.get(network.graph.output.name)
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
         return found
-    # An infinite end less itself is NaN, which drops both ends: the other one may stand for no number, as for shares of
-    # nothing.
+    # An infinite end less itself is NaN, which drops both ends: the other one may be meaningless, as for empty
+    # shares.
     lower, upper = interval.lower.flatten(1), interval.upper.flatten(1)
     lost = (lower - lower) + (upper - upper)
     lower, upper = lower + lost, upper + lost
     at_once = max(1, COMPARED // max(1, lower.numel()))
     known = [_least_of_asked(lower, upper, part.flatten(2)) for part in torch.split(rows, at_once, dim=1)]
-    # An output that overflows, and that a row does not ask about, takes nothing from the others. What is no number
-    # where all are finite, as the shares of nothing, is left as it is: nothing is known of it.
+    # An overflowed output with a coefficient of 0 does not affect the others. A NaN where all are finite, as
+    # for empty shares, stays NaN: nothing is known of it.
     overflows = lost.sum(dim=1, keepdim=True).isnan()
     found = torch.where(overflows & found.isnan(), -torch.inf, found)
     return torch.maximum(found, known[0] if len(known) == 1 else torch.cat(known, dim=1))
 
 
 def _least_of_asked(lower: Tensor, upper: Tensor, rows: Tensor) -> Tensor:
-    """Return the least values ``(batch, rows)``, −∞ where a row asks about an entry whose ends are no number."""
+    """Return the least values ``(batch, rows)``, −∞ if a row has a coefficient at an entry whose ends are NaN."""
     ends = torch.where(rows > 0, lower.unsqueeze(1), upper.unsqueeze(1))
     terms = (rows * ends).masked_fill_(rows == 0, 0)
     total, size = terms.sum(dim=2), terms.abs_().sum(dim=2)
-    # As for the spread of an interval, sums of small terms are left to the margins of verdicts.
+    # As for the spread of an interval, the margins of verdicts cover sums of small terms.
     rounding = size.sub_(ORDINARY).clamp_(min=0)
     eps = torch.finfo(total.dtype).eps
     return torch.sub(total, rounding, alpha=8 * eps).nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
 
 def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
-    """Return how many rows of ``start`` may go together; the same number on every rank of the group."""
+    """Return how many rows of ``start`` may be bounded together; the same number on every rank of the group."""
     return max(1, options.elements // elements_of_row(backward, start))
 
 
@@ -193,8 +193,8 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
-    """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer where memory runs out and no other rank
-    waits; on a CPU for several parts side by side.
+    """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer if memory runs out and no other rank
+    waits; on a CPU, several parts run side by side.
     """
     if backward.device.type == "cpu" and backward.network.is_alone and are_worthwhile(total, at_once):
         try:
@@ -213,8 +213,8 @@ def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool
     """Return the elements of a row in the largest coefficient tensor of one rank, which that rank's own device must
     hold.
 
-    Where ``start`` is divided, each rank has rows of its own, and further on all of them go on on every rank. Rows are
-    ``divided`` as those of a pass.
+    If ``start`` is divided, each rank has its own rows at first, and later every rank has all rows. Rows are
+    ``divided`` like those of a pass.
     """
     before = 0 if network.before is None else network.before.entries
     return batch * network.shares(start) * max(_entries_of_a_row(network, start, divided=divided), before)

@@ -1,4 +1,4 @@
-"""CROWN (Zhang et al., 2018): every non-linear operator's input is bounded by a backward pass of its own."""
+"""Bounds by CROWN (Zhang et al., 2018): every non-linear operator's input is bounded by its own backward pass."""
 
 from __future__ import annotations
 

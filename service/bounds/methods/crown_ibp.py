@@ -1,4 +1,6 @@
-"""CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward pass."""
+"""Bounds by Bounds by CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward
+pass.
+"""
 
 from __future__ import annotations
 

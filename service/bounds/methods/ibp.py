@@ -1,4 +1,4 @@
-"""Interval bound propagation (Gowal et al., 2018); the last linear layers are merged with the rows asked for."""
+"""Bounds by interval propagation (Gowal et al., 2018); the last linear layers are merged with the requested rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.bounds.options import BoundOptions
 
 
 def propagate(network: Network, box: Interval) -> dict[str, Interval]:
-    """Return intervals of every node; what non-linear nodes read is equal to the last bit where it is replicated."""
+    """Return intervals of every node; replicated inputs of non-linear nodes are equal to the last bit on all ranks."""
     traversal = _IntervalPropagation(network, {network.graph.input.name: box}, values_of_a_ball(network, box))
     traversal.run()
     return traversal.intervals
@@ -34,7 +34,7 @@ class _IntervalPropagation(ForwardTraversal):
         return bounds.meet(self._without_relaxation(node)) if node.name in self.ball_values else bounds
 
     def _without_relaxation(self, node: Node) -> Interval:
-        """Return bounds of a value that only linear operators lead to, by a pass back to the input."""
+        """Return bounds of a value that only linear operators precede, by a pass back to the input."""
         backward = Pass(self.network, self.intervals, {})
         index = torch.arange(node.size, device=backward.device)[None]
         bounds = one_pass(backward, node.name, index, BoundOptions())

@@ -1,9 +1,9 @@
-"""Bounds layer by layer: the inputs of every non-linear operator first, each by backward passes of its own.
+"""Bounds layer by layer: the inputs of every non-linear operator first, each by its own backward passes.
 
 Intervals come first and are kept where they are exact (one layer after the input) or where a tighter bound would
 change nothing (a ReLU whose sign is known). Where the value is divided over tensor-parallel ranks, each starts with
-its own rows; the first collective backward makes them everybody's, so that all ranks bound all rows together, and
-each keeps its own results: nothing is replaced by a looser bound.
+its own rows; the first collective backward shares them, so that all ranks bound all rows together, and each
+keeps its own results: no bound gets looser.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
-    """Return which entries of an input matter and have no bounds yet that a row would give, bool ``(batch, n)``."""
+    """Return which entries of an input matter and have no bounds by a row yet, bool ``(batch, n)``."""
     network, name = backward.network, node.inputs[index_of_input]
     known = [backward.intervals[each] for each in node.inputs]
     wanted = network.operator_of(node).unstable_on(node, known)[index_of_input].flatten(1)
@@ -51,8 +51,8 @@ def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
 def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
     """Return which entries of an input matter, bool ``(batch, n)``, and their numbers, ``(batch or 1, rows)``.
 
-    Rows are those of each instance, filled up with entries that it does not need, or the same for all where that is
-    hardly more. There are as many on each rank.
+    Each instance has its own rows, padded with entries that it does not need, or all have the same rows if that
+    is hardly more. Each rank has equally many.
     """
     network, name = backward.network, node.inputs[index_of_input]
     wanted = wanted_entries(backward, node, index_of_input)
@@ -65,11 +65,13 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
 
 
 FEW_LAYERS, SAMPLED = (3, 6, 12), 64
-"""Layers that a pass goes back through to settle signs, fewer ones first, and entries of which the share is found."""
+"""Numbers of layers through which a pass goes back to settle signs, the smallest first, and entries that estimate the
+share of settled signs.
+"""
 WORTH_DECIDING, WORTH_SHARE = 2**24, 0.3
-"""Coefficients of all rows, and the share of signs that is settled, below which whole passes are as good."""
+"""Coefficients of all rows, and share of settled signs, below which whole passes are as good."""
 PER_INSTANCE = 0.8
-"""Rows of their own are worth it below this share: common rows of a layer start as its weights, without a batch."""
+"""Share of rows below which separate rows pay: common rows of a layer start as its weights, without a batch."""
 
 
 def numbers(chosen: Tensor, count: int) -> Tensor:
@@ -88,7 +90,7 @@ def bound_layers(
 ) -> Pass:
     """Return a pass that has the intervals of every node and the relaxations of all non-linear ones.
 
-    With ``decides``, signs that a pass back through a few layers tells have no rows through all of them.
+    With ``decides``, signs that a pass through a few layers settles get no rows through all of them.
     """
     intervals, relaxations, settled = {network.graph.input.name: box}, dict[str, Relaxed](), dict[str, Tensor]()
     leaps = dict[str, Leap]()
@@ -117,7 +119,9 @@ def bound_layers(
 
 @dataclass(eq=False)
 class PlainLayers(LayerArithmetic):
-    """Rows of the plain pass ``backward``, whose intervals, relaxations and steps over several nodes it fills in."""
+    """Bounds by rows of the plain pass ``backward``, and fills in its intervals, relaxations and steps over several
+    nodes.
+    """
 
     backward: Pass
     intervals: dict[str, Interval]
@@ -152,8 +156,8 @@ class PlainLayers(LayerArithmetic):
         return found
 
     def _settled_through(self, node: Node) -> Tensor | None:
-        """Return the entries of a value that are functions of one settled entry each: no linear bound in that entry is
-        tighter than their interval. ``None`` without any.
+        """Return the entries of a value that are functions of one settled entry each, so that no linear bound
+        is tighter than their interval; ``None`` if there are none.
         """
         operator, before = OPERATORS[node.operator], self.settled.get(node.inputs[0])
         if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):
@@ -162,7 +166,7 @@ class PlainLayers(LayerArithmetic):
         return before if is_in_place else self._moved(node, before)
 
     def _moved(self, node: Node, before: Tensor) -> Tensor | None:
-        """Return entries where an operator that only moves them puts them."""
+        """Return entries in the positions to which an operator moves them."""
         if not isinstance(OPERATORS[node.operator], Permute | Slice | Select | Expand):
             return None
         marked = Interval.point(before.reshape(-1, *node.input_shapes[0]).to(self.backward.like.dtype))
@@ -175,9 +179,9 @@ class PlainLayers(LayerArithmetic):
             self.leaps[node.name] = leap
 
     def _decide(self, node: Node, index: int) -> None:
-        """Tighten bounds by passes that end a few layers before, as long as that settles the signs of many entries.
+        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries.
 
-        A sign that is known leaves nothing to relax, whatever the bounds are.
+        A known sign leaves nothing to relax, whatever the bounds are.
         """
         name = node.inputs[index]
         for layers in FEW_LAYERS:
@@ -219,7 +223,7 @@ def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) ->
 
 
 def _depths(network: Network) -> dict[str, int]:
-    """Return how many operators that mix entries are between the input and each value at the most."""
+    """Return the largest number of operators that mix entries between the input and each value."""
     depth = {network.graph.input.name: 0}
     for node in network.graph.nodes[1:]:
         depth[node.name] = max(depth[name] for name in node.inputs) + OPERATORS[node.operator].mixes(node)

@@ -1,4 +1,4 @@
-"""Methods that take intervals and backward passes and nothing else: what they do depends little on the boxes."""
+"""Runs methods that need only intervals and backward passes, whose steps depend little on the boxes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _whole(network: Network, box: Interval, options: BoundOptions) -> BoundOptio
 class Passes:
     """A :data:`~service.bounds.methods.base.Bounder`.
 
-    ``bounded`` does the work, with affordable options and a choice of the entries that are worth a row. ``affordable``
+    ``bounded`` does the work, with affordable options and a choice of the entries that get a row. ``affordable``
     may query the device, and may communicate between ranks.
     """
 

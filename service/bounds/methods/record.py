@@ -1,4 +1,4 @@
-"""A method recorded on one shape of boxes, with the rows of a plan."""
+"""Records a method on one shape of boxes, with the rows of a plan."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from service.bounds.options import BoundOptions
 from service.bounds.replay import WARM, Memory, RecordCache, Repeat
 
 CHEAP = 2**22
-"""Elements of the coefficients of all of a value's rows below which choosing some is not worth it."""
+"""Coefficients of all of a value's rows below which choosing some rows does not pay."""
 STEPS, FEWEST = 16, 8
 """Steps of row counts below a power of two, and the fewest rows of a step."""
 
 
 @dataclass(frozen=True)
 class RowCount:
-    """The number of rows that a value gets: of each instance's ``own``, or the same entries for all."""
+    """The number of rows of a value: each instance's ``own``, or the same entries for all."""
 
     count: int
     own: bool
@@ -40,7 +40,7 @@ Plan = Mapping[str, RowCount]
 
 @dataclass(eq=False)
 class Noted:
-    """:func:`wanted_rows`, and how many they are."""
+    """The result of :func:`wanted_rows`, and the number of rows."""
 
     found: dict[str, RowCount] = field(default_factory=dict)
 
@@ -52,10 +52,10 @@ class Noted:
 
 @dataclass(eq=False)
 class _Planned:
-    """Choose as many rows as planned, whatever the boxes are, without a look at what the device has found.
+    """Choose the planned number of rows, whatever the boxes are, without reading results from the device.
 
-    ``missing`` counts the entries that matter and get none, where there may be any: their bounds stay as they were,
-    which is sound. Positive is too many.
+    ``missing`` counts entries that matter but get no row: their bounds stay as they were, which is sound. A positive
+    number means that the plan is too small.
     """
 
     plan: Plan
@@ -73,9 +73,7 @@ class _Planned:
 
 
 def planned(network: Network, batch: int, found: Plan, earlier: Plan) -> Plan:
-    """Return a plan with room for a few more rows than were found, or were planned earlier; for all where that is
-    cheap.
-    """
+    """Return a plan for a few more rows than were needed or planned before; for all rows if that is cheap."""
     return {name: _planned(network, batch, name, rows, earlier.get(name)) for name, rows in found.items()}
 
 
@@ -96,7 +94,7 @@ MOST = 4
 
 @dataclass(eq=False)
 class Record:
-    """A method on one shape of boxes, with the rows of a plan; ``repeat`` makes what repeats a body in ``memory``."""
+    """A method on one shape of boxes, with the rows of a plan; ``repeat`` makes a repeatable body in ``memory``."""
 
     network: Network
     passes: Passes
@@ -115,25 +113,23 @@ class Record:
         self._layers.run(self._bound, WARM + 1)
 
     def take(self, box: Interval) -> None:
-        """Bound another one of the same shape."""
+        """Bound another box of the same shape."""
         overwrite(box, self.box)
         self._layers.run(self._bound, 1)
 
     def _bound(self) -> None:
         choose = _Planned(self.plan)
-        # A box of its own each time: it keeps what it has computed once.
+        # A new box each time, since a box caches its results.
         self.analysis = self.passes.bounded(self.network, replace(self.box), self.options, choose)
         self.missing = choose.missing
 
     @property
     def suffices(self) -> bool:
-        """Return whether all rows that matter were among the planned ones; waits for the device where they may not
-        be.
-        """
+        """Return whether all rows that matter were planned; waits for the device if that is uncertain."""
         return self.missing is None or int(self.missing) <= 0
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        """Return lower bounds of rows in the last box taken."""
+        """Return lower bounds of rows in the last box."""
         asked = self._rows.take(rows.shape)
         if asked is None:
             asked = _RecordedRows(rows.clone(), self._rows.repeater())
@@ -149,7 +145,7 @@ class Record:
 
 @dataclass(eq=False)
 class _RecordedRows:
-    """Rows of one shape, what repeats the pass through them, and their bounds."""
+    """Rows of one shape, the repeatable pass through them, and their bounds."""
 
     rows: Tensor
     repeat: Repeat
@@ -157,8 +153,8 @@ class _RecordedRows:
 
 
 def _anew(analysis: LinearAnalysis) -> LinearAnalysis:
-    """Return the analysis with intervals that have computed nothing: what they keep would not be computed again in a
-    replay.
+    """Return the analysis with intervals that have cached nothing: cached values would not be computed again in
+    a replay.
     """
     intervals = {name: replace(each) for name, each in analysis.backward.intervals.items()}
     return replace(analysis, backward=replace(analysis.backward, intervals=intervals))

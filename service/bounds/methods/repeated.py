@@ -1,8 +1,8 @@
-"""Analyses of one network again and again, batch by batch: on a CUDA device replayed from records.
+"""Analyses one network batch by batch: on a CUDA device, by replaying records.
 
-An analysis of few boxes is hundreds of small kernels, whose launches take longer than the work. Which rows it needs
-depends on the boxes, and a record cannot: it has as many as earlier analyses needed and some more, and counts on the
-way whether that was enough. Where it was not, the analysis is done as written, and the next record has more.
+An analysis of few boxes is hundreds of small kernels, whose launches take longer than the work. Its rows depend
+on the boxes, but a record's cannot: a record has a few more than earlier analyses needed, and counts whether
+that was enough. If not, the analysis is done directly, and the next record has more.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from service.bounds.replay import Memory, RecordCache, Recorded, Repeat
 
 LOG = logging.getLogger(__name__)
 WORTHWHILE = 2**29
-"""Elements of all rows' coefficients beyond which kernels take longer than their launches."""
+"""Coefficients of all rows beyond which kernels take longer than their launches."""
 TENSORS = 8
-"""Tensors of the size of the largest coefficients that a pass takes at most."""
+"""Most tensors of the size of the largest coefficients in a pass."""
 SHARE = 8
-"""All records take no more of the memory that is free."""
+"""Largest share of the free memory for all records."""
 MOST = 4
 """Shapes of boxes that are kept."""
 TRIES = 8
@@ -49,7 +49,7 @@ class _Shape:
 
 @dataclass(eq=False)
 class _ShapeRecord:
-    """Facts about one shape of boxes: the most rows that were needed, the record if there is one, and how often it was
+    """Facts about one shape of boxes: the most rows needed, the record if there is one, and how often it was
     made.
     """
 
@@ -60,11 +60,10 @@ class _ShapeRecord:
 
 @dataclass(eq=False)
 class Repeating:
-    """A method for someone who analyses a network again and again, under ``torch.no_grad()``, alone on its ranks.
+    """A method for repeated analyses of a network, under ``torch.no_grad()``, alone on its ranks.
 
-    The first analysis of boxes of one shape is as written, the second is recorded, the rest replay the record. What
-    an analysis says stays true whatever comes after it. The records end with this object, or when memory is needed for
-    something else.
+    The first analysis of boxes of one shape is direct, the second is recorded, the rest replay the record. Results
+    stay valid after later analyses. The records end with this object, or when memory is needed elsewhere.
     """
 
     passes: Passes
@@ -95,7 +94,7 @@ class Repeating:
         return _Replayed(_Asked(self, known, network, box, options), record, self.turn)
 
     def as_written(self, known: _ShapeRecord, network: Network, box: Interval, options: BoundOptions) -> LinearAnalysis:
-        """Analyse without a record, and plan the next one by the rows needed now."""
+        """Analyse without a record, and plan the next record by the rows needed now."""
         noted = Noted()
         found = self.passes.bounded(network, box, self.passes.affordable(network, box, options), noted)
         known.plan, known.record = planned(network, len(box.lower), noted.found, known.plan), None
@@ -111,7 +110,7 @@ class Repeating:
             within = self.known.repeat, self.known.memory
             try:
                 known.record = Record(network, self.passes, affordable, own_copy(box), known.plan, *within)
-            except RuntimeError as error:  # an operator that asks the host, or too little memory after all
+            except RuntimeError as error:  # an operator that reads from the device, or too little memory after all
                 LOG.warning("%s is not recorded: %s: %s", self.passes.name, type(error).__name__, error)
                 known.tries = TRIES
                 self.forget()
@@ -129,7 +128,7 @@ class Repeating:
         return need <= limit
 
     def forget(self) -> None:
-        """Drop all records, that of the last analysis too."""
+        """Drop all records, including that of the last analysis."""
         self.turn += 1
         for known in self.known.values():
             known.record = None
@@ -157,7 +156,7 @@ class _Asked:
 
 @dataclass(frozen=True, eq=False)
 class _Replayed:
-    """An analysis that a record holds until the next one; done as written where it no longer does, or never did."""
+    """An analysis that a record holds until the next one; it is computed directly if no record holds it."""
 
     asked: _Asked
     record: Record

@@ -136,10 +136,12 @@ class Running(Protocol):
     """A model in onnxruntime; ``dtype`` is its input's, and ``precision`` the half one of numbers within it, if any."""
 
     @property
-    def dtype(self) -> type[np.floating[Any]]: ...
+    def dtype(self) -> type[np.floating[Any]]:
+        """Return the type of the input."""
 
     @property
-    def precision(self) -> str | None: ...
+    def precision(self) -> str | None:
+        """Return the half precision of numbers within the model, if any."""
 
     def flat(self, instance: Array) -> Array:
         """Return all outputs for one flat instance, side by side, in float64."""

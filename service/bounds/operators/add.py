@@ -126,8 +126,8 @@ def _is_finite(node: Node, constant: Tensor) -> bool:
 
 
 def _products(coefficients: Tensor, constant: Tensor, is_finite: bool) -> Tensor:
-    """Return ``(b, rows)``. An entry whose coefficient is 0 is not asked about, be it infinite, as those that a mask
-    takes out of a softmax are; there is no bound with others.
+    """Return ``(b, rows)``. An entry whose coefficient is 0 may be infinite, such as one that a mask takes out
+    of a softmax; any other infinite entry leaves no bound.
     """
     if is_finite:
         return coefficients @ constant

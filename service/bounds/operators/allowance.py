@@ -29,7 +29,7 @@ Propagate = Callable[[Sequence[Interval]], Interval]
 
 @dataclass(frozen=True)
 class Roundings:
-    """The most roundings that a coefficient on an input, and the bias, pass in one step backward.
+    """The most roundings of a coefficient on an input, and of the bias, in one step backward.
 
     ``over_ranks``: a coefficient passes a sum over the ranks besides.
     """
@@ -45,9 +45,9 @@ class Roundings:
 def backward_error(
     node: Node, inputs: Sequence[Interval], propagate: Propagate, coefficient: int, bias: int
 ) -> tuple[Tensor, Tensor]:
-    """Return ``E`` ``(batch, *node.shape)`` as above for so many roundings, and ``(batch,)`` for what underflows.
+    """Return ``E`` ``(batch, *node.shape)`` as above for so many roundings, and ``(batch,)`` for underflow.
 
-    Of a value that differs by rank both are this rank's.
+    If a value differs by rank, both are this rank's.
     """
     sizes = [magnitude(each) for each in inputs]
     if not coefficient and not bias:
@@ -69,7 +69,7 @@ def largest(propagate: Propagate, sizes: Sequence[Tensor]) -> Tensor:
 
 
 def repeats(node: Node) -> int:
-    """Return how often an entry of an input is used where it is broadcast to the output; 0 where it is not."""
+    """Return how often an entry of an input is used when it is broadcast to the output; 0 if it is not broadcast."""
     smallest = min(prod(shape) for shape in node.input_shapes)
     return 0 if smallest >= node.size else -(-node.size // max(smallest, 1))
 
@@ -95,7 +95,7 @@ def widened_by_term(
 
 
 def signs_kept(inputs: Sequence[Interval], interval: Interval, propagate: Propagate) -> Interval:
-    """Cut what widening added beyond 0 where the inputs' signs alone rule it out; a root may follow."""
+    """Undo widening beyond 0 if the inputs' signs alone rule it out; a root may follow."""
     signs = [Interval(each.lower.sign().clamp(max=0), each.upper.sign().clamp(min=0)) for each in inputs]
     image = propagate(signs)
     return Interval(
@@ -114,12 +114,12 @@ def slopes_of(bounds: Interval, chosen: Relaxed, rows: int) -> tuple[Tensor, Ten
 def lines_step(bounds: Interval, lines: Lines) -> RigorousStep:
     """Return the step through lines that hold over the reals on ``bounds`` ``(batch, 1, *shape)``."""
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
-    # Where lines are level nothing is multiplied, and values may be infinite.
+    # Level lines multiply nothing, so values may be infinite.
     size = torch.where((slope == 0).all(dim=1, keepdim=True), 0.0, magnitude(bounds))
     intercepts = [each.abs() for each in (lines.lower_intercept, lines.upper_intercept) if each is not None]
     constant = reduce(torch.maximum, intercepts, torch.zeros_like(slope))
     entries = size[0].numel()
-    # Six where lines rise and fall: two products, a difference up to twice as large as a slope, and a sum.
+    # Six if lines rise and fall: two products, a difference up to twice as large as a slope, and a sum.
     error = 8 * UNIT * slope * size + gamma(2 * entries + 8) * constant
     lost = entries * 8 * TINY * (1 + size.flatten(1).sum(dim=1))
     return RigorousStep(error, lost, lines)

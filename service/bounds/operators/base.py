@@ -28,7 +28,7 @@ from service.bounds.relaxation import Family, Relaxed, RigorousStep, Single
 
 
 class Crossing(Enum):
-    """The way that an operator changes the distribution of a value over a tensor-parallel group."""
+    """The way in which an operator changes the distribution of a value over a tensor-parallel group."""
 
     ENTER = "enter"  # replicated in, each rank its own values out
     LEAVE = "leave"  # each rank its own values in, replicated out
@@ -40,7 +40,8 @@ class Operator(ABC):
 
     ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a converter
     for each ONNX operator that it is; often none. ``composite``: torch would decompose it when a model is traced, and
-    it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order.
+    it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order. ``always_mixes``:
+    :meth:`mixes` holds for every node.
     """
 
     overloads: ClassVar[tuple[str, ...]]
@@ -48,14 +49,15 @@ class Operator(ABC):
     composite: ClassVar[bool] = False
     crossing: Crossing | None = None
     keeps_order: ClassVar[bool] = False
+    always_mixes: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
-        """Return why this node cannot be bounded although its operator has a rule; ``None`` when it can."""
+        """Return why this node cannot be bounded although its operator has a rule; ``None`` if it can."""
         return None
 
     def mixes(self, node: Node) -> bool:
         """Return whether an entry of the output depends on more than one entry of the inputs."""
-        return False
+        return self.always_mixes
 
     @abstractmethod
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
@@ -64,7 +66,7 @@ class Operator(ABC):
         """
 
     def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
-        """Return one rank's arguments where the output is divided by ``cut``."""
+        """Return one rank's arguments when the output is divided by ``cut``."""
         return dict(node.arguments)
 
     def layer(self, node: Node) -> Layer | None:
@@ -84,15 +86,15 @@ class Operator(ABC):
 
     @abstractmethod
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        """Return bounds of the output in real arithmetic: the interval with an allowance for what float64 may be off
-        by.
+        """Return bounds of the output in real arithmetic: the interval with an allowance for the rounding of
+        float64.
         """
 
 
 class LinearOperator(BackwardRules, Operator):
     """An operator that is affine in its variable inputs.
 
-    ``is_fresh``: what :meth:`backward` returns is one tensor that nothing else holds, so that more may be added to it.
+    ``is_fresh``: :meth:`backward` returns one tensor that nothing else holds, so that more may be added to it.
     """
 
     is_fresh: ClassVar[bool] = False
@@ -106,7 +108,7 @@ class LinearOperator(BackwardRules, Operator):
         """Return how often :meth:`backward` rounds on the way to a coefficient and to the bias."""
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        """Return the computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is
+        """Return the computed :meth:`interval` so that it holds in real arithmetic; unchanged if nothing is
         rounded.
         """
         return computed
@@ -130,7 +132,7 @@ class LinearOperator(BackwardRules, Operator):
         return RigorousStep(error.unsqueeze(1), lost)
 
     def propagate_backward(self, node: Node, rows: Coefficients, tp_group: RankGroup) -> Propagated | None:
-        """Return the step of rows in any representation; ``None`` where they must be made dense first."""
+        """Return the step of rows in any representation; ``None`` if they must be made dense first."""
         if isinstance(rows, Tensor):
             return self.backward(node, rows, tp_group)
         rule = self.backward_rules.get(type(rows))
@@ -143,6 +145,13 @@ class LinearOperator(BackwardRules, Operator):
         return self.backward(node, coefficients, tp_group)
 
 
+class ExactOperator(LinearOperator):
+    """An operator whose :meth:`backward` rounds nothing: it moves coefficients, or changes their signs."""
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
+
+
 class AccumulatingOperator(LinearOperator):
     """An operator that returns new coefficients, to which others may be added in place."""
 
@@ -150,11 +159,19 @@ class AccumulatingOperator(LinearOperator):
 
     @abstractmethod
     def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
-        """Add what :meth:`backward` would return to ``total``, contiguous, in place; return the bias."""
+        """Add the result of :meth:`backward` to ``total``, contiguous, in place; return the bias."""
 
 
 class Collective(LinearOperator):
-    """An operator over a tensor-parallel group."""
+    """An operator over a tensor-parallel group. ``adds_up``: :meth:`backward` adds up the ranks' coefficients."""
+
+    adds_up: ClassVar[bool]
+
+    def refusal(self, node: Node) -> str | None:
+        return "it divides the batch over the group" if "dim" in node.arguments and divided_dim(node) == 0 else None
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(over_ranks=self.adds_up)
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it is itself where values are divided or put together")
@@ -166,14 +183,14 @@ class Collective(LinearOperator):
         """Return :meth:`backward` of rows that are this rank's ``own`` or common, and whether they are its own before
         the node.
 
-        Where a traversal is ``divided`` each rank goes on with a share of the common rows outside of regions.
+        In a ``divided`` traversal each rank continues with a share of the common rows outside regions.
         """
 
 
 class NonlinearOperator(Operator):
     """An operator that is not affine: it needs bounds on its inputs, in the order of ``node.inputs``.
 
-    ``deciding`` are the positions of inputs whose bounds decide on the relaxation, and that it has no coefficients on.
+    ``deciding`` are the positions of inputs whose bounds choose the relaxation, and on which it has no coefficients.
     """
 
     deciding: ClassVar[frozenset[int]] = frozenset()
@@ -188,19 +205,20 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
-        """Return a step through ``chosen``, a relaxation on ``inputs``, moved outwards as far as real arithmetic needs.
+        """Return a step through ``chosen``, a relaxation on ``inputs``, moved outwards as far as real arithmetic
+        requires.
 
         ``rows`` is 1 for the same relaxation in every row.
         """
 
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces | None:
-        """Return the function's two straight pieces, of which a split where they meet leaves one; ``None`` for any
-        other.
+        """Return the function's two straight pieces, one of which remains after a split where they meet;
+        ``None`` for any other function.
         """
 
     def breakpoint(self, node: Node, position: int) -> float | None:
-        """Return where a split of the input ``position`` leaves nothing to relax, if there is such a point."""
+        """Return the point at which a split of the input ``position`` leaves nothing to relax, if it exists."""
         pieces = self.pieces(node)
         return pieces.breakpoint if pieces is not None and position == 0 else None
 
@@ -213,7 +231,7 @@ class NonlinearOperator(Operator):
         return inputs[0] * torch.where(above, 1.0, pieces.slope).to(inputs[0])
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
-        """Return the coefficients ``(batch, rows, *shape)``, less a common term where that loses nothing."""
+        """Return the coefficients ``(batch, rows, *shape)``, less a common term if that loses nothing."""
         return coefficients
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
@@ -229,3 +247,9 @@ class NonlinearOperator(Operator):
         """Return, for each input, its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the
         relaxation.
         """
+
+
+def divided_dim(node: Node) -> int:
+    """Return a collective's ``dim``, counted from 0 with the batch."""
+    given = int(node.arguments["dim"])
+    return given if given >= 0 else given + len(node.shape) + 1

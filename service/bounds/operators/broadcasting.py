@@ -19,7 +19,7 @@ def operand(node: Node, argument: str, like: Tensor) -> Tensor:
     """Return a constant number or tensor as a tensor of ``node.shape``."""
     value = node.arguments[argument]
     value = value.value if isinstance(value, Repeated) else value
-    # A number is filled in on the device: a copy from the host would wait for all that the device has still to do.
+    # A number is filled in on the device: a copy from the host would wait for all pending work of the device.
     tensor = value if isinstance(value, Tensor) else like.new_full((), value)
     if tensor.ndim > len(node.shape):
         tensor = tensor.squeeze(0)

@@ -1,4 +1,4 @@
-"""One of two values, by the sign of a third: what comparisons and conditions become."""
+"""One of two values, by the sign of a third: the form of comparisons and conditions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STEEPEST = 2.0**20
 class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
     """``self`` where ``condition > 0`` and ``other`` elsewhere, all of one shape.
 
-    Where the condition's sign is known the result is that operand, to the last bit; elsewhere anything from the least
-    to the greatest of both. A last bit decides, so bounds of the condition are moved outwards by their rounding error,
-    as those of a floor are.
+    If the condition's sign is known, the result is that operand, to the last bit; otherwise anything from the
+    least to the greatest of both. A last bit decides, so bounds of the condition are moved outwards by their
+    rounding error, like those of a floor.
     """
 
     overloads = (CHOICE,)
@@ -60,7 +60,7 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
 
     @staticmethod
     def _chosen(condition: Interval) -> tuple[Tensor, Tensor]:
-        """Return where the first, and where the second operand is taken for certain."""
+        """Return the entries at which the first, and those at which the second operand is certainly taken."""
         size = magnitude(condition)
         slack = 64 * torch.finfo(size.dtype).eps * (size + 1).nan_to_num(posinf=0.0)
         return condition.lower > slack, condition.upper < -slack
@@ -94,7 +94,7 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
         return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
-        """Return the step, in which only sums of constants are rounded."""
+        """Return the step; it rounds only sums of constants."""
         assert isinstance(chosen, ChosenOperands)
         constant = torch.where(chosen.first | chosen.second, 0.0, magnitude(chosen.whole))
         for name, part in zip(OPERANDS, (chosen.first, chosen.second), strict=True):
@@ -107,7 +107,7 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
 
 @dataclass(frozen=True, eq=False)
 class ChosenOperands(Relaxed):
-    """The ``first`` operand, the ``second``, or constants ``whole`` where it may be either; all ``(batch, *shape)``."""
+    """The ``first`` operand, the ``second``, or constants ``whole`` if it may be either; all ``(batch, *shape)``."""
 
     node: Node
     first: Tensor
@@ -135,6 +135,6 @@ def _around(left: Interval, right: Interval) -> Interval:
 
 
 def _terms(coefficients: Tensor, values: Tensor) -> Tensor:
-    """Return the sums of products ``(batch, rows)``; nothing is made of an infinite value without a coefficient."""
+    """Return the sums of products ``(batch, rows)``; an infinite value whose coefficient is 0 adds nothing."""
     terms = coefficients * values
     return torch.where(coefficients == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)

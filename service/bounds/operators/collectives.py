@@ -2,7 +2,7 @@
 
 Inside a region the bound is ``Σ_r A_r·v_r``: every rank holds the coefficients of its own values, and a bias that
 is partial. Outside, values and coefficients are replicated. So the collectives of the two directions are each
-other's adjoints: forward one all-reduce where a region ends, backward one where it begins.
+other's adjoints: forward one all-reduce at the end of a region, backward one at its beginning.
 
 With sequence parallelism nothing is replicated between layers: each rank has some of the tokens, and an all-reduce is
 a reduce-scatter and an all-gather. Those two never leave a region, and backward they change places.
@@ -21,8 +21,8 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.operators.allowance import Propagate, Roundings, signs_kept
-from service.bounds.operators.base import Collective, Crossing
+from service.bounds.operators.allowance import Propagate, signs_kept
+from service.bounds.operators.base import Collective, Crossing, divided_dim
 from service.bounds.operators.onnx import Converter
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
@@ -35,7 +35,7 @@ class _EnteringCollective(Collective):
 
     @abstractmethod
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward`` does, where every rank brings rows of its own instead of its part of common rows.
+        """Propagate like ``backward``, but every rank brings rows of its own instead of its part of common rows.
 
         The result has all ranks' rows, in rank order, on all ranks.
         """
@@ -47,15 +47,15 @@ class _EnteringCollective(Collective):
 
 
 class Begin(_EnteringCollective):
-    """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
+    """A collective at the beginning of a region. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward`` does, but give each rank its own rows only; their number divides by the ranks."""
+        """Propagate like ``backward``, but give each rank its own rows only; their number divides by the ranks."""
 
     @abstractmethod
     def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate as ``backward_own`` does, but let each rank keep its own rows."""
+        """Propagate like ``backward_own``, but let each rank keep its own rows."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
@@ -66,13 +66,13 @@ class Begin(_EnteringCollective):
 
 
 class End(Collective):
-    """A collective with which a region ends. A pass may come with the rows divided over the ranks."""
+    """A collective at the end of a region. A pass may come with the rows divided over the ranks."""
 
     crossing = Crossing.LEAVE
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate the rows of all ranks, in rank order, of which each rank brings its own, as ``backward`` does."""
+        """Propagate the rows of all ranks, in rank order, like ``backward``; each rank brings its own."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
@@ -85,6 +85,7 @@ class CopyToGroup(Begin):
 
     overloads = ("trivet.copy_to_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
+    adds_up = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         if not inputs[0].lower.requires_grad:
@@ -104,9 +105,6 @@ class CopyToGroup(Begin):
     def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((coefficients,))
 
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings(over_ranks=True)
-
 
 def _widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: Propagate, ranks: int) -> Interval:
     """Widen sums of the ranks' own ends: each may be off by as much as their sizes suggest."""
@@ -120,9 +118,8 @@ class ReduceFromGroup(End):
 
     overloads = ("trivet.reduce_from_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
-
-    def mixes(self, node: Node) -> bool:
-        return True
+    always_mixes = True
+    adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         lower, upper = tp_group.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
@@ -138,9 +135,6 @@ class ReduceFromGroup(End):
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         return Propagated((units,))
 
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
-
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
@@ -150,23 +144,18 @@ class GatherFromGroup(End):
 
     overloads = ("trivet.gather_from_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
-
-    def refusal(self, node: Node) -> str | None:
-        return _refuse_batch(node)
+    adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.gather(ends, _dimension(node) + 1).unbind()
+        lower, upper = tp_group.gather(ends, divided_dim(node) + 1).unbind()
         return Interval(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own(coefficients, _dimension(node) + 1),))
+        return Propagated((tp_group.own(coefficients, divided_dim(node) + 1),))
 
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), _dimension(node) + 1, tp_group),))
-
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
+        return Propagated((_mine(tp_group.join(coefficients, 1), divided_dim(node) + 1, tp_group),))
 
 
 class ScatterToGroup(Begin):
@@ -174,15 +163,13 @@ class ScatterToGroup(Begin):
 
     overloads = ("trivet.scatter_to_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
-
-    def refusal(self, node: Node) -> str | None:
-        return _refuse_batch(node)
+    adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return inputs[0].map(lambda end: tp_group.own(end, _dimension(node)))
+        return inputs[0].map(lambda end: tp_group.own(end, divided_dim(node)))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.gather(coefficients, _dimension(node) + 1),))
+        return Propagated((tp_group.gather(coefficients, divided_dim(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.gather(_in_place(node, coefficients, tp_group), 1),))
@@ -193,34 +180,25 @@ class ScatterToGroup(Begin):
     def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((_in_place(node, coefficients, tp_group),))
 
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
-
 
 class GatherWithReduce(_EnteringCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
-
     crossing = Crossing.WITHIN
-
-    def refusal(self, node: Node) -> str | None:
-        return _refuse_batch(node)
+    adds_up = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.join(ends, _dimension(node) + 1).unbind()
+        lower, upper = tp_group.join(ends, divided_dim(node) + 1).unbind()
         return Interval(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own_sum(coefficients, _dimension(node) + 1),))
+        return Propagated((tp_group.own_sum(coefficients, divided_dim(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), _dimension(node) + 1, tp_group),))
-
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings(over_ranks=True)
+        return Propagated((_mine(tp_group.join(coefficients, 1), divided_dim(node) + 1, tp_group),))
 
 
 class ReduceScatter(_EnteringCollective):
@@ -228,28 +206,20 @@ class ReduceScatter(_EnteringCollective):
 
     overloads = ("trivet.reduce_scatter_to_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
-
     crossing = Crossing.WITHIN
-
-    def refusal(self, node: Node) -> str | None:
-        return _refuse_batch(node)
-
-    def mixes(self, node: Node) -> bool:
-        return True
+    always_mixes = True
+    adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.own_sum(ends, _dimension(node) + 1).unbind()
+        lower, upper = tp_group.own_sum(ends, divided_dim(node) + 1).unbind()
         return Interval.summed(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.join(coefficients, _dimension(node) + 1),))
+        return Propagated((tp_group.join(coefficients, divided_dim(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.join(_in_place(node, coefficients, tp_group), 1),))
-
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
@@ -263,18 +233,8 @@ def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
     """Return coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
-    along = _dimension(node) + 1
+    along = divided_dim(node) + 1
     whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
     mine = tp_group.own_range(whole.shape[along])
     whole[(slice(None),) * along + (mine,)] = coefficients
     return whole
-
-
-def _dimension(node: Node) -> int:
-    """Return the collective's ``dim``, counted from 0 with the batch."""
-    given = int(node.arguments["dim"])
-    return given if given >= 0 else given + len(node.shape) + 1
-
-
-def _refuse_batch(node: Node) -> str | None:
-    return "it divides the batch over the group" if _dimension(node) == 0 else None

@@ -30,13 +30,11 @@ class Convolution(LinearOperator):
 
     overloads = ("aten.convolution.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
+    always_mixes = True
     is_fresh = True
 
     def refusal(self, node: Node) -> str | None:
         return constant_only(node, "weight", "bias")
-
-    def mixes(self, node: Node) -> bool:
-        return True
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
         if node.arguments["transposed"]:
@@ -69,7 +67,7 @@ class Convolution(LinearOperator):
 
     @backward_rule(IdentityRows)
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
-        """The rows are the kernels, wherever they stand, or those of a matrix."""
+        """The rows are the kernels, at whichever position, or those of a matrix."""
         weight, bias = node.constant("weight"), node.arguments["bias"]
         matrices = _matrices_of(node) if tp_group.axis.size == 1 and node.arguments["groups"] == 1 else None
         if matrices is not None:
@@ -114,7 +112,7 @@ class Convolution(LinearOperator):
         return widened_by_magnitude(node, computed, *self.error(node, inputs, tp_group))
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """Return the input's cut where each channel is by itself, as in an average pool."""
+        """Return the input's cut if each channel is by itself, as in an average pool."""
         cut, groups = cuts[node.inputs[0]], int(node.arguments["groups"])
         by_itself = cut.dim == 0 and groups == cut.length == node.shape[0]
         return cut if by_itself else Whole("it joins channels, or pixels that are divided")
@@ -149,14 +147,15 @@ def _constant(node: Node, coefficients: Tensor) -> Tensor | None:
 
 
 PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
-"""How many products of a matrix take as long as one of a convolution, on a CPU, and the entries of the largest matrix.
+"""The number of products of a matrix that take as long as one of a convolution, on a CPU, and the entries of the
+largest matrix.
 """
 _matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
 
 
 def _matrices_of(node: Node) -> Tensor | None:
-    """Return a convolution as a matrix for each group ``(groups, outputs, inputs)`` where that takes less time on a
-    CPU; else ``None``.
+    """Return a convolution as a matrix for each group ``(groups, outputs, inputs)`` if that takes less time on
+    a CPU; else ``None``.
 
     On an image hardly larger than the kernel, most of a convolution's products are with zeros around the image.
     """
@@ -164,7 +163,7 @@ def _matrices_of(node: Node) -> Tensor | None:
     if weight.device.type != "cpu" or weight.requires_grad:
         return None
     used, _ = _cropped(weight, node.shape, shape, _geometry(node))
-    # Of either kind of kernel the second dimension is what each group has of one side.
+    # In both kinds of kernel the second dimension is each group's share of one side.
     products = used.numel() * prod(shape[1:] if node.arguments["transposed"] else node.shape[1:])
     outputs, inputs = node.size // groups, prod(shape) // groups
     if groups * outputs * inputs > min(MATRIX, PRODUCTS_FOR_ONE * products):
@@ -193,7 +192,7 @@ def _through_matrices(coefficients: Tensor, matrices: Tensor) -> Tensor:
 def _cropped(
     weight: Tensor, own: tuple[int, ...], shape: tuple[int, ...], geometry: list[Any]
 ) -> tuple[Tensor, list[int]]:
-    """Return a kernel without the part that lies outside of the image at every position, and its padding.
+    """Return a kernel without the part that lies outside the image at every position, and its padding.
 
     ``own`` is the shape of the outputs, and ``shape`` that of the inputs.
     """
@@ -255,14 +254,16 @@ def _adjoint_of_images(  # noqa: PLR0917 - a convolution has as many
 
 
 def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) -> int:  # noqa: PLR0917 - one axis
-    """Return how many whole steps of the padding need not be computed on both sides; behind, patches may end early."""
+    """Return how many whole steps of the padding need not be computed on both sides; patches may end early at the far
+    side.
+    """
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
 
 
 def _in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:
-    """Return a kernel ``(out, in, height, width)``, of which each group has its share of ``out``, as ``(groups · in ·
-    phases, out / groups, steps down, steps across)``, turned around.
+    """Return a kernel ``(out, in, height, width)`` as ``(groups · in · phases, out / groups, steps down, steps
+    across)``, turned around; each group has its share of ``out``.
     """
     steps = [-(-size // step) for size, step in zip(weight.shape[2:], stride, strict=True)]
     below, behind = (count * step - size for count, step, size in zip(steps, stride, weight.shape[2:], strict=True))
@@ -272,7 +273,7 @@ def _in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:
 
 
 class _Adjoint(torch.autograd.Function):
-    """The adjoint for a constant kernel: its gradient is the convolution, where torch's is many times slower."""
+    """The adjoint for a constant kernel: its gradient is the convolution; torch's is many times slower."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:

@@ -1,9 +1,9 @@
 """Lines and ranges of functions of one variable that hold in real arithmetic.
 
-Slopes are given, as computed; the intercept is what has to be right. Between inflection points a function is
+Slopes are given, as computed; only the intercept has to be right. Between inflection points a function is
 convex or concave, and ``min f(z) − k z ≥ min(value at the ends, least of the tangent at any t)``: if it is convex the
 tangent is below it, if it is concave the ends are lowest and the tangent is above them. So t may be found by a
-bisection that rounds, and only what is evaluated at the end needs an allowance.
+bisection that rounds, and only the last evaluation needs an allowance.
 
 Additions, multiplications, divisions and square roots round correctly; ``exp``, ``log``, ``sin``, ``cos``, ``tanh``,
 ``erf``, ``erfc`` and ``pow`` stay within a few units of the last place on CPUs and on CUDA (SLEEF 1.5, the CUDA
@@ -36,8 +36,8 @@ class Curve:
 
     ``value_error`` and ``slope_error`` bound the absolute error of the function and of its derivative. Without a
     derivative the function is straight between ``inflections``. ``stationary`` are the derivative's zeros; ``least``
-    and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, of which ``inside`` is a
-    point; tangents are taken at ``first_tangent`` or above.
+    and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, and ``inside`` is a
+    point of it; tangents are taken at ``first_tangent`` or above.
     """
 
     function: Function
@@ -53,7 +53,7 @@ class Curve:
     first_tangent: float = -inf
 
     def range(self, bounds: Interval) -> Interval:
-        """Return the least and the greatest value over each interval; infinite where the function may have none."""
+        """Return the least and the greatest value over each interval; infinite if the function may have none."""
         usable = self._usable(bounds, finite=False)
         inner = bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
         at = [inner.lower, inner.upper, *(_within(point, inner) for point in self.stationary)]
@@ -66,7 +66,7 @@ class Curve:
         return Interval(torch.where(usable, low, -torch.inf), torch.where(usable, high, torch.inf)).without_nan()
 
     def lines(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Return lines of these slopes; where there can be none, the ends of the range."""
+        """Return lines of these slopes, or the ends of the range if there can be no line."""
         usable = self._usable(bounds, finite=True) & lower_slope.isfinite() & upper_slope.isfinite()
         zero = torch.zeros_like(lower_slope)
         lower_slope, upper_slope = torch.where(usable, lower_slope, zero), torch.where(usable, upper_slope, zero)
@@ -102,7 +102,9 @@ class Curve:
         return down(height - (self.value_error(z, value) + 4 * UNIT * (line.abs() + height.abs()) + 4 * TINY))
 
     def _tangent(self, derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-        """Return the least value over ``[start, end]`` of the height's tangent at about where the height is level."""
+        """Return the least value over ``[start, end]`` of the height's tangent near the point at which the height is
+        level.
+        """
         point = _level(derivative, start, end, slope, sign).clamp(min=self.first_tangent)
         steep = derivative(point)
         rise = sign * (steep - slope)
@@ -115,7 +117,9 @@ class Curve:
 
 
 def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-    """Return about where a monotone derivative equals ``slope``; the lowest end of the height where it does not."""
+    """Return about where a monotone derivative equals ``slope``, or the end at which the height is lowest if it
+    nowhere does.
+    """
     first, last = derivative(start) - slope, derivative(end) - slope
     rising = first < 0
     low, high = start.expand_as(rising), end.expand_as(rising)
@@ -127,7 +131,7 @@ def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign
 
 
 def _less(value: Tensor, error: Tensor) -> Tensor:
-    """Return at most ``value − error``, and exactly ``value`` where there is no error."""
+    """Return at most ``value − error``, and exactly ``value`` if there is no error."""
     return torch.where(error > 0, down(value - error), value)
 
 
@@ -141,7 +145,7 @@ def relative(ulps: float) -> Error:
 
 
 def _absolute(units: float) -> Error:
-    """Return the same for functions that pass 1 in size only by a little, and cancel."""
+    """Return the same for functions that exceed 1 in size only by a little, and cancel."""
     return lambda z, computed: 2 * units * UNIT * (1 + computed.abs())
 
 

@@ -1,4 +1,4 @@
-"""Operators of which an output entry depends on the input entries at its own place, after broadcasting."""
+"""Operators whose output entries depend on the input entries at their own place, after broadcasting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.bounds.operators.sharding import Cut, Share, Whole, shared_operand
 class Elementwise(Operator):
     """Each rank computes its own entries of a value that is divided over ranks.
 
-    ``padding`` fills up constants where the width does not divide.
+    ``padding`` fills up constants if the width does not divide.
     """
 
     padding: ClassVar[float] = 0.0

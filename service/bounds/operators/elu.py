@@ -20,7 +20,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 def _elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
     """Return ``scale·z`` above 0, below ``scale·alpha·(exp(input_scale·z) − 1)``.
 
-    At 0 the derivative is that from below: above 0 the function is straight and its ends tell all.
+    At 0 the derivative is the one from below: above 0 the function is straight, so its ends suffice.
     """
 
     def function(z: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from service.bounds.relaxation import Relaxation
 
 
 class Floor(Stepped, Activation):
-    """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
+    """The greatest whole number not above z: constant lines if at most one step is within, else ``z − 1 … z``.
 
-    The last bit of an end decides about a whole step, so ends are moved outwards by their rounding error. An end near 0
-    may be the rest of cancelled terms as large as the other end, or of an ordinary size, unless the graph excludes it.
+    The last bit of an end decides about a whole step, so ends are moved outwards by their rounding error. An end near
+    0 may be the rest of cancelled terms as large as the other end, or of an ordinary size, unless the graph excludes
+    it.
     """
 
     overloads = ("aten.floor.default", FLOOR_OF_SIGNED)

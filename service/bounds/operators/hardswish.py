@@ -14,7 +14,7 @@ from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 BENDS = (-3.0, 3.0)
-"""Where it goes on straight: 0 below, the identity above."""
+"""The points beyond which it is straight: 0 below, the identity above."""
 MINIMUM = -1.5
 
 
@@ -24,7 +24,7 @@ def _hardswish(z: Tensor) -> Tensor:
 
 
 def _derivative(z: Tensor) -> Tensor:
-    """Return the derivative; at both bends the parabola's: where the function is straight, its ends tell all."""
+    """Return the derivative; at both bends the parabola's: where the function is straight, its ends suffice."""
     inner = (2 * z.clamp(*BENDS) + 3) / 6
     return torch.where(z < BENDS[0], torch.zeros_like(z), torch.where(z > BENDS[1], torch.ones_like(z), inner))
 

@@ -1,4 +1,6 @@
-"""``linear`` and ``addmm``: products with a constant matrix, along the last dimension, and what all such share."""
+"""``linear`` and ``addmm``: products with a constant matrix along the last dimension, and the code that all such
+products share.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,11 @@ class Affine:
 class AffineOperator(AccumulatingOperator):
     """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
 
+    always_mixes = True
+
     @abstractmethod
     def read(self, node: Node) -> Affine:
         """Return the constant matrix and bias of a node."""
-
-    def mixes(self, node: Node) -> bool:
-        return True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         layer = self.read(node)

@@ -69,14 +69,12 @@ class MatrixFromLeft(LinearOperator):
 
     overloads = ("trivet.matrix_from_left",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
+    always_mixes = True
 
     def refusal(self, node: Node) -> str | None:
         if node.constant("self").ndim < 2 or len(node.input_shapes[0]) < 2:
             return "a product with a vector; two matrices are supported"
         return None
-
-    def mixes(self, node: Node) -> bool:
-        return True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         matrix = node.constant("self")
@@ -133,7 +131,7 @@ class MatrixOfTwo(Bilinear):
         return _MatrixPlanes(bounds[0], bounds[1], node.input_shapes)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        """Return a blend for every product of an entry's sum where they are not too many, else one for the whole
+        """Return a blend for every product of an entry's sum if they are not too many, else one for the whole
         sum.
         """
         x, y = bounds

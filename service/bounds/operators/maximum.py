@@ -1,8 +1,9 @@
 """The larger of two values.
 
-The graph has their difference d beside them: ``max(x, y) = y + relu(d)`` is relaxed, and split, as ReLU of d. Lines of
-d are lines of x and y, ``y + s·(x − y) = s·x + (1 − s)·y``: nothing is taken off that was added before. So large
-values, as those of a mask, cost no digits, and where one operand is the larger one the bounds are its own.
+The graph has their difference d beside them: ``max(x, y) = y + relu(d)`` is relaxed, and split, as ReLU of d. Lines
+of d are lines of x and y, ``y + s·(x − y) = s·x + (1 − s)·y``: nothing is subtracted that was added before. So
+large values, such as those of a mask, cost no digits, and if one operand is the larger one, the bounds are its
+own.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Maximum(Elementwise, NonlinearOperator):
         first, second = difference.lower >= 0, difference.upper <= 0
         lower = torch.where(first, left.lower, torch.where(second, right.lower, whole.lower))
         upper = torch.where(first, left.upper, torch.where(second, right.upper, whole.upper))
-        # Which is the larger may rest on linear bounds that know more: what is compared here holds as well.
+        # The larger one may be known from linear bounds that know more: the comparison made here holds as well.
         return Interval(torch.maximum(lower, whole.lower), torch.minimum(upper, whole.upper))
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> LinesOfDifference:
@@ -84,8 +85,9 @@ class Maximum(Elementwise, NonlinearOperator):
         return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
-        """Return the step through lines of the difference that hold over the reals: a product and a difference for
-        each operand, and sums of intercepts and constants. Where an operand is taken as it is nothing is rounded.
+        """Return the step through lines of the difference that hold over the reals: a product and a difference
+        for each operand, and sums of intercepts and constants. An operand that is taken unchanged is not
+        rounded.
         """
         assert isinstance(chosen, LinesOfDifference)
         compared = self._compared(node, inputs).map(lambda end: end.unsqueeze(1))
@@ -107,7 +109,7 @@ class Maximum(Elementwise, NonlinearOperator):
         return RigorousStep(error, lost, LinesOfDifference(lines, node))
 
     def _compared(self, node: Node, bounds: Sequence[Interval]) -> Interval:
-        """Return bounds of the difference that know which operand is the larger one where their own bounds tell."""
+        """Return bounds of the difference that know which operand is the larger one if their own bounds tell."""
         left, right = self._operands(node, bounds)
         most = COMPARABLE[left.lower.dtype]
         is_known = torch.minimum(magnitude(left), magnitude(right)) < most
@@ -149,7 +151,7 @@ class LinesOfDifference(Relaxed):
             if node.is_variable(name):
                 onto.append(unbroadcast(part, next(shapes)))
             else:
-                # What is not taken may be infinite.
+                # The other operand may be infinite.
                 terms = part * operand(node, name, part)
                 constant = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
                 bias = constant if bias is None else bias + constant
@@ -158,8 +160,8 @@ class LinesOfDifference(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class _SlopesOfMaximum:
-    """Lines of the difference with a free lower slope where it is ``open_``; a parameter for every entry, so that it
-    has the same meaning on all bounds.
+    """Lines of the difference with a free lower slope at ``open_`` entries; every entry has a parameter, so
+    that it has the same meaning on all bounds.
     """
 
     relaxation: Relaxation
@@ -177,8 +179,8 @@ class _SlopesOfMaximum:
 
 
 def _exact_where_stable(compared: Interval, lines: Relaxation) -> Lines:
-    """Return lines without an intercept where it is 0 over the reals: lower lines of ReLU with slopes from 0 to 1, and
-    the piece of a decided one.
+    """Set intercepts that are 0 over the reals to 0: those of lower lines of ReLU with slopes from 0 to 1, and
+    of the piece of a decided one.
     """
     lower, upper = lines.lower_slope, lines.upper_slope
     is_below = (lower >= 0) & (lower <= 1)

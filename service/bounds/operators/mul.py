@@ -87,11 +87,10 @@ class Quotient(Multiple):
 class Bilinear(NonlinearOperator):
     """Each operand's bounds matter as long as the other one has any width."""
 
+    always_mixes = True
+
     def refusal(self, node: Node) -> str | None:
         return None if len(node.inputs) == 2 else "only one of its operands depends on the input"
-
-    def mixes(self, node: Node) -> bool:
-        return True
 
     def pieces(self, node: Node) -> None:
         """Return None: no split of one operand makes a product straight in both."""
@@ -117,7 +116,7 @@ class _ProductPlanes(Relaxed):
 class Product(Elementwise, Bilinear):
     """``x·y`` entrywise, with broadcasting."""
 
-    overloads = ("trivet.product",)
+    overloads: ClassVar[tuple[str, ...]] = ("trivet.product",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
@@ -125,7 +124,7 @@ class Product(Elementwise, Bilinear):
         ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper])
         return Interval(ends.amin(dim=0), ends.amax(dim=0))
 
-    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> _Broadcast:
+    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
         whole = [each.map(lambda end: _stretched(end, node.shape)) for each in bounds]
         return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
 
@@ -144,9 +143,9 @@ class Product(Elementwise, Bilinear):
 
 @dataclass(frozen=True, eq=False)
 class _BlendedProduct:
-    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`.
+    """Each side has two planes, and all planes between them are sound: 0 is the plane of :class:`_ProductPlanes`.
 
-    One parameter does for an entry of a row, since a row's coefficient has one sign.
+    One parameter suffices for an entry of a row, since a row's coefficient has one sign.
     """
 
     left: Interval

@@ -12,14 +12,13 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.add import scaled_by
-from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.base import ExactOperator
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.rank_group import RankGroup
 
 
-class Negation(Elementwise, LinearOperator):
+class Negation(Elementwise, ExactOperator):
     """``−x``."""
 
     overloads = ("aten.neg.default",)
@@ -30,6 +29,3 @@ class Negation(Elementwise, LinearOperator):
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((-coefficients,))
-
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()

@@ -1,6 +1,6 @@
 """ONNX nodes as converters see them: a call, and values with and without a batch of their own.
 
-An operator that ONNX has too gives its converters, by their ONNX names, in :attr:`Operator.onnx`.
+An operator that ONNX also has lists its converters, by their ONNX names, in :attr:`Operator.onnx`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of the model, whose ``shape`` is the one that it has in the file at a batch of one.
+    """A value of the model; ``shape`` is its shape in the file at a batch of one.
 
-    One that depends on the input is a ``tensor`` ``(instances, *shape)``: instances never mix, whatever the model
-    does with its own first dimension. A constant has its value in ``array``, and as ``tensor`` if it is a float.
+    A value that depends on the input is a ``tensor`` ``(instances, *shape)``: instances never mix, whatever the model
+    does with its own first dimension. A constant has its value in ``array``, and also in ``tensor`` if it is a float.
     """
 
     shape: tuple[int, ...]
@@ -78,12 +78,12 @@ ABSENT = Value((), None)
 
 
 def optional(values: Values, index: int) -> Value | None:
-    """Return the input of that place, if the node has it."""
+    """Return the input at that position, if the node has it."""
     return values[index] if index < len(values) and values[index].present else None
 
 
 def integers(call: Call, values: Values, index: int, attribute: str) -> list[int] | None:
-    """Return a list that is an attribute in early opsets and an input in later ones; it must be constant."""
+    """Return a list that is an attribute in early opsets and a constant input in later ones."""
     if attribute in call.attributes:
         return [int(entry) for entry in call.attributes[attribute]]
     value = optional(values, index)
@@ -107,7 +107,7 @@ def number(call: Call, values: Values, index: int, attribute: str) -> float | No
 
 
 def single(call: Call, value: Value, what: str) -> float:
-    """Return the number that all entries of a constant are."""
+    """Return the number that all entries of a constant equal."""
     assert value.array is not None
     entries = value.array.reshape(-1)
     if not len(entries) or bool((entries != entries[0]).any()):

@@ -11,8 +11,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
-from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.base import ExactOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut
 from service.bounds.rank_group import RankGroup
@@ -23,7 +22,7 @@ def _dimensions_of(node: Node) -> tuple[int, ...]:
     return tuple(int(dimension) % rank for dimension in node.arguments["dims"])
 
 
-class Permute(LinearOperator):
+class Permute(ExactOperator):
     """``aten.permute(self, dims)``; dimension 0 is the batch and stays."""
 
     overloads = ("aten.permute.default",)
@@ -37,9 +36,6 @@ class Permute(LinearOperator):
         inverse = sorted(range(len(order)), key=order.__getitem__)
         # Rows stand between the batch and the instance's own dimensions.
         return Propagated((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
-
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut:
         cut = cuts[node.inputs[0]]

@@ -1,4 +1,4 @@
-"""Functions of two straight pieces that meet at 0, which ReLU and its relatives are."""
+"""Functions of two straight pieces that meet at 0: ReLU and its relatives."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _exact(z: Tensor, computed: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TwoPieces:
-    """``max(z, 0) + slope·min(z, 0)`` with a slope of at most 1; ReLU is 0, the absolute value −1.
+    """``max(z, 0) + slope·min(z, 0)`` with a slope of at most 1: 0 for ReLU, −1 for the absolute value.
 
-    For l < 0 < u the upper line is the chord; the lower line goes through the origin with slope 1 where u > −l,
-    else ``slope`` (the adaptive choice of CROWN, Zhang et al., 2018). Elsewhere both lines are the function. A split
-    at ``breakpoint`` leaves nothing to relax.
+    For l < 0 < u the upper line is the chord; the lower line goes through the origin with slope 1 if u > −l, else
+    ``slope`` (the adaptive choice of CROWN, Zhang et al., 2018). Otherwise both lines are the function. A split at
+    ``breakpoint`` leaves nothing to relax.
     """
 
     slope: float
@@ -77,7 +77,8 @@ class TwoPieces:
 
 @dataclass(frozen=True, eq=False)
 class _FreeLowerSlopes:
-    """Two pieces that meet at 0, with a free lower slope where an instance is open: ``start`` is ``(batch, places)``.
+    """Two pieces that meet at 0, with a free lower slope at open entries of an instance: ``start`` is ``(batch,
+    places)``.
 
     ``whole`` are the lines that CROWN takes, ``open_`` is ``(batch, *shape)``.
     """
@@ -88,7 +89,7 @@ class _FreeLowerSlopes:
     open_: Tensor
 
     def shown(self, patches: Patches) -> Family:
-        """Free the slope of every place in the patches: with so few entries there is nothing to pick."""
+        """Free the slope of every place in the patches: with so few entries no choice is needed."""
         assert self.whole.upper_intercept is not None
         images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
         open_in, closed, chord = (patches.of(each) for each in images)
@@ -137,10 +138,10 @@ def _places(slopes: Tensor, flattest: float) -> Tensor:
 def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
     """Return the slope of the line through the ends of an interval around 0.
 
-    An infinite end leaves one slope that can bound the function: that of the piece which goes there.
+    With an infinite end only one slope can bound the function: that of the piece on that side.
     """
     width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
-    # A point has no chord; a division by its width would leave no gradient even where the result is not taken.
+    # A point has no chord; a division by its width would spoil the gradient even if the result is not used.
     chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))
     without_end = either(upper < torch.inf, slope, 1.0, lower)
     return torch.where(width < torch.inf, chord, without_end)
@@ -149,7 +150,7 @@ def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """Return ``torch.where`` on two numbers, which alone would round them to the default dtype.
 
-    They are filled in on the device: a copy from the host would wait for all that the device has still to do.
+    They are filled in on the device: a copy from the host would wait for all pending work of the device.
     """
     if (yes, no) == (1.0, 0.0):
         return condition.to(like.dtype)

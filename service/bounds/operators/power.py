@@ -21,7 +21,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 def _power(exponent: float) -> SmoothFunction:
     """``z^exponent``. Away from 0 its derivative is monotone; at 0 it turns for odd exponents only.
 
-    A fractional power of a negative number does not exist, nor a negative power of 0: such intervals have no bounds.
+    Neither a fractional power of a negative number nor a negative power of 0 exists: such intervals have no bounds.
     """
 
     def function(z: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def _power(exponent: float) -> SmoothFunction:
 
 
 STEEPEST = 1e-30
-"""The point where a root is taken to be steepest."""
+"""The point at which a root is taken to be steepest."""
 
 
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:

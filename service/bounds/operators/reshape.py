@@ -14,14 +14,13 @@ from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches, image_of
 from service.bounds.linear.rows.structured import GatheredRows
-from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.base import ExactOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, Whole
 from service.bounds.rank_group import RankGroup
 
 
-class Reshape(LinearOperator):
+class Reshape(ExactOperator):
     """Another shape for the same entries in the same order: views, copies, added or dropped dimensions of length 1."""
 
     overloads = (
@@ -59,11 +58,8 @@ class Reshape(LinearOperator):
         alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None
         return Propagated((patches,)) if alike else None
 
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
-
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """The dimension joins those after it, or is split; what comes before it keeps its entries."""
+        """The dimension joins those after it, or is split; the dimensions before it keep their entries."""
         cut, before = cuts[node.inputs[0]], node.input_shapes[0]
         outer = prod(before[: cut.dim])
         for dim, length in enumerate(node.shape):

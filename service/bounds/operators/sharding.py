@@ -15,7 +15,7 @@ from service.bounds.graph import Node, Repeated
 class Cut:
     """A value divided along ``dim`` of an instance: ``length`` entries, ``share`` of them on each rank.
 
-    Where ``share`` times the ranks exceeds ``length`` the last ranks' shares end with padding.
+    If ``share`` times the ranks exceeds ``length``, the last ranks' shares end with padding.
     """
 
     dim: int
@@ -46,9 +46,9 @@ class Whole:
 class Layer:
     """A product with a constant ``weight`` that may become column- or row-parallel.
 
-    A rank's part is the operator ``overload`` with ``arguments``, ``weight`` and ``bias``. Its outputs are divided
-    along ``output_dim`` of an instance and ``weight_out`` of the weight, what it adds up over along ``input_dim`` and
-    ``weight_in``.
+    A rank's part is the operator ``overload`` with ``arguments``, ``weight`` and ``bias``. Its outputs are
+    divided along ``output_dim`` of an instance and ``weight_out`` of the weight, its inner dimension along
+    ``input_dim`` and ``weight_in``.
     """
 
     overload: str
@@ -66,7 +66,7 @@ Share = Callable[[Tensor, int, Cut, float], Tensor]
 
 
 def shared_operand(value: Any, node: Node, cut: Cut, share: Share, padding: float = 0.0) -> Any:
-    """Return a constant operand's share, where it is as long as the value and not broadcast along the cut."""
+    """Return a constant operand's share if it is as long as the value and not broadcast along the cut."""
     if isinstance(value, Repeated):
         return Repeated(shared_operand(value.value, node, cut, share, padding))
     dim = cut.dim - len(node.shape)

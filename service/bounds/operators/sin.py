@@ -1,4 +1,4 @@
-"""``sin`` and ``cos``: one period around 0 is enough, everything else is a shift of it."""
+"""``sin`` and ``cos``: bounds are found in one period around 0 and shifted."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Periodic(Activation):
     around_zero: ClassVar[SmoothFunction]
 
     def shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
-        """Return the interval moved by whole periods to around 0, the shift, its rounding error, and where it is too
-        wide.
+        """Return the interval moved by whole periods to around 0, the shift, its rounding error, and the
+        entries that are too wide.
         """
         wide = ~(bounds.width <= 2 * pi)
         zero = torch.zeros_like(bounds.lower)
@@ -85,7 +85,7 @@ class _Periodic(Activation):
 
 
 def _moved_back(lines: Relaxation, shift: Tensor, error: Tensor, wide: Tensor) -> Relaxation:
-    """Return lines around 0 to where the interval is; −1 and 1 where it holds a whole period."""
+    """Move lines around 0 to the interval; −1 and 1 if it holds a whole period."""
     assert lines.lower_intercept is not None
     assert lines.upper_intercept is not None
     zero, one = torch.zeros_like(error), torch.ones_like(error)

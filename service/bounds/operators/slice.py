@@ -11,14 +11,14 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import AccumulatingOperator
+from service.bounds.operators.base import AccumulatingOperator, ExactOperator
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 
 
-class Slice(AccumulatingOperator):
+class Slice(ExactOperator, AccumulatingOperator):
     """``aten.slice(self, dim, start, end, step)`` of an instance, or of the whole batch."""
 
     overloads = ("aten.slice.Tensor",)
@@ -52,9 +52,6 @@ class Slice(AccumulatingOperator):
 
     def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> None:
         total[(slice(None), slice(None), *self._index(node))] += coefficients
-
-    def roundings(self, node: Node) -> Roundings:
-        return Roundings()
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
         cut = cuts[node.inputs[0]]

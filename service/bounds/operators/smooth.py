@@ -1,8 +1,8 @@
 """Relaxations of any smooth function of one variable, from its derivative and its inflection points.
 
-Slopes are a choice and only decide how tight a line is. Given a slope k, the intercept is *computed*: the extremum
-of f(z) − k·z over the interval, which lies at an end or where f′(z) = k, at most once between inflection points.
-So any slope, also an optimised one, gives a sound line.
+The slope is a choice, which only decides how tight a line is. Given a slope k, the intercept is *computed*: the
+extremum of f(z) − k·z over the interval, which lies at an end or where f′(z) = k, at most once between inflection
+points. So any slope, also an optimised one, gives a sound line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNIFORM_POINTS = 8
 STEPS = 9
 """Lines of a table, an odd number."""
 PAIRS = 2**24
-"""Entries of a table of chords, of which there are as many as pairs of points."""
+"""Entries of a table of chords: one for each pair of points."""
 BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bfloat16: 6}
 """A bracket of ``2^−n`` of a piece costs a line about ``4^−n`` of the function's range there."""
 
@@ -37,10 +37,10 @@ BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bflo
 class SmoothFunction:
     """``function`` with its ``derivative``.
 
-    ``value_error`` and ``slope_error`` are what their float64 evaluations may be off by. ``stationary`` are the zeros
+    ``value_error`` and ``slope_error`` bound the errors of their float64 evaluations. ``stationary`` are the zeros
     of the derivative, ``inflections`` the points where it stops rising or falling; both complete and ascending.
-    ``samples`` are extra abscissae, where the slope changes most, used only to choose slopes. ``least`` and
-    ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's domain (all, when it is
+    ``samples`` are extra abscissae at which the slope changes most; they only serve to choose slopes. ``least`` and
+    ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's domain (all if it is
     absent): others have no finite bounds, since the function may have no value there. ``inside`` is a point of the
     domain. Rigorous tangents are taken at ``first_tangent`` or above.
     """
@@ -103,8 +103,9 @@ class SmoothFunction:
     def family(self, bounds: Interval, plain: Relaxation) -> Family:
         """Return the lines that an optimiser may choose from, around those of the ``plain`` relaxation.
 
-        They are lines of a table with the plain ones in the middle. Of a function that is convex or concave throughout
-        they are the chord and any tangent instead, and plain ones only where an interval has no such lines.
+        They are lines of a table with the plain ones in the middle. For a function that is convex or concave
+        throughout they are the chord and any tangent instead, and plain ones only if an interval has no such
+        lines.
         """
         if not self.inflections:
             return _Tangents.of(self, plain, bounds)
@@ -113,7 +114,7 @@ class SmoothFunction:
     def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
         """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
 
-        Those in the middle are the plain ones.
+        The middle ones are the plain ones.
         """
         inside = self._where(self._usable(bounds), bounds)
         points = self._points(inside)
@@ -155,10 +156,10 @@ class SmoothFunction:
             start, end = edges[:-1].unsqueeze(1), edges[1:].unsqueeze(1)
             low, high = self._bracket(start, end, slopes)
             point = low / 2 + high / 2
-            # A piece in which the height is nowhere level is lowest at an end, which gradients must reach.
+            # If the height is nowhere level in a piece, it is lowest at an end, which gradients must reach.
             level = (self.derivative(start) < slopes) != (self.derivative(end) < slopes)
-            # Where the function bends away from the line it is above its tangent in the bracket; where it does not,
-            # the ends of the piece are lowest, and the tangent is above them.
+            # If the function bends away from the line, it is above its tangent in the bracket; if not, the ends
+            # of the piece are lowest, and the tangent is above them.
             fall = (self.derivative(point) - slopes).abs() * torch.maximum(point - low, high - point)
         inner = torch.where(level, heights(point) - fall, torch.inf)
         least = torch.minimum(least, inner.amin(dim=0))
@@ -172,7 +173,9 @@ class SmoothFunction:
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a bracket of f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
+        """Return a bracket of f′(z) = slope between two points; if there is no solution, the bracket shrinks to an
+        end.
+        """
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.samples), BISECTIONS[start.dtype]):
@@ -203,7 +206,7 @@ class SmoothFunction:
         return lower_slope, upper_slope
 
     def _points(self, bounds: Interval) -> Tensor:
-        """Return ``(points, batch, *shape)``: evenly spread, and where the function bends."""
+        """Return ``(points, batch, *shape)``: evenly spread ones, and those at which the function bends."""
         lower, upper = bounds.lower, bounds.upper
         fractions = torch.linspace(0, 1, UNIFORM_POINTS, dtype=lower.dtype, device=lower.device)
         fractions = fractions.reshape(-1, *[1] * lower.ndim)
@@ -279,7 +282,7 @@ def _pairs(
     smallest = 16 * torch.finfo(middle.dtype).eps * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
     run = points - point
     far = run > smallest
-    # Divided by 1 where there is no chord: 0/0 would leave no gradient even where it is not taken.
+    # Divided by 1 if there is no chord: 0/0 would spoil the gradient even if it is not used.
     chord = (values - value) / torch.where(far, run, torch.ones_like(run))
     at_middle = value + chord * (middle - point)
     usable = (point <= middle) & (points >= middle) & far
@@ -293,7 +296,7 @@ def _pick(table: Tensor, index: Tensor) -> Tensor:
 def _chords(points: Tensor, values: Tensor, bounds: Interval) -> tuple[Tensor, Tensor]:
     """Return slopes from the first and from the last of ``points`` to all others, ``(points, batch, *shape)``.
 
-    Points that are too near each other for a slope have that of the whole chord.
+    Points that are too close for a slope get the slope of the whole chord.
     """
     low, high = bounds.lower, bounds.upper
     smallest = 64 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())

@@ -1,8 +1,8 @@
 """The product of a softmax, ``x_i · (1 / Σ_j x_j)``, whose entries add up to one.
 
-A row of coefficients c over such entries is worth what c − m is, and m besides, for any number m. What relaxations lose
-grows with the size of the coefficients that pass through them, so m is chosen to leave little: the median of c, each
-entry weighted by its width, for which Σ w_i·|c_i − m| is least.
+A row of coefficients c over such entries equals the row c − m plus m, for any number m. The loss of relaxations
+grows with the size of the coefficients that pass through them, so m is chosen to leave little: the median of c,
+each entry weighted by its width, which minimises Σ w_i·|c_i − m|.
 """
 
 from __future__ import annotations
@@ -16,56 +16,31 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.mul import Product
 from service.bounds.operators.onnx import Converter
-from service.bounds.operators.pieces import TwoPieces
-from service.bounds.operators.sharding import Cut, Whole
-from service.bounds.rank_group import RankGroup
-from service.bounds.relaxation import Family, Relaxed, RigorousStep
+from service.bounds.relaxation import Family, Relaxed
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxProduct(NonlinearOperator):
-    """A ``product`` whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
+class SoftmaxProduct(Product):
+    """A product whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
 
     overloads = ()
     onnx: ClassVar[Mapping[str, Converter]] = {}
-    product: NonlinearOperator
     axes: tuple[int, ...]
-
-    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return self.product.interval(node, inputs, tp_group)
-
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return self.product.rigorous_interval(node, inputs, tp_group)
-
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
-        return self.product.rigorous_step(node, inputs, chosen, rows)
-
-    def mixes(self, node: Node) -> bool:
-        return self.product.mixes(node)
-
-    def pieces(self, node: Node) -> TwoPieces | None:
-        return self.product.pieces(node)
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
         return coefficients - self.middle(coefficients, self.widths(bounds))
 
-    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        return self.product.shard(node, cuts, ranks)
-
-    def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        return self.product.unstable_on(node, bounds)
-
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        return _Centred(self.product.relax_on(node, bounds), self, self.widths(bounds))
+        return _Centred(super().relax_on(node, bounds), self, self.widths(bounds))
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return _CentredFamily(self.product.family(node, bounds), self, self.widths(bounds))
+        return _CentredFamily(super().family(node, bounds), self, self.widths(bounds))
 
     @staticmethod
     def widths(bounds: Sequence[Interval]) -> Tensor:
-        """About how wide each entry is, ``(batch, *shape)``: only what is chosen depends on it."""
+        """About how wide each entry is, ``(batch, *shape)``; it only steers the choice of m."""
         x, y = bounds
         ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper]).detach()
         return (ends.amax(dim=0) - ends.amin(dim=0)).nan_to_num(nan=0.0, posinf=1.0)

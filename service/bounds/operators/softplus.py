@@ -17,7 +17,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
 
 SHORTCUT = 20.0
-"""torch gives z itself where ``β z`` is more; the difference is under ``exp(−20)``."""
+"""torch gives z itself if ``β z`` is more; the difference is under ``exp(−20)``."""
 
 
 @cache

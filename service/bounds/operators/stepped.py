@@ -1,4 +1,4 @@
-"""Functions that jump: what an attack has to know of them, since their gradients are 0 wherever there is one."""
+"""Functions that jump, for attacks: wherever they have a gradient, it is 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Stepped(ABC):
 
     @abstractmethod
     def side(self, value: Tensor) -> Tensor:
-        """Return a number for each entry of that value, which is another one on the other side of a step."""
+        """Return a number for each entry of that value that changes from one side of a step to the other."""
 
     @abstractmethod
     def ramp(self, arguments: Mapping[str, Tensor]) -> Tensor:

@@ -25,14 +25,12 @@ class Sum(LinearOperator):
 
     overloads = ("aten.sum.dim_IntList",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
+    always_mixes = True
 
     mean: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
         return "it adds up the batch" if 0 in self._over(node) else None
-
-    def mixes(self, node: Node) -> bool:
-        return True
 
     @staticmethod
     def _over(node: Node) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A family of lines from a table that is made once: optimising costs a look-up, whatever the function."""
+"""A family of lines from a table that is made once: optimisation costs a look-up, whatever the function."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from service.bounds.relaxation import Relaxation, Relaxed
 class LineTable:
     """Lower lines and upper lines, each in an order; a parameter is a place in that order, between two neighbours.
 
-    What lies between two sound lines is sound. One parameter does for an entry of a row, since a row's coefficient
-    has one sign, and takes a lower line or an upper one. ``slopes`` and ``intercepts`` are ``(batch, 2·lines, n)``
+    A line between two sound lines is sound. One parameter suffices for an entry of a row, since a row's coefficient
+    has one sign and so takes a lower line or an upper one. ``slopes`` and ``intercepts`` are ``(batch, 2·lines, n)``
     with the lower lines first.
     """
 

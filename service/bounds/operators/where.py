@@ -63,7 +63,7 @@ class Where(Elementwise, LinearOperator):
             if node.is_variable(name):
                 propagated.append(unbroadcast(part, node.input_shapes[len(propagated)]))
             else:
-                # A mask of attention puts −∞ where nothing is read: entries whose coefficient is 0.
+                # A mask of attention puts −∞ at entries that nothing reads: their coefficient is 0.
                 terms = part * operand(node, name, coefficients)
                 bias = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
         return Propagated(tuple(propagated), bias)

@@ -1,4 +1,4 @@
-"""Bounds that hold in real arithmetic, although they are computed in float64: every rounding is accounted for."""
+"""Bounds that are computed in float64 and hold in real arithmetic: every rounding is accounted for."""
 
 from service.bounds.rigorous.method import RigorousAnalysis, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
 

@@ -1,4 +1,4 @@
-"""CROWN whose bounds hold in real arithmetic, as a method like the others."""
+"""CROWN with bounds that hold in real arithmetic, as a method like the others."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RigorousAnalysis:
-    """A network on a batch of boxes, of which every bound holds in real arithmetic.
+    """A network on a batch of boxes, whose bounds all hold in real arithmetic.
 
-    ``backward`` has the intervals and the steps of all nodes, through which ``bounding`` bounds rows.
+    ``backward`` has the intervals and the steps of all nodes; ``bounding`` bounds rows through these.
     """
 
     backward: RigorousPass
@@ -62,8 +62,8 @@ class RigorousAnalysis:
             return torch.cat(found, dim=1)
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the
-        model's input below ``rows · output``, whose rows may come flattened.
+        """Return coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions
+        of the model's input below ``rows · output``; rows may come flattened.
         """
         output = self.backward.network.graph.output
         with torch.no_grad(), plain_convolutions():
@@ -71,7 +71,7 @@ class RigorousAnalysis:
 
 
 def rigorous_ibp(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
-    """Bound by intervals; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
+    """Bound by intervals; the last linear layers are merged with the requested rows. See :func:`rigorous_crown`."""
     analysis = _analysed(network, box, options, RigorousPass.lower_bounds, frozenset())
     frontier = frozenset(node.name for node in network.nonlinear)
     return replace(analysis, backward=replace(analysis.backward, frontier=frontier))
@@ -85,8 +85,9 @@ def rigorous_crown_ibp(network: Network, box: Interval, options: BoundOptions) -
 def rigorous_crown(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound by CROWN with every rounding accounted for.
 
-    The bounded function is that of the graph's constants over the reals, taken as exact float64 numbers; constants that
-    a capture folded (the scale of a batch norm) are exact as folded. The box's ends are exact too. All intermediate
+    The bounded function is that of the graph's constants over the reals, taken as exact float64 numbers;
+    constants that a capture folded (such as the scale of a batch norm) are exact as folded. The box's ends are
+    exact too. All intermediate
     bounds are computed in float64, none by another method. Sums over the ranks of a divided network are accounted for
     too; all ranks call it.
 
@@ -98,14 +99,14 @@ def rigorous_crown(network: Network, box: Interval, options: BoundOptions) -> Ri
 def rigorous_alpha_crown(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
     """Bound by α-CROWN with every rounding accounted for and intermediate bounds optimised; see :func:`rigorous_crown`.
 
-    Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
+    Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines found.
     """
     options = _smaller(affordable(network, box, options))
     return _analysed(network, box, options, OptimisedLowerBounds(options.ascent), network.preactivations)
 
 
 def rigorous_alpha_crown_fixed(network: Network, box: Interval, options: BoundOptions) -> RigorousAnalysis:
-    """Bound intermediate values by CROWN; only the rows asked for are optimised."""
+    """Bound intermediate values by CROWN; only the requested rows are optimised."""
     analysis = rigorous_crown(network, box, options)
     return replace(analysis, options=_smaller(analysis.options), bounding=OptimisedLowerBounds(options.ascent))
 
@@ -123,7 +124,7 @@ def _check(box: Interval) -> None:
 
 
 def _smaller(options: BoundOptions) -> BoundOptions:
-    """Return less: each row has lines of its own, found by bisecting all pieces at once, in many tensors."""
+    """Return fewer elements: each row has lines of its own, found by bisecting all pieces at once, in many tensors."""
     return replace(options, elements=max(1, options.elements // 128))
 
 
@@ -131,10 +132,10 @@ def _smaller(options: BoundOptions) -> BoundOptions:
 def _analysed(
     network: Network, box: Interval, options: BoundOptions, bounding: Bounding, linear: frozenset[str]
 ) -> RigorousAnalysis:
-    """Analyse a box; the values ``linear`` get linear bounds where these matter, by ``bounding``, beside intervals."""
+    """Analyse a box; the values ``linear`` get linear bounds, by ``bounding``, beside intervals if these matter."""
     _check(box)
     options, first = affordable(network, box, options), network.graph.input.name
-    # The model's own input has no better bounds; what the stages before give has only been propagated.
+    # The model's own input has no better bounds; those from previous stages have only been propagated.
     linear -= {first} if network.before is None else set()
     ball_values = values_of_a_ball(network, box) - linear
     if options.progress is not None:
@@ -150,7 +151,7 @@ def _analysed(
 class _RigorousLayers(LayerArithmetic):
     """Rows of ``backward``, by ``bounding``, over the reals; every node gets a step of its own.
 
-    Rows are those that any instance wants, and the same for all.
+    All instances have the same rows: those that any of them wants.
     """
 
     backward: RigorousPass
@@ -205,13 +206,13 @@ class _RigorousLayers(LayerArithmetic):
 
 
 def _rows_at_once(network: Network, start: str, batch: int, options: BoundOptions) -> int:
-    """Return how many rows of each rank go together. They are whole: patches would need allowances of their own."""
+    """Return how many rows of each rank go together. They are dense: patches would need allowances of their own."""
     before = 0 if network.before is None else network.before.entries
     return max(1, options.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:
-    """Compute without cuDNN, some of whose convolutions go through transforms that round in another way."""
+    """Compute without cuDNN: some of its convolutions go through transforms that round in another way."""
     return torch.backends.cudnn.flags(enabled=False)
 
 
@@ -223,12 +224,12 @@ class OptimisedLowerBounds:
 
     def __call__(self, backward: RigorousPass, start: str, rows: InitialRows) -> Tensor:
         plain = backward.lower_bounds(start, rows)
-        # Whole rows: slopes chosen for patches would have to be moved to their places.
+        # Dense rows: slopes chosen for patches would have to be moved to their places.
         whole = rows if isinstance(rows, Tensor) else self._whole(backward, start, rows)
         optimiser = RowOptimiser(Families(backward.plain), start, whole, self.ascent)
         optimiser.best_bounds(whole)
         with torch.no_grad():
-            # The same rows, which ranks share in the same way: each has what was chosen for its own.
+            # The same rows, shared in the same way by the ranks: each has the choice for its own.
             return torch.maximum(plain, through(backward, optimiser).lower_bounds(start, whole))
 
     @staticmethod
@@ -238,7 +239,7 @@ class OptimisedLowerBounds:
 
 
 def through(backward: RigorousPass, optimiser: SlopeOptimiser) -> RigorousPass:
-    """Return a pass through what was chosen, here and in the stages before."""
+    """Return a pass through the chosen relaxations, here and in previous stages."""
     before = backward.network.before
     answer = None if before is None else before.chosen
     return replace(backward, steps={**backward.steps, **_steps(backward, optimiser)}, before=answer)

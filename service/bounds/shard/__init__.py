@@ -1,6 +1,6 @@
 """The graph of a whole network, divided over tensor-parallel ranks.
 
-:func:`shard` is for networks that were not built for a mesh: what an ONNX file holds, or any traced module.
+:func:`shard` is for networks that were not built for a mesh: those of an ONNX file, or any traced module.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def shard(graph: Graph, axis: Axis, tell: Callable[[str], None] = lambda line: N
 
     Widths that do not divide are filled up with zeros: neurons that are 0, which no layer reads. Constants are
     copies, so that the whole ones may be dropped. Layers that do not pair stay whole; ``tell`` gets a line for
-    each operator that keeps layers from it.
+    each operator that prevents a pair.
     """
     if axis.size == 1:
         return graph

@@ -1,7 +1,7 @@
 """Decides which layers of a network become column- and row-parallel (Megatron-LM, Shoeybi et al., 2019).
 
-A region begins with layers whose output is divided, goes on through operators that work on each rank's share, and
-ends with layers that add up over what is divided. Everything outside of regions stays replicated.
+A region begins with layers whose output is divided, continues through operators that work on each rank's share,
+and ends with layers that sum over the divided dimension. Everything outside regions stays replicated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.bounds.operators.sharding import Cut, Layer, Whole
 
 @dataclass(frozen=True)
 class Region:
-    """``columns`` and ``rows`` name its first and last layers; ``cuts`` has every value that is divided."""
+    """``columns`` and ``rows`` name its first and last layers; ``cuts`` has every divided value."""
 
     columns: frozenset[str]
     rows: frozenset[str]
@@ -70,7 +70,7 @@ def layer_of(node: Node) -> Layer | None:
 
 
 def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | _Stopped:
-    """Return the region that begins with ``first``, with more layers beside it where values of two layers meet."""
+    """Return the region that begins with ``first``, with more layers beside it if values of two layers meet."""
     columns = {first.name}
     while True:
         found = _attempt(graph, columns, taken, ranks)

@@ -1,8 +1,8 @@
 """Bounds of a network that is cut into pipeline stages.
 
 Intervals go down the line with the values; coefficients go up against it, stage by stage to the input, and bounds
-come back. A stage's relaxations and intervals stay with it, so a backward pass is one traversal in several places:
-while a stage bounds its layers, those before it serve its passes, and those behind it wait.
+come back. A stage's relaxations and intervals stay with it, so a backward pass is one traversal in several
+places: while a stage bounds its layers, previous stages serve its passes, and later ones wait.
 """
 
 from __future__ import annotations

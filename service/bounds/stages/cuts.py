@@ -1,6 +1,6 @@
 """The cuts of a graph into pipeline stages, and the graph of one of them.
 
-A cut lies between two nodes in execution order. The values that nodes behind it read from nodes before it cross it,
+A cut lies between two nodes in execution order. The values that later nodes read from earlier ones cross it,
 together as one row of numbers. Stages should hold equally much, and little should cross.
 """
 
@@ -18,7 +18,7 @@ from service.bounds.graph import INPUT, BatchSize, Graph, Node, Ref, Repeated, U
 from service.bounds.placement import Placement
 
 SLACK = 1.1
-"""A stage may hold this much more than the best cuts' largest one, if less crosses then."""
+"""A stage may hold this much more than the largest one of the best cuts, if less crosses then."""
 VIEW, CONCATENATE, SLICE = "aten.view.default", "aten.cat.default", "aten.slice.Tensor"
 
 
@@ -68,7 +68,7 @@ def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[_StageC
 
 
 def _chosen(graph: Graph, possible: Sequence[_StageCut], stages: int) -> list[_StageCut]:
-    """Return the cuts that the fewest entries cross, among those where no stage holds much more than it must."""
+    """Return the cuts that the fewest entries cross, among those in which no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
             f"parallel.pp: {stages} stages, but the model's graph has {len(possible)} places for a cut; expected at "
@@ -83,7 +83,9 @@ def _chosen(graph: Graph, possible: Sequence[_StageCut], stages: int) -> list[_S
 
 
 Cost = Callable[[float, float, _StageCut], float]
-"""The cost of the stages up to a cut, from that of those before the last one, what that one holds, and the cut."""
+"""The cost of the stages up to a cut, from the cost of those before the last one, the size of the last one, and the
+cut.
+"""
 
 
 def _best(
@@ -121,7 +123,7 @@ def _input(name: str, shape: tuple[int, ...]) -> Node:
 
 
 def _separated(entering: Sequence[Node]) -> list[Node]:
-    """Return one row of numbers, and each value's share of it in the value's own shape and under its name."""
+    """Return one row of numbers, and each value's share of it, in the value's own shape, by its name."""
     total = sum(node.size for node in entering)
     found, start = [_input("entering", (total,))], 0
     for node in entering:

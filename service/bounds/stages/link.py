@@ -15,7 +15,8 @@ from service.parallel.pipeline.transport import Transport, connect
 class StageLink:
     """Messages to the stages beside this one.
 
-    Tensors of any shape and type; both sides must call for the same message. A message has left when ``to_…`` returns.
+    Tensors of any shape and type; both sides must call for the same message. A message has been sent when ``to_…``
+    returns.
     """
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
@@ -89,8 +90,8 @@ class StageLink:
 class InStages(nn.Module):
     """The model of which each rank of ``line`` has a stage.
 
-    Every rank calls it with a batch of the model's inputs and has the model's outputs, and the inputs' gradient where
-    that is asked for: from all ranks at the same point, with the same gradient of the outputs.
+    Every rank calls it with a batch of the model's inputs and gets the model's outputs. All ranks ask for the inputs'
+    gradient at the same point, with the same gradient of the outputs.
     """
 
     def __init__(self, stage: nn.Module, line: StageLink) -> None:

@@ -1,8 +1,8 @@
-"""Methods over pipeline stages, whose backward passes continue in the stages before.
+"""Methods over pipeline stages, whose backward passes continue in previous stages.
 
-A stage asks the stage before for bounds of rows of its input, which may have to ask in turn. When relaxations are
-optimised, each stage keeps the slopes of its own operators: rows go up the line and bounds come back, then the bounds'
-gradient goes up and the rows' comes back, and every stage updates its own slopes.
+A stage asks the previous stage for bounds of rows of its input, which may ask in turn. When relaxations are
+optimised, each stage keeps the slopes of its own operators: rows go up the line and bounds come back, then the
+bounds' gradient goes up and the rows' comes back, and every stage updates its own slopes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from service.bounds.stages.link import StageLink
 from service.parallel.mesh import Axis
 
 Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
-"""An analysis that goes on in the stages before."""
+"""An analysis that continues in previous stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +59,10 @@ class _StageRequest(IntEnum):
     GRADIENT = 6
     """The gradient of the last bounds; the answer is that of their rows."""
     NOTHING = 7
-    """There is no more to be answered."""
+    """There are no more requests."""
     COMMON_ROWS_CHOSEN = 8
     OWN_ROWS_CHOSEN = 9
-    """Rigorously, through what the last ascent has chosen."""
+    """Rigorously, through the choice of the last ascent."""
     COMMON_PLANES = 10
     OWN_PLANES = 11
     """Rigorous planes below the rows; coefficients and constants come in one tensor."""
@@ -84,7 +84,7 @@ class _Service:
     _last: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def run(self) -> None:
-        """Answer until nothing more is asked."""
+        """Answer until the last request."""
         while (asked := _StageRequest(int(self.line.from_next()))) is not _StageRequest.NOTHING:
             self._answer(asked)
 
@@ -157,8 +157,8 @@ class _RigorousService(_Service):
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """This rank's stage of a network. ``outputs`` counts those of the whole, ``entries`` those of all its values, and
-    ``widest`` those of the largest, which are the same numbers on all stages.
+    """This rank's stage of a network. ``outputs`` counts the outputs of the whole network, ``entries`` the
+    entries of all its values, and ``widest`` those of the largest value; they are the same on all stages.
     """
 
     line: StageLink
@@ -168,7 +168,7 @@ class Staged:
     widest: int
 
     def method(self, method: Bounder) -> Bounder:
-        """Return ``method`` for the whole network, called by all stages; the analysis answers for the last one's
+        """Return ``method`` for the whole network, called by all stages; the analysis answers for the last stage's
         output.
 
         The box is the first stage's. Boxes and rows may also come flattened.
@@ -187,7 +187,7 @@ class Staged:
         return bounded
 
     def _affordable(self, options: BoundOptions) -> BoundOptions:
-        """Return options for the stage with the least memory, since a stage's rows go through all stages before it."""
+        """Return options for the stage with the least memory, since a stage's rows go through all previous stages."""
 
         def least(count: int) -> int:
             of_stages = int(self.line.joined(torch.tensor([count])).min())
@@ -207,7 +207,7 @@ class Staged:
         return _Service(line, analysis.backward, start, ascent)
 
     def _answer(self, analysis: Crossing, find: Callable[[], Tensor]) -> Tensor:
-        """Return what the last stage finds, on every stage; the others serve it and each other meanwhile."""
+        """Return the last stage's result, on every stage; the others serve it and each other meanwhile."""
         line = self.line
         if line.is_last:
             found = find()
@@ -222,7 +222,7 @@ class Staged:
 
 @dataclass(frozen=True, eq=False)
 class StagedAnalysis:
-    """An :class:`~service.bounds.methods.Analysis` of the whole network, of which this rank has its stage's part."""
+    """An :class:`~service.bounds.methods.Analysis` of the whole network; this rank has its stage's part."""
 
     staged: Staged
     analysis: Crossing
@@ -275,9 +275,9 @@ def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, li
 
 
 def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
-    """Prepare a whole graph, of which this rank keeps its stage, on its device. Every rank calls it.
+    """Prepare a whole graph; this rank keeps its stage, on its device.
 
-    Of ranks that share a model over ``axis`` each has its own part of the graph.
+    Every rank calls it. Ranks that share a model over ``axis`` each have their own part of the graph.
     """
     check(graph)
     placements = place(graph)
@@ -324,7 +324,7 @@ class _OptimisedStagesBefore:
 
 
 class _Bounds(torch.autograd.Function):
-    """Bounds of rows by the stages before. ``anchor`` takes a gradient where rows do not, since the stages wait."""
+    """Bounds of rows by previous stages. ``anchor`` takes a gradient if rows do not, since the stages wait."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: StageLink, own: bool) -> Tensor:

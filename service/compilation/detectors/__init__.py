@@ -1,4 +1,4 @@
-"""Detectors: each looks at one observation for one way of not being safe. One file each, one line here."""
+"""Lists the detectors: each searches one observation for one kind of fault. One file each, one line here."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ DETECTORS: tuple[Detector, ...] = (
 
 
 def judge(observation: Observation) -> tuple[Finding, ...]:
-    """Return all that speaks against the rung; empty when it passed."""
+    """Return all findings against the rung; empty if it passed."""
     return tuple(finding for detector in DETECTORS for finding in detector(observation))

@@ -1,7 +1,7 @@
 """Reports parameters that training does not reach, although the model ran and its loss may be right.
 
-A parameter that eager does not reach either counts if a loss depends on it: something cuts it off. One on which no loss
-depends, such as the pooler of an encoder of which only the hidden states are used, is only noted.
+A parameter that eager does not reach either counts if a loss depends on it: something cuts it off. One on which no
+loss depends, such as the pooler of an encoder whose hidden states alone are used, is only noted.
 """
 
 from __future__ import annotations

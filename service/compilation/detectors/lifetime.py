@@ -1,4 +1,4 @@
-"""Replays overwrite what is still needed: held results, saved tensors of pending backwards, gradients."""
+"""Reports replays that overwrite data still needed: held results, saved tensors of pending backwards, gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """Find results that outlive a replay, where replays overwrite results: elsewhere holding one is fine."""
+    """Find results that outlive a replay, if replays overwrite results: otherwise holding one is fine."""
     if observation.case.rung.overwrites:
         messages = list(_messages(observation.usage)) or list(_suspects(observation))
         yield from (Finding("fail_lifetime", message) for message in messages)
@@ -46,8 +46,8 @@ def _messages(usage: Usage) -> Iterator[str]:
 
 
 def _suspects(observation: Observation) -> Iterator[str]:
-    """Yield a message, where results went wrong, on those that were alive when they were overwritten, and may have
-    been read after it.
+    """Yield a message, if results went wrong, on those that were alive when they were overwritten, and may have
+    been read afterwards.
     """
     alive = [each for each in observation.usage.overlapping if each.holders]
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error

@@ -1,4 +1,4 @@
-"""Results are further from the truth than eager's, or eager's own differ too much to tell."""
+"""Reports results that are further from the truth than eager's, and those of eager that differ too much to tell."""
 
 from __future__ import annotations
 

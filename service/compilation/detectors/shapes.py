@@ -1,4 +1,4 @@
-"""New input shapes to the end: with CUDA graphs each of them is one more recording, without a limit."""
+"""Reports input shapes that are new to the end: with CUDA graphs each is one more recording, without a limit."""
 
 from __future__ import annotations
 

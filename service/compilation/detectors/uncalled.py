@@ -1,4 +1,4 @@
-"""A module that was to be compiled was never called compiled: it agrees with eager because it ran as eager."""
+"""Reports a module to compile that was never called compiled: it agrees with eager because it ran as eager."""
 
 from __future__ import annotations
 

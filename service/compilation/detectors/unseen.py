@@ -1,4 +1,4 @@
-"""Stale memory that parity cannot show: a tensor is the same in every iteration, and no audit proves it new."""
+"""Reports stale memory that parity cannot show: a tensor is the same in every iteration, and no audit proves it new."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROOF = "inputs that change from step to step would show whether it is"
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """Yield one finding at most: memory that is read after a replay began, or that may be, for all that is known."""
+    """Yield one finding at most: memory that is read after a replay began, or that may be."""
     audit = observation.audit
     if not observation.case.rung.overwrites or observation.error:
         return

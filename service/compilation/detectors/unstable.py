@@ -1,4 +1,4 @@
-"""Still compiling when every input shape has been seen: such a job never reaches its speed."""
+"""Reports a run that still compiles when every input shape has been seen: such a job never reaches its speed."""
 
 from __future__ import annotations
 

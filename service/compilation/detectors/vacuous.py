@@ -1,4 +1,4 @@
-"""Nothing, or not what counts, was compiled: such a run agrees with eager because it is eager."""
+"""Reports a run in which nothing, or not the main part, was compiled: it agrees with eager because it is eager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.01
 def detect(observation: Observation) -> Iterator[Finding]:
     if observation.error:
         return
-    evidence = observation.evidence  # causes come before what they lead to
+    evidence = observation.evidence  # causes come before their effects
     for switch in evidence.switches:
         yield Finding("vacuous", switch)
     for failure in evidence.failures:

@@ -1,4 +1,4 @@
-"""Looks into a rung that failed: the smallest module that fails, a script that shows it, the compiler's trace."""
+"""Investigates a failed rung: the smallest module that fails, a script that shows it, and the compiler's trace."""
 
 from service.compilation.diagnosis.diagnose import Diagnosis, diagnose
 

@@ -1,5 +1,5 @@
-"""Checks whether a captured graph fails when it is compiled. A reproduction's script holds these functions as
-they are.
+"""Checks whether a captured graph fails when it is compiled. A reproduction's script contains these functions
+unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,9 @@ def fresh(value: Any, dtype: torch.dtype | None) -> Any:
 def difference(
     function: Callable[..., Any], compiled: Callable[..., Any], inputs: Sequence[Any], absolute: float, ratio: float
 ) -> str:
-    """Tell what is wrong with ``compiled``, empty if nothing: further from float64 than ``ratio`` times eager is."""
+    """Describe the fault of ``compiled``, empty if there is none: it is further from float64 than ``ratio`` times
+    eager.
+    """
     eager = evaluate(function, inputs)
     try:
         exact: list[Any] = evaluate(function, inputs, torch.float64)

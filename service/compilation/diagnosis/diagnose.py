@@ -1,4 +1,4 @@
-"""Turns a rung that failed into the smallest module that fails, and a script that shows it."""
+"""Reduces a failed rung to the smallest module that fails, and a script that shows it."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)
 SEARCH_S, CONFIRM_S = 30.0, 10.0
-"""Seconds for all of the search; for its script, at least, to show the fault in a process of its own."""
+"""Seconds for the whole search; and at least for its script to show the fault in a process of its own."""
 _ISOLATED = ("fail_error", "fail_parity")
-"""Verdicts for which a module can be to blame alone."""
+"""Verdicts that a single module can cause."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """``script`` shows the fault of ``operators`` operators; ``confirmed``: in a process of its own it did, and
-    ``said`` what. ``bisection``: the part of Inductor that is to blame. Empty ``script``: none, and ``said`` is why.
+    """``script`` shows the fault of ``operators`` operators; ``confirmed``: it did so in a process of its own,
+    with the message ``said``. ``bisection``: the part of Inductor at fault. An empty ``script``: there is none,
+    for the reason ``said``.
     """
 
     script: str = ""
@@ -56,9 +57,9 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Holds the cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that fails
-    alone (``None``: only several do together, or it was not found), ``fault`` how; ``ended``: the time was up, and
-    this is what was known by then; ``trace`` is the folder of the compiler's own trace.
+    """Holds the cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that
+    fails alone (``None``: only several do together, or it was not found), ``fault`` its fault; ``ended``: the
+    search ran out of time, with these results so far; ``trace`` is the folder of the compiler's own trace.
     Paths are names of artifacts.
     """
 
@@ -76,10 +77,11 @@ class Diagnosis:
 
 
 def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -> Diagnosis | None:
-    """Look into a rung that raised or left parity, on all ranks together; rank 0 writes below ``artifacts``.
+    """Investigate a rung that raised or lost parity, on all ranks together; rank 0 writes below ``artifacts``.
 
-    ``None`` for other verdicts, which name their cause themselves, for a program that fails uncompiled too, and for
-    one whose ranks run different modules: there the rank and its stage are named, and trials would not meet.
+    Return ``None`` for other verdicts, which name their cause themselves, for a program that fails uncompiled too,
+    and for one whose ranks run different modules: the verdict names the rank and its stage, and the ranks' trials
+    would not meet.
     """
     case = result.case
     if result.verdict not in _ISOLATED or isinstance(program, Separable):
@@ -120,7 +122,7 @@ def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproductio
 
 
 def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: str) -> Reproduction:
-    """Return the first graph that fails alone, made small, as a script that has been tried."""
+    """Return the first graph that fails alone, reduced, as a script that has been tried."""
     rung, tolerance = search.case.rung, search.plan.tolerance
     fails = partial(_fails, rung, tolerance)
     failing = next((each for each in graphs if fails(each)), None)
@@ -154,7 +156,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def _as_judged(rung: Rung, reference: Reference) -> Iterator[None]:
-    """Run within as the reference has been, and draw what it has drawn."""
+    """Run within like the reference, with the same random draws."""
     with precision(reference), random_numbers(rung, reference):
         yield
 
@@ -172,9 +174,8 @@ class _ModuleSearch:
     faults: dict[str, str] = field(default_factory=dict)
 
     def smallest(self) -> str | None:
-        """Return the path of the smallest module that fails alone; ``None`` where only several together do.
-
-        When time runs out, the smallest so far.
+        """Return the path of the smallest module that fails alone, or the smallest so far when time runs out;
+        ``None`` if only several together fail.
         """
         units = tuple(build(self.program, self.case.phase, self.case.rung).units)
         unit = next((each for each in units if self.fails(each)), None)
@@ -186,7 +187,7 @@ class _ModuleSearch:
         return unit
 
     def fails(self, unit: str) -> bool:
-        """Return whether compiling ``unit`` alone raises or leaves parity, on any rank."""
+        """Return whether compiling ``unit`` alone raises or loses parity, on any rank."""
         if any(gather(time.monotonic() > self.deadline)):
             return False
         self.trials += 1

@@ -23,12 +23,12 @@ _FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
 
 
 class UnsuitableError(Exception):
-    """A graph that cannot be run outside of its program; says why."""
+    """A graph cannot be run outside its program; the message says why."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph and the plain tensors and numbers that it was called with."""
+    """A graph and the plain tensors and numbers with which it was called."""
 
     graph: fx.GraphModule
     inputs: tuple[Any, ...]
@@ -75,7 +75,7 @@ def check_alone(captured: Captured) -> None:
 
 
 def minimised(captured: Captured, fails: _Fails, deadline: float) -> Captured:
-    """Return the smallest run of operators that ``fails`` as the whole does, found by two bisections.
+    """Return the smallest run of operators that ``fails`` like the whole, found by two bisections.
 
     Values computed before that run become its inputs. At ``deadline`` (of ``time.monotonic``) the smallest so far is
     returned.
@@ -109,7 +109,7 @@ def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 class _Values(fx.Interpreter):
-    """Runs a graph and keeps what each node gave."""
+    """Runs a graph and keeps the result of each node."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
@@ -122,7 +122,7 @@ class _Values(fx.Interpreter):
 
 
 def _part(whole: fx.GraphModule, values: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> Captured | None:
-    """Return ``nodes`` as a graph of its own; ``None`` where nothing of it can be compared."""
+    """Return ``nodes`` as a graph of its own; ``None`` if none of its results can be compared."""
     graph, made, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[Any]()
     for node in nodes:
         for needed in node.all_input_nodes:

@@ -1,4 +1,4 @@
-"""A reproduction that needs PyTorch and safetensors alone: a script, and its tensors beside it."""
+"""Writes a reproduction that needs only PyTorch and safetensors: a script, and its tensors beside it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     main()
 '''
 _KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"})
-"""Global names that a script imports or does not need."""
+"""Global names that a script imports, or does not need."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def write(captured: Captured, rung: Rung, tolerance: Tolerance, about: str, fold
 
 
 def _source(graph: fx.GraphModule) -> str:
-    """Return the graph's ``forward`` as Python; :class:`UnsuitableError` where it names what a script does not have."""
+    """Return the graph's ``forward`` as Python; :class:`UnsuitableError` if it uses names that a script lacks."""
     for node in graph.graph.nodes:
         node.type = None  # annotations may name anything
     code = graph.graph.python_code("self")
@@ -117,10 +117,10 @@ def run(script: Path, timeout_s: float) -> ScriptOutcome:
 
 
 def bisect(script: Path, timeout_s: float) -> str:
-    """Return the result of PyTorch's own bisector for the script: the backend, and the pass or lowering in it, that is
-    to blame.
+    """Return the result of PyTorch's own bisector for the script: the backend at fault, and the pass or lowering in
+    it.
 
-    Empty where it has no answer within the time.
+    Empty if it has no answer in time.
     """
     command = [sys.executable, "-m", "torch._inductor.compiler_bisector", "run", sys.executable, str(script)]
     said = _process(command, timeout_s).said
@@ -146,7 +146,7 @@ def _ended(command: list[str], environment: Mapping[str, str], folder: Path, tim
     """Return the exit status, and what was written to stdout and stderr; raises ``TimeoutExpired`` with nothing left
     running.
 
-    Into files: a pipe is not at its end before all those processes have ended that the command has started.
+    Output goes into files: a pipe does not end before all processes that the command started have ended.
     """
     printed, told = folder / "stdout", folder / "stderr"
     with printed.open("wb") as out, told.open("wb") as err:
@@ -172,4 +172,4 @@ def _kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
 
 
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher sets for its ranks; the script is no part of the group."""
+"""Variables that a launcher sets for its ranks; the script is no part of the group."""

@@ -1,1 +1,1 @@
-"""Records how a program called its compiled modules, and who kept their results."""
+"""Records how a program called its compiled modules, and which objects kept their results."""

@@ -35,7 +35,7 @@ from service.parallel.containers import tensors_in
 
 _INVALID = -1
 _OVERWRITTEN = "overwritten"
-"""What CUDA graphs say of a tensor whose memory they have taken, while they are being recorded."""
+"""CUDA graphs' message about a tensor whose memory they have taken, while they are being recorded."""
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def monitored(
     """Monitor the compiled ``units``, by name, of a program that trains ``trainable``.
 
     ``copied`` names the units whose results the boundary copies, ``modules`` the program's. ``transfers`` are those
-    of a rehearsal. Whatever else the program has compiled is compiled anew when eager code is watched no longer: so
-    ``sees_reads`` is for where it matters which results that reads.
+    of a rehearsal. Other code that the program has compiled is compiled anew when eager code is no longer
+    watched: so ``sees_reads`` is set only if it matters which results that code reads.
     """
     results = ResultLifetimes(modules or units, trainable, looks=sees_reads)
     monitor = BoundaryMonitor(trainable, frozenset(copied), results, transfers)
@@ -68,11 +68,11 @@ def monitored(
 
 @contextmanager
 def _intercepted(name: str, unit: nn.Module, monitor: BoundaryMonitor) -> Iterator[None]:
-    """Calls of a compiled unit go by way of ``monitor``; hooks on the module would become part of its graphs."""
+    """Calls of a compiled unit go through ``monitor``; hooks on the module would become part of its graphs."""
     compiled: Any = unit._compiled_call_impl
 
     def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():  # called from another compiled module, of whose graph it is a part
+        if torch.compiler.is_compiling():  # called from another compiled module, as part of its graph
             return compiled(*arguments, **named)
         return monitor.call(name, unit, compiled, arguments, named)
 
@@ -156,7 +156,7 @@ class BoundaryMonitor:
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
         """Note that a rehearsed graph runs, with inputs that it reads first at these places."""
         call = self._calls.current
-        if call is None:  # a backward, with what its forward has saved
+        if call is None:  # a backward, with its forward's saved tensors
             return
         for tensor, site in inputs:
             found = self._results.overwritten_in([tensor])
@@ -171,11 +171,11 @@ class BoundaryMonitor:
             self._calls.current.made.extend(results)
 
     def _around(self, call: FunctionCall) -> Any:
-        """Make a torch function's call in eager code, and see what it reads."""
+        """Make a torch function's call in eager code, and record its reads."""
         found = self._results.overwritten_in((call.arguments, call.named))
         try:
             result = call.run() if self._transfers is None else self._transfers.run(call)
-        except RuntimeError:  # as CUDA graphs raise while they are recorded
+        except RuntimeError:  # CUDA graphs raise this while they are recorded
             if found:
                 self._read(found, caller(outside=FOREIGN), (call.arguments, call.named))
             raise
@@ -207,7 +207,7 @@ class BoundaryMonitor:
         self._backward = Origin("a backward", caller(outside=FOREIGN), self.iteration)
 
     def _backward_ended(self) -> None:
-        """Note what it has made: where that is, there was something of an earlier step, and it may be read at once."""
+        """Note its new results: their memory held results of an earlier step, and they may be read at once."""
         self._results.note(self._backward, self._in_graphs(), returned=False)
 
     def marked(self) -> None:
@@ -221,7 +221,7 @@ class BoundaryMonitor:
         self._gradients.use(each for group in optimizer.param_groups for each in group["params"])
 
     def usage(self) -> Usage:
-        """Return everything seen, after the last step."""
+        """Return all observations, after the last step."""
         self._gradients.confirm()
         return Usage(
             iterations=self.iteration + 1,
@@ -289,8 +289,8 @@ class _SuspectGradient:
 class _Gradients:
     """Gradients that backwards created in the memory of CUDA graphs, and that are used after it is reused.
 
-    A backward adds to an existing gradient, wherever that lies; only a parameter without one takes the backward's own.
-    FSDP creates its gradients outside of the graphs.
+    A backward adds to an existing gradient, wherever it lies; only a parameter without one takes the backward's
+    own. FSDP creates its gradients outside the graphs.
     """
 
     def __init__(self, trainable: Mapping[str, Tensor]) -> None:
@@ -360,7 +360,9 @@ class _Gradients:
 
 
 def _place(gradient: Tensor) -> int:
-    """Return where a gradient is; ``_INVALID`` if CUDA graphs have reused its memory while they were being recorded."""
+    """Return the address of a gradient; ``_INVALID`` if CUDA graphs have reused its memory while they were being
+    recorded.
+    """
     try:
         return address_of(gradient)
     except RuntimeError:

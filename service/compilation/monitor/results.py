@@ -1,4 +1,6 @@
-"""Records what compiled calls have made: who still holds it when replays write over it, and who reads it after that."""
+"""Records the results of compiled calls: which objects still hold them when replays write over them, and which code
+reads them afterwards.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from service.parallel.containers import tensors_in
 _LOOKED_AT = (2, 3)
 """The replays at whose beginning the last round's results are searched for; a search takes 0.1 s or more."""
 _LOOKS = 2
-"""How often to search for the holders of the results of one call that one line reads."""
+"""How often to search for the holders of one call's results that one line reads."""
 
 
 class ResultLifetimes:
@@ -53,8 +55,8 @@ class ResultLifetimes:
     def note(
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
     ) -> None:
-        """Note that a call has returned ``outputs``, or left them elsewhere; not new is what is in the memory of
-        ``aliased``.
+        """Note that a call has returned ``outputs``, or left them elsewhere; tensors in the memory of
+        ``aliased`` are not new.
         """
         newest = self._rounds[-1]
         known = () if returned else (output.address for output in newest.alive())
@@ -63,8 +65,8 @@ class ResultLifetimes:
             fresh.setdefault(address_of(tensor), tensor)
         for address in (*known, *map(address_of, aliased)):
             fresh.pop(address, None)
-        # A CUDA graph that is replayed gives out the same tensor again: whoever kept it from an earlier round holds the
-        # newest result, and that this is another one than was kept shows in what the program computes.
+        # A replayed CUDA graph returns the same tensor again: a holder from an earlier round holds the newest
+        # result, and the program's numbers show that it is not the one that was kept.
         for address in fresh:
             self._overwritten.pop(address, None)
         for earlier in self._rounds[:-1]:
@@ -74,7 +76,7 @@ class ResultLifetimes:
     @unobserved
     def begin(self, generation: int) -> None:
         """Note that replays begin, which overwrite earlier results."""
-        # Of the last round's results a loop's variables may well hold the newest until they get the next.
+        # A loop's variables may hold the newest of the last round's results until they get the next.
         *old, newest = self._rounds
         self._rounds = [newest, LiveResults()]
         gradients = self._gradients()
@@ -96,7 +98,7 @@ class ResultLifetimes:
             self._look(recent)
 
     def _held_over(self, late: Sequence[CallResult]) -> list[tuple[CallResult, HeldResult]]:
-        """Return those that something holds which reads them again, now or as it was when they were overwritten."""
+        """Return those with a holder that reads them again, now or when they were overwritten."""
         tensors = located(late)
         awaited = [output for output in late if output.address in self._awaited]
         others = [output for output in late if output.address not in self._awaited]
@@ -114,7 +116,7 @@ class ResultLifetimes:
 
     @unobserved
     def overwritten_in(self, value: Any) -> list[tuple[Tensor, CallResult]]:
-        """Return the tensors in ``value`` that are results which have been written over."""
+        """Return the tensors in ``value`` that are overwritten results."""
         if not self._overwritten:
             return []
         return [(each, output) for each in tensors_in(value) if (output := self._overwritten_at(each)) is not None]
@@ -148,7 +150,7 @@ class ResultLifetimes:
         return None if output is None or address in self._gradients() else output
 
     def _gradients(self) -> set[int]:
-        """Return where gradients are, which have a detector of their own."""
+        """Return the addresses of gradients, which have a detector of their own."""
         found = set()
         for parameter in self._trainable.values():
             if parameter.grad is not None:

@@ -1,6 +1,4 @@
-"""Records how an uncompiled program calls the modules that are to be compiled: only ``module(...)`` runs compiled
-code.
-"""
+"""Records how an uncompiled program calls the modules to compile: only ``module(...)`` runs compiled code."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _ITSELF = ""
 class Called:
     """A way of calling ``unit``: by ``method``, which is empty for ``unit(...)``.
 
-    ``within`` names the unit from whose call it was made, and with which it is compiled; empty if from none.
+    ``within`` names the unit whose call made it, and with which it is compiled; empty if none did.
     """
 
     unit: str
@@ -98,9 +96,7 @@ class _Counter:
         return entries
 
     def counting(self, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` of a class, or method of one module, its calls counted where they come from outside of
-        it.
-        """
+        """Return ``function`` of a class, or method of one module, with its calls from outside counted."""
         if isinstance(function, MethodType):
             owner, bound = function.__self__, function
             return MethodType(self.counting(method, lambda _module, *given, **named: bound(*given, **named)), owner)

@@ -1,4 +1,6 @@
-"""Records how a program used its compiled modules: calls, step marks, re-entries, and what outlived its step."""
+"""Records how a program used its compiled modules: calls, step marks, re-entries, and results that outlived their
+step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from service.parallel.boundary import CallSite, HeldResult, Invocation, Origin, 
 class Mark:
     """A step mark, and the forwards whose backward was still to come: their saved tensors are overwritten.
 
-    ``graphs_wait``: CUDA graphs too say that a forward waits for its backward; ``None`` without them.
+    ``graphs_wait``: CUDA graphs also report that a forward waits for its backward; ``None`` without them.
     """
 
     iteration: int
@@ -69,8 +71,8 @@ class RetainedRead:
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """Holds what became of the results of one module's calls: gone before the next replays, copied by the boundary, or
-    held over at least one of them.
+    """Counts the results of one module's calls: gone before the next replays, copied by the boundary, or held
+    over at least one of them.
     """
 
     consumed: int
@@ -102,7 +104,9 @@ class Usage:
 
 @dataclass
 class UnitCall:
-    """A unit's call under way. ``given``: the addresses of its arguments; ``made``: what its graphs have left."""
+    """A current call of a unit. ``given``: the addresses of its arguments; ``made``: the tensors that its graphs have
+    left.
+    """
 
     origin: Origin
     given: set[int]
@@ -110,7 +114,7 @@ class UnitCall:
 
 
 class UnitCalls(threading.local):
-    """Holds the calls of units that are under way in this thread."""
+    """Holds the current calls of units in this thread."""
 
     current: UnitCall | None = None
     depth = 0

@@ -1,4 +1,4 @@
-"""Defines what is checked: the protocol of a program, and the programs of models and of pipeline stages."""
+"""Defines the checked programs: their protocol, and the programs of models and of pipeline stages."""
 
 from service.compilation.program.base import Maker, Parts, Program, Site, Step
 

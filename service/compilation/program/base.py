@@ -1,6 +1,4 @@
-"""Defines what is compile-checked: modules, and the steps that a program makes of them as the real one would run
-them.
-"""
+"""Defines the program of a compile check: modules, and steps that run them like the real program."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ class Program(Protocol):
     def build(self, dtype: torch.dtype) -> Parts:
         """Return new modules, each time with the same float32 weights, converted to ``dtype``.
 
-        float64 is what both eager and compiled are judged by; a program that cannot run in it raises.
+        Both eager and compiled are judged by float64; a program that cannot run in it raises.
         """
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
@@ -82,7 +80,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Says where a program of an installed package is to run: this rank's device, the job's mesh, seed and files."""
+    """Tells a program of an installed package where to run: this rank's device, the job's mesh, seed and files."""
 
     device: torch.device
     mesh: Mesh
@@ -91,4 +89,4 @@ class Site:
 
 
 Maker = Callable[[Any, Site], Program]
-"""Makes a program from its configuration; what ``ProgramKind.maker`` names."""
+"""Makes a program from its configuration; ``ProgramKind.maker`` names one."""

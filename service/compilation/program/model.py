@@ -22,7 +22,7 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Positional inputs of one forward, and what the loss compares its output with."""
+    """Positional inputs of one forward, and the targets with which the loss compares its output."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
@@ -69,7 +69,7 @@ class BatchedProgram:
         return max(first.values()) + 1
 
     def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype) -> Parts:
-        """Return ``modules``, all of them to be compiled, with their optimizer unless nothing in them trains."""
+        """Return ``modules``, all to be compiled, with their optimizer unless nothing in them trains."""
         trainable = [value for module in modules.values() for value in module.parameters() if value.requires_grad]
         optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
         return Parts(modules, tuple(modules), optimizers, dtype)
@@ -154,6 +154,6 @@ def named(name: str, outputs: Any) -> dict[str, Tensor]:
 
 
 def _inputs(original: SampleBatch, left: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return each input as it was given, and as the step left it."""
+    """Return each input before and after the step."""
     pairs = zip(original.inputs, left.inputs, strict=True)
     return {f"input {index}": pair for index, pair in enumerate(pairs)}

@@ -27,9 +27,9 @@ from service.schedules.schedule import Schedule
 class PipelineProgram(BatchedProgram):
     """A ``service.compilation.program.Program`` over the stages of this rank, compiled one by one.
 
-    ``module(dtype, part)`` gives a new stage. Each step runs ``schedule`` (in inference the same micro-batches forward
-    only) over one of ``batches``; its losses and outputs are known where the last stage is. ``entered`` remembers an
-    input of each stage, from when it last ran uncompiled in float32.
+    ``module(dtype, part)`` gives a new stage. Each step runs ``schedule`` (in inference the same micro-batches
+    forward only) over one of ``batches``; the rank of the last stage has its losses and outputs. ``entered``
+    keeps an input of each stage, from its last uncompiled run in float32.
     """
 
     module: Callable[[torch.dtype, Part], nn.Module]

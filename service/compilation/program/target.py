@@ -1,4 +1,4 @@
-"""Build the program that is checked from a spec: the job's model on its mesh, with its inputs and its loss."""
+"""Builds the checked program from a spec: the job's model on its mesh, with its inputs and its loss."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from service.schedules import generator
 
 @dataclass(frozen=True)
 class _CheckedModel:
-    """A job's model on this rank: how it is built and parallelized, and what is minimised.
+    """A job's model on this rank: its construction, its parallelism and its loss.
 
     ``output_axis`` is the axis over which the logits are divided.
     """
@@ -96,7 +96,7 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
 
 def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh) -> Target:
     """Return the program of a model, as a training job runs it."""
-    assert spec.model is not None  # a spec has one of both
+    assert spec.model is not None  # a spec has one of the two
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     recipe = ModelRecipe.from_spec(spec)
@@ -169,7 +169,7 @@ def _random_samples(config: ModelConfig, count: int, seed: int) -> Split:
 
 
 def _check_fit(split: Split, config: ModelConfig) -> None:
-    """Raise ``ValueError`` naming the field unless the samples are what the model takes."""
+    """Raise ``ValueError`` naming the field unless the samples fit the model."""
     reads = config.reads
     if isinstance(reads, Features):
         _check_features(split, config.family, reads)

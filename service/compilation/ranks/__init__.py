@@ -1,1 +1,1 @@
-"""Several ranks that come to one verdict, also where some of them fail."""
+"""Brings several ranks to one verdict, even if some of them fail."""

@@ -1,8 +1,9 @@
-"""Tries together, and leaves together, what may fail on some ranks while the others wait for them in a collective.
+"""Runs work together that may fail on some ranks while the others wait for them in a collective, and leaves the group
+together.
 
-A compiler that raises on one rank leaves the others in a collective that it never joins. What became of each rank is
-therefore told past the group, through its store; a rank that failed waits a while for the others, and where they do not
-come it leaves the group: over gloo that frees the others, over NCCL they are freed by aborting it.
+A compiler that raises on one rank leaves the others in a collective that it never joins. Each rank therefore tells
+its outcome past the group, through the group's store. A rank that failed waits a while for the others; if they do not
+come, it leaves the group: over gloo that frees the others, over NCCL they are freed by aborting it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ DECISION, STAYED, LEFT = "decision", "stayed", "left"
 class WaitLimits:
     """Says how long a rank that has ended waits for the others, in seconds.
 
-    ``failed_s``: one that failed; the others may still be compiling what comes before they miss it. ``done_s``: one
-    that is well; less than collectives wait, whose end would be the job's. The store is read every ``poll_s``.
+    ``failed_s``: one that failed; the others may still be compiling before they miss it. ``done_s``: one that
+    succeeded; less than the timeout of collectives, which would end the job. The store is read every ``poll_s``.
     """
 
     failed_s: float = 20.0
@@ -47,7 +48,9 @@ LIMITS = WaitLimits()
 
 
 class GroupLostError(Exception):
-    """The group was left: some ranks failed, or did not come, while others waited. ``problems`` has what, by rank."""
+    """The group was left: some ranks failed, or did not come, while others waited. ``problems`` has the problem of
+    each rank.
+    """
 
     def __init__(self, problems: dict[int, str]) -> None:
         super().__init__("; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
@@ -61,11 +64,11 @@ class GroupLostError(Exception):
 def collective_attempt(
     run: Callable[[], Result], problem: Callable[[Result], str], limits: WaitLimits = LIMITS
 ) -> Result:
-    """Let every rank ``run`` what may hold collectives, and may go wrong on one rank: its own result, which tells the
-    ``problem``, empty where there was none.
+    """Let every rank ``run`` work with collectives that may fail on one rank, and return its own result; ``problem``
+    tells the fault of a result, empty without one.
 
-    All ranks have ended it, well or not, when this returns. Where they cannot, the group is left, and
-    :class:`GroupLostError` says whose fault it was: from then on each rank is alone.
+    All ranks have ended it, with or without success, when this returns. If they cannot, the group is left, and
+    :class:`GroupLostError` names the ranks at fault: from then on each rank is alone.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
@@ -85,7 +88,7 @@ def collective_attempt(
 
 @dataclass(frozen=True)
 class _GroupAttempt:
-    """One attempt, in the group's store: what each rank told, and what was decided."""
+    """One attempt, in the group's store: the outcome of each rank, and the decision."""
 
     store: Any
     rank: int
@@ -100,19 +103,19 @@ class _GroupAttempt:
         return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits)
 
     def tell(self, problem: str) -> None:
-        """Tell how this rank ended: ``STUCK`` where others had failed before it did."""
+        """Tell how this rank ended: ``STUCK`` if others had failed before it did."""
         late = any(state == FAILED for state, _ in self.told().values())
         state = WELL if not problem else STUCK if late or self.is_left() else FAILED
         self.store.set(str(self.rank), f"{state} {problem}")
 
     def told(self) -> dict[int, tuple[str, str]]:
-        """Return the state and the problem of each rank that has told."""
+        """Return the state and the problem of each rank that has told them."""
         present = [rank for rank in range(self.world) if self.store.check([str(rank)])]
         parts = {rank: self.store.get(str(rank)).decode().partition(" ") for rank in present}
         return {rank: (state, problem) for rank, (state, _, problem) in parts.items()}
 
     def missed(self) -> dict[int, str]:
-        """Return nothing once all have told; where some do not come, leave, and return what went wrong, by rank."""
+        """Return nothing once all have told; if some do not come, leave, and return the problems by rank."""
         began, limits = time.monotonic(), self.limits
         while len(told := self.told()) < self.world and not self.is_left():
             limit = limits.failed_s if any(state != WELL for state, _ in told.values()) else limits.done_s
@@ -136,7 +139,7 @@ class _GroupAttempt:
 
 @contextmanager
 def _freed(group_attempt: _GroupAttempt) -> Iterator[None]:
-    """Abort, within, what this rank waits for over NCCL as soon as another has left."""
+    """Abort, within, this rank's waits over NCCL as soon as another rank has left."""
     if not distributed.can_abort():
         yield
         return
@@ -162,4 +165,4 @@ class Separable(Protocol):
     """A program whose ranks run different modules."""
 
     def alone(self, parts: Parts, boundary: StepBoundary, phase: Phase) -> None:
-        """Run this rank's modules, and their backwards in training, without the other ranks; raises what they raise."""
+        """Run this rank's modules, and their backwards in training, without the other ranks; raises their errors."""

@@ -1,4 +1,4 @@
-"""Several ranks, one verdict: they climb together, or one would wait for the other in a collective."""
+"""Exchanges values between ranks: they climb together, or one would wait for the other in a collective."""
 
 from __future__ import annotations
 

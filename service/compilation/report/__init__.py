@@ -1,1 +1,1 @@
-"""Publishes what comes of a compile check: the gate, the summary, and a row for every rung."""
+"""Publishes the results of a compile check: the gate, the summary, and a row for every rung."""

@@ -1,4 +1,4 @@
-"""Defines the gate of a report: which rung each phase may use, and what it is worth."""
+"""Defines the gate of a report: the rung that each phase may use, and its gain."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def gate(
     """Return ``{train, inference, fingerprint, micro_batches, worth, closed}``.
 
     ``train`` and ``inference`` name the highest rung that passed with all below it (the mode to compile in), or are
-    ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung brings:
-    ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else; CUDA graphs
-    also only for one, or only for several, ``micro_batches`` a step. ``closed`` says why nothing is allowed whatever
-    passed, as where the harness is not proved to see what it looks for.
+    ``None``: not allowed, or not checked. ``worth`` says for each checked phase what the rung gains:
+    ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else; CUDA
+    graphs also only for one, or only for several, ``micro_batches`` a step. ``closed`` says why nothing is
+    allowed whatever passed, such as a harness whose detectors are not proved.
     """
     best = {phase: highest_safe(results, phase) for phase in phases}
     allowed = {phase: found.case.rung.name if found and not closed else None for phase, found in best.items()}
@@ -46,8 +46,8 @@ def gate(
 
 
 def unproved(proofs: Sequence[Proof]) -> str:
-    """Tell why findings, or their lack, prove nothing: the self-test failed, or has not run. Empty if it proved every
-    detector.
+    """Say why findings, or their lack, prove nothing: the self-test failed, or has not run. Empty if it proved
+    every detector.
     """
     if not proofs:
         return "the self-test has not run, so no detector is proved"
@@ -78,8 +78,8 @@ def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
 def _worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
     """Return the gain of compiling. ``worth_it``: compiled steps were faster in three quarters of the timed rounds.
 
-    ``break_even_steps``: after so many steps a process with empty caches has won back its compile time, including
-    the one-off start of the toolchain; ``None`` where steps are not faster.
+    ``break_even_steps``: after so many steps a process with empty caches has recovered its compile time,
+    including the one-off start of the toolchain; ``None`` if steps are not faster.
     """
     if cost is None:
         return {"worth_it": False, "ratio": None, "noisy": None, "break_even_steps": None}

@@ -1,4 +1,4 @@
-"""Writes the report: all results as plain data, in the form that the interface promises."""
+"""Writes the report: all results as plain data, in the form of the interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.parallel.boundary import HeldResult, Shapes
 
 
 def rung_row(result: Result) -> dict[str, Any]:
-    """Return one entry of ``rungs``. A field is ``None`` where it was not measured, never where it was found empty.
+    """Return one entry of ``rungs``. A field is ``None`` if it was not measured, never if it was found empty.
 
     Times are in seconds (``compile_s``) and milliseconds (``step_ms``), memory in GiB.
     """
@@ -73,7 +73,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
 
 
 def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
-    """Return the rehearsal of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
+    """Return the rehearsal of CUDA graphs without a CUDA device; ``None`` if none was needed."""
     return None if seen is None else {"parity": _parity_row(seen), "notes": list(seen.notes), **_usage_rows(seen.usage)}
 
 
@@ -116,7 +116,7 @@ def _cost(cost: Cost | None) -> dict[str, Any]:
 
 
 def _profile(found: Profile | None) -> dict[str, Any] | None:
-    """Return, for one step, what launching it costs the host, and how much of it ran compiled."""
+    """Return, for one step, the host's cost of launching it, and the share that ran compiled."""
     if found is None:
         return None
     return {
@@ -146,7 +146,7 @@ def _cudagraph(seen: Observation) -> dict[str, Any] | None:
 
 
 def _by_shape(graphs: CudaGraphs, usage: Usage) -> list[dict[str, Any]]:
-    """Return how many were recorded in iterations in which modules were called with these shapes."""
+    """Return how many CUDA graphs were recorded in iterations in which modules were called with these shapes."""
     found: dict[str, int] = {}
     for iteration, count in enumerate(graphs.recorded):
         called = [
@@ -168,7 +168,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return ``None`` for what is beyond any measure: JSON has no infinity."""
+    """Return ``None`` for an infinite number: JSON has none."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

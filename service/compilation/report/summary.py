@@ -1,4 +1,4 @@
-"""Writes the report in a few sentences, to be read in ten seconds."""
+"""Writes the report's summary: a few sentences, to be read in ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.jobs.spec.compile import Phase
 
 _TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
 _FOOT = "eager"
-"""The rung that captures graphs and runs them as they are: nothing is gained by it."""
+"""The rung that captures graphs and runs them unchanged: it gains nothing."""
 WORDS: dict[Verdict, str] = {
     "unstable": "never comes to rest",
     "fail_parity": "computes something else",
@@ -26,8 +26,8 @@ WORDS: dict[Verdict, str] = {
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
-    """Tell for each phase what is allowed, what stopped the climb and what compiling gains; then add other
-    observations.
+    """Tell for each phase the highest allowed rung, the obstacle of the climb and the gain of compiling; then
+    add other observations.
     """
     sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
@@ -47,7 +47,7 @@ def _permission(allowed: str | None) -> str:
 
 
 def _climbed(results: Sequence[Result], told: str | None) -> str:
-    """Return how far the climb went, unless that was ``told``, and what stopped it."""
+    """Return how far the climb went, unless that was ``told``, and its obstacle."""
     stopped = next((result for result in results if result.verdict not in ("pass", "not_applicable")), None)
     passed = [result.case.rung.name for result in results if result.verdict == "pass"]
     if stopped is not None:
@@ -66,7 +66,7 @@ def _climbed(results: Sequence[Result], told: str | None) -> str:
 
 
 def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
-    """Return which parameters no loss depends on."""
+    """Return the parameters that affect no loss."""
     training = next((each.observation.training for each in results if each.observation), None)
     if training is None or not training.unused:
         return []
@@ -75,7 +75,7 @@ def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
-    """Return the objections to CUDA graphs on a device that has them, where they could only be rehearsed."""
+    """Return the objections to CUDA graphs on a device that has them, if they could only be rehearsed."""
     found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
     return [f"{_TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
 
@@ -108,7 +108,7 @@ def _breaks(results: Sequence[Result]) -> list[str]:
 
 
 def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """Tell for each rung that failed the smallest module that does, and the script that shows it."""
+    """Tell for each failed rung the smallest module that fails, and the script that shows it."""
     return [_cause(found) for found in diagnoses]
 
 

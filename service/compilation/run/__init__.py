@@ -1,1 +1,1 @@
-"""Running one rung of the ladder beside the uncompiled reference, comparing the two and timing both."""
+"""Runs one rung of the ladder beside the uncompiled reference, compares the two and times both."""

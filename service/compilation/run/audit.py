@@ -1,4 +1,4 @@
-"""Looks for stale memory where it would hold the right numbers.
+"""Searches for stale memory that would hold the right numbers.
 
 If a tensor is the same in every iteration, such as the number of a token, a value left over from the iteration before
 is right, and no comparison can tell it from a new one. So the program runs once more, uncompiled and compiled, with its
@@ -28,8 +28,9 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Audit:
-    """``unseen`` names tensors whose stale value would be the right one. ``read`` says which difference proves that
-    stale memory is read all the same, ``problem`` why that cannot be told; with neither, none is read.
+    """``unseen`` names tensors whose stale value would be the right one. ``read`` names a difference that
+    proves that stale memory is read nevertheless, ``problem`` the reason why that cannot be told; with neither,
+    none is read.
     """
 
     unseen: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class Audit:
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first few names, and the number of the rest."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

@@ -1,4 +1,4 @@
-"""All tensors of a compiled run beside the reference."""
+"""Compares all tensors of a compiled run with the reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterat
 def _compare_running_on(
     iteration: int, results: Mapping[Key, Tensor], reference: Reference, tolerance: Tolerance
 ) -> Iterator[Comparison]:
-    """Compare, as far as float64 says how far they may drift, what both runs gave."""
+    """Compare the results of both runs, as far as float64 says how far they may drift."""
     drift, oracles = reference.drifts[iteration], reference.oracles[iteration]
     if drift is None:
         return
@@ -48,7 +48,7 @@ def _compare_running_on(
 def _named(
     comparison: Comparison, key: Key, result: Tensor | None, reference: Reference, tolerance: Tolerance
 ) -> Comparison:
-    """Return a failed comparison with the iteration before whose value the tensor has, if there is one."""
+    """Return a failed comparison with the earlier iteration whose value the tensor has, if there is one."""
     if comparison.passed or comparison.is_noisy or result is None:
         return comparison
     first = 0 if comparison.iteration < len(reference.eager.records) else len(reference.eager.records) + 1
@@ -68,7 +68,7 @@ def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
 
 
 def kinds_of(comparisons: Iterable[Comparison]) -> frozenset[str]:
-    """Return the kinds of which any number was compared: NaN beside NaN says nothing."""
+    """Return the kinds with any compared number: NaN beside NaN proves nothing."""
     return frozenset(comparison.kind for comparison in comparisons if comparison.note != NOTHING_FINITE)
 
 
@@ -83,9 +83,9 @@ def _compare_one(
 ) -> Iterator[Comparison]:
     if result is not None and oracle is not None:
         yield compare(key, iteration, result, oracle, tolerance)
-    elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows what comes of it
+    elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows the effect
         yield Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
     elif result is not None:
         yield Comparison(*key, iteration, math.inf, math.inf, None, "eager has no such tensor")
-    elif not key[0].startswith(GRADIENT):  # a lost gradient is another defect than a wrong one
+    elif not key[0].startswith(GRADIENT):  # a lost gradient is a different defect from a wrong one
         yield Comparison(*key, iteration, math.inf, math.inf, None, "missing, where eager has one")

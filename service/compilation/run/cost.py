@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -86,13 +85,6 @@ def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
     except RuntimeError as error:  # as where another profiler holds the device
         log.warning("no profile: %s", error)
         return None
-
-
-def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
-    """Return the time that compiling added to its iterations, given the duration of each."""
-    busy = [duration for duration, did in zip(seconds, compiled, strict=True) if did]
-    quiet = [duration for duration, did in zip(seconds, compiled, strict=True) if not did]
-    return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
 
 
 def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes | None, folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""Says which wrong results a rung's own way of running explains, such as a gradient of the other side of a kink.
+"""Finds wrong results that a rung's own way of running explains, such as a gradient from the other side of a kink.
 
 A relu, a maximum or a sorting has a gradient that jumps where two numbers are equal. The order of a sum decides on
 which side of the border a number lies that is within rounding of it: both are right, outputs are the same, and in a
@@ -24,7 +24,7 @@ from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Phase
 
 _UNITS = (2, 4, 8, 16)
-"""Units in the last place that parameters and buffers are moved by, in a run each."""
+"""Units in the last place by which parameters and buffers are moved, in a run each."""
 _TIMES = 2.0
 """How many times as far as eager's a gradient may jump: several numbers may lie near a border."""
 _GRADIENT = "gradient"
@@ -43,8 +43,8 @@ def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Compar
 
 
 def jumps(program: Program, phase: Phase, reference: Reference) -> Mapping[Key, float]:
-    """Return how far each tensor of the uncompiled program is off at most, as a part of its size, where its numbers are
-    moved by a few units.
+    """Return how far each tensor of the uncompiled program is off at most, relative to its size, when its
+    numbers are moved by a few units.
     """
     found: dict[Key, float] = defaultdict(float)
     eager = reference.eager
@@ -89,7 +89,7 @@ _REDRAWN = (
 
 
 def drew_otherwise(own: Run, reference: Reference) -> bool:
-    """Return whether any iteration left the generator of random numbers in another state than eager's did."""
+    """Return whether any iteration left the generator of random numbers in a different state from eager's."""
     pairs = zip(own.records, reference.eager.records, strict=False)
     return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
 
@@ -97,7 +97,7 @@ def drew_otherwise(own: Run, reference: Reference) -> bool:
 def own_limit(rung: Rung, reference: Reference, comparisons: Sequence[Comparison]) -> str:
     """Return the limit of this rung alone that explains every failed comparison; empty if there is none.
 
-    The rungs above, which are tried all the same, run the graph that Dynamo traced here: a fault in it shows there.
+    The higher rungs, which are still tried, run the graph that Dynamo traced here, so they would show a fault in it.
     """
     wrong = [each for each in comparisons if not each.passed]
     redraws = rung.backend == RUNGS["eager"].backend and reference.eager.random and reference.recomputes

@@ -1,4 +1,4 @@
-"""Defines what was seen of one rung in one phase; the only thing that detectors look at."""
+"""Defines the observation of one rung in one phase, the only input of detectors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from service.jobs.spec.compile import Phase
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """Holds what became of the trainable parameters.
+    """Holds the fate of the trainable parameters.
 
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
-    in every iteration of eager; ``unused``: those of them of which no loss depends. ``moved`` and ``moved_eager``:
+    in every iteration of eager; ``unused``: those of them that affect no loss. ``moved`` and ``moved_eager``:
     changed by the updates, in eager not only by rounding. ``compiled_backwards``: compiled backward nodes, per
     iteration, and ``backwards_due`` whether there is to be one; in all of them unless given. ``unsharded``: whole on
     every rank after the last step, although FSDP shards them.
@@ -39,7 +39,7 @@ class TrainingOutcome:
 
 
 def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
-    """Return what became of the trainable parameters in ``run``, beside eager's."""
+    """Return the fate of the trainable parameters in ``run``, beside eager's."""
     eager = reference.eager
     lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
     return TrainingOutcome(
@@ -57,7 +57,7 @@ def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
 
 @dataclass(frozen=True)
 class Timed:
-    """Holds the race of compiled with eager, and a profile of each; ``None`` where the profiler does not work."""
+    """Holds the race of compiled with eager, and a profile of each; ``None`` if the profiler does not work."""
 
     race: Race
     profile: Profile | None = None
@@ -68,7 +68,7 @@ class Timed:
 class Cost:
     """Seconds to compile from nothing and from a filled cache, the race with eager, peak memory on CUDA.
 
-    ``warm_s`` is ``None`` for a rung that generates no code: it has nothing to take from a cache. ``cache`` is the
+    ``warm_s`` is ``None`` for a rung that generates no code: it takes nothing from a cache. ``cache`` is the
     portable cache that the warm start took.
     """
 

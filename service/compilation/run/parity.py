@@ -104,7 +104,7 @@ class Noise:
 class Oracle:
     """Holds the standard for one compiled tensor: ``scale`` is its size, by :meth:`ParitySettings.judged_scale`;
     ``drift``, for a free iteration, the distance of eager from float64, as a part of its size; ``allowed``, how far
-    TF32 moves it.
+    TF32 moves it; ``is_rounding``: of a gradient nothing is left but the rounding of its terms.
     """
 
     eager: Tensor
@@ -114,6 +114,7 @@ class Oracle:
     settings: ParitySettings = SETTINGS
     drift: float = 0.0
     allowed: Noise = Noise()
+    is_rounding: bool = False
 
     @property
     def unit(self) -> float:

@@ -1,4 +1,4 @@
-"""One program in one phase, built and ready to run, and what each of its steps computed."""
+"""Builds one program in one phase, ready to run, and records the results of each of its steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class StepRecord:
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
     trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;
-    ``compiled_backward`` counts compiled nodes of the backwards. ``generator``: the state in which random numbers were
-    left.
+    ``compiled_backward`` counts compiled nodes of the backwards. ``generator``: the state in which the
+    generator of random numbers was left.
     """
 
     tensors: dict[Key, Tensor]
@@ -43,9 +43,9 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``units`` are
-    the modules that were compiled; ``copied`` those whose results the boundary copies; ``members`` are all parameters
-    and buffers, each once, as they were before the first step.
+    """A program's parts in a phase, with its steps under way. ``trainable`` are the parameters of its
+    optimizers; ``units`` are the compiled modules; ``copied`` those whose results the boundary copies;
+    ``members`` are all parameters and buffers, each once, as before the first step.
     """
 
     program: Program
@@ -81,7 +81,7 @@ class ProgramRun:
 
 
 def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> ProgramRun:
-    """Return new parts, compiled as ``rung`` says if given, before their first step."""
+    """Return new parts, compiled for ``rung`` if given, before their first step."""
     parts = program.build(dtype)
     if rung is None:
         return _program_run(program, phase, parts, {})
@@ -92,7 +92,7 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
 
 
 def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> ProgramRun:
-    """Return new parts of which ``unit`` alone is compiled: a module's name in the program, and its path in that."""
+    """Return new parts with only ``unit`` compiled: a module's name in the program, and its path in that."""
     parts = program.build(torch.float32)
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
@@ -119,7 +119,7 @@ def units_of(parts: Parts) -> dict[str, nn.Module]:
 
 
 def record_step(program_run: ProgramRun) -> StepRecord:
-    """Run one step and return everything that it computed."""
+    """Run one step and return all its results."""
     gradients: dict[Key, Tensor] = {}
     with ExitStack() as stack:
         backwards = stack.enter_context(watched_backwards())
@@ -149,8 +149,8 @@ def generator_state(device: torch.device) -> Tensor:
 
 
 class _Steps(Iterator[Step]):
-    """A program's steps. One that hands over a step within ``no_grad`` finds gradients off when it goes on, and
-    whoever asked for the step has them as before.
+    """A program's steps. A program that yields a step within ``no_grad`` finds gradients off when it continues,
+    and the caller of the step has them as before.
     """
 
     def __init__(self, steps: Iterator[Step]) -> None:
@@ -169,7 +169,7 @@ def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary)
 
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:
-    """Return by name what the optimizers hold, as they hold it; FSDP may replace what the modules hold meanwhile."""
+    """Return the optimizers' own parameters by name; FSDP may replace those of the modules meanwhile."""
     held = frozenset[int]().union(*(_held(optimizer) for optimizer in parts.optimizers))
     parameters = named_in(parts.modules, lambda module: module.named_parameters())
     return {name: value for name, value in parameters.items() if id(value) in held}
@@ -180,7 +180,7 @@ def _held(optimizer: Optimizer) -> frozenset[int]:
 
 
 def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
-    """Return the members of all modules; their names begin with the module's where there are several."""
+    """Return the members of all modules; their names begin with the module's if there are several."""
     prefix = "{0}.{1}" if len(modules) > 1 else "{1}"
     return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
 

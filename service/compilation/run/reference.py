@@ -216,9 +216,10 @@ def follow(
     after = state_of(program_run)
     known[0].restore(program_run)
     free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
-    found = _told(program_run, records, before, state_of(program_run), known)
+    left = after | _trajectory(free)
     running_on = ({(kind + _FREE, name): value for (kind, name), value in each.items()} for each in free)
-    return replace(found, tensors=(*found.tensors, after | _trajectory(free), *running_on))
+    found = _told(program_run, records, before, state_of(program_run), known)
+    return replace(found, tensors=(*found.tensors, left, *running_on))
 
 
 def _follow_inference(
@@ -250,12 +251,12 @@ def _told(
 ) -> Run:
     """Return the run of these iterations, whose parameters and buffers were ``before`` and at the ``end`` as given."""
     parameters = tuple(name for kind, name in before if kind == "parameter")
-    changed = (key for key, value in before.items() if not torch.equal(value, end[key]))
+    values = ((key, value) for key, value in before.items() if key[0].startswith("parameter"))
     return Run(
         tuple(records),
         tuple(record.tensors for record in records),
         parameters,
-        frozenset(name for kind, name in changed if name in parameters and kind.startswith("parameter")),
+        frozenset(key[1] for key, value in values if not torch.equal(value, end[key])),
         frozenset.intersection(*(record.missing for record in records)) if records else frozenset(),
         program_run.unsharded,
         tuple(starts),
@@ -329,6 +330,7 @@ def _judging(
             SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
             noise_of(value, again.get(key, _NOTHING)),
             allowed=allowed.get(key, Noise()),
+            is_rounding=key[0] == "gradient" and is_rounding(value, truth.get(key)),
         )
         for key, value in eager.items()
     }
@@ -392,5 +394,5 @@ def _rounding_only(oracles: Iterable[Mapping[Key, Oracle]]) -> frozenset[str]:
     for each in oracles:
         for (kind, name), oracle in each.items():
             if kind == "gradient":
-                found[name] = found.get(name, True) and is_rounding(oracle.eager, oracle.truth)
+                found[name] = found.get(name, True) and oracle.is_rounding
     return frozenset(name for name, only in found.items() if only)

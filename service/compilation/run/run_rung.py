@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import raise_host_fault
@@ -16,7 +17,7 @@ from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.audit import Audit, audit, names_of, unseen_in
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
-from service.compilation.run.cost import cold_seconds, pace, warm_seconds
+from service.compilation.run.cost import pace, warm_seconds
 from service.compilation.run.distribution import differs_in_distribution
 from service.compilation.run.draws import draws_like_eager, precision, random_numbers
 from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
@@ -329,11 +330,18 @@ class _RungRun:
                 return seen
 
             run = follow(program_run, self.plan.iterations, step, self.reference.eager.starts)
-        return run, cold_seconds(seconds, compiled)
+        return run, _cold_seconds(seconds, compiled)
 
 
 def _excused(comparison: Comparison, why: str) -> Comparison:
     return replace(comparison, excess=0.0, is_noisy=False, note=why)
+
+
+def _cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
+    """Return the time that compiling added to its iterations, given the duration of each."""
+    busy = [duration for duration, did in zip(seconds, compiled, strict=True) if did]
+    quiet = [duration for duration, did in zip(seconds, compiled, strict=True) if not did]
+    return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
 
 
 def describe(error: Exception) -> str:

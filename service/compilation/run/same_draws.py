@@ -1,4 +1,4 @@
-"""Tells results in another precision from results of other random numbers."""
+"""Distinguishes results in another precision from results of other random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.compilation.run.program_run import StepRecord
 from service.compilation.run.sampling import Key
 
 _ROUNDING = 1e-5
-"""The distance, as a part of their size, at which results are the same but for rounding."""
+"""The distance, relative to their size, at which results are the same except for rounding."""
 
 
 def draw_alike(eager: StepRecord, truth: StepRecord, redrawn: StepRecord) -> bool:

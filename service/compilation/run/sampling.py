@@ -1,5 +1,5 @@
-"""Chooses what is compared of a tensor: all of a small one; of a large one a sample, and signed sums over the whole of
-it.
+"""Chooses the numbers of a tensor to compare: all of a small one; of a large one a sample, and signed sums over
+all of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WHOLE = " (whole)"
 
 
 def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
-    """Yield what is compared of ``value``, under its kind and name; of complex numbers both parts."""
+    """Yield the compared numbers of ``value``, under its kind and name; both parts of complex numbers."""
     local = local_part(value)
     if local.layout is not torch.strided:
         local = local.to_dense()
@@ -57,7 +57,7 @@ def spread(sampled: Tensor, like: Tensor) -> Tensor:
 
 
 def _stride(local: Tensor) -> int:
-    """Return an odd one, which does not stay in one column of a matrix whose rows have an even length, as most have."""
+    """Return an odd step, which does not stay in one column of a matrix whose rows have an even length, as in most."""
     return (local.numel() // KEPT + 1) | 1
 
 

@@ -1,6 +1,4 @@
-"""Saves and restores the state of a program's modules and optimizers: what becomes of it, and how it comes back to
-where it began.
-"""
+"""Saves and restores the state of a program's modules and optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _MEMBERS = 10**6
 
 
 def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
-    """Return the trainable parameters and buffers as they are compared."""
+    """Return the trainable parameters and buffers in the form in which they are compared."""
     buffers = named_in(program_run.parts.modules, lambda module: module.named_buffers())
     return {
         key: value
@@ -50,11 +48,11 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Return the bytes of parameters, buffers and what optimizers keep."""
+        """Return the bytes of parameters, buffers and the state of optimizers."""
         return sum(each.nbytes for each in (*self.values, *tensors_in(self.optimizers)))
 
     def restore(self, program_run: ProgramRun) -> None:
-        """Restore into any build of the program, in place: compiled code knows tensors by where they are. A build in
+        """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in
         another precision takes the same numbers.
         """
         with torch.no_grad():
@@ -70,8 +68,8 @@ class Snapshot:
         return replace(self, values=tuple(_shuffled(each, before, generator) for each, before in pairs))
 
     def nudged(self, units: int) -> Snapshot:
-        """Return the same with each number that is no whole one moved by so many ``units`` in the last place, up or
-        down at random.
+        """Return the same with each number that is not a whole one moved by so many ``units`` in the last
+        place, up or down at random.
         """
         return replace(self, values=tuple(_nudged(each, units, index) for index, each in enumerate(self.values)))
 

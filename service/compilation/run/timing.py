@@ -1,4 +1,4 @@
-"""Step times of eager and compiled, taken in turns so that a change of the machine's pace meets both."""
+"""Measures step times of eager and compiled in turns, so that a change of the machine's pace affects both."""
 
 from __future__ import annotations
 

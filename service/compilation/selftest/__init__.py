@@ -1,4 +1,4 @@
-"""Tests the harness on itself: every detector has to fire on a fault that is injected for it."""
+"""Tests the harness itself: every detector must fire on a fault injected for it."""
 
 from service.compilation.selftest.run import Proof, SelfTest, kept_or_run, self_test
 

@@ -1,4 +1,4 @@
-"""Compilers with a planted defect, at the seam where a real one would have it."""
+"""Defines compilers with a planted defect, at the place where a real compiler would have it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _altered(change: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _delayed(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Return a compiler whose code gives the results of the call before, as stale memory does."""
+    """Return a compiler whose code returns the results of the previous call, like stale memory."""
     last: list[list[Any]] = []
 
     def run(*values: Any) -> list[Any]:
@@ -52,7 +52,7 @@ wrong_outputs = aot_autograd(fw_compiler=_altered(_five_percent_off), bw_compile
 
 
 def forgets_parameters(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compile to code whose output keeps a gradient of its own, of which none reaches a parameter."""
+    """Compile to code whose output keeps a gradient of its own, none of which reaches a parameter."""
 
     def run(*values: Any) -> Any:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Small programs with one fault each, for the detector that is to find it; and one without any."""
+"""Defines small programs with one fault each, for the detector that must find it; and one without any."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Keeping(Storing):
 
 
 class Choosing(Scorer):
-    """Gives the number of the highest score, from 1 on, which a small change of parameters leaves as it is."""
+    """Returns the number of the highest score, from 1 on, which a small change of parameters does not alter."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).argmax(-1) + 1
@@ -74,7 +74,7 @@ class Disabled(Scorer):
 
 @dataclass
 class FaultyLoop:
-    """Holds what a program has at hand in a step."""
+    """Holds a program's data in a step."""
 
     parts: Parts
     boundary: StepBoundary
@@ -119,7 +119,7 @@ def holds(loop: FaultyLoop) -> Step:
 
 
 def reads_late(loop: FaultyLoop) -> Step:
-    """Return what the module's forward has left in the step before."""
+    """Add the hidden layer that the module kept in the previous step."""
     loop.boundary.step_boundary()
     last: Any = loop.parts.modules["scorer"].hidden
     scores = loop.score(loop.batch())
@@ -127,7 +127,9 @@ def reads_late(loop: FaultyLoop) -> Step:
 
 
 def reads_unseen(loop: FaultyLoop) -> Step:
-    """Give the choice of the step before, for the same batch again and again, read where no torch function is seen."""
+    """Return the choice of the previous step, for the same batch in every step, read without a torch function that is
+    seen.
+    """
     loop.boundary.step_boundary()
     chosen = loop.score(torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype))
     last, loop.past = [*loop.past, chosen][0], [chosen]
@@ -175,7 +177,7 @@ def changes_late(loop: FaultyLoop) -> Step:
 
 
 def repeating(shown: str) -> Callable[[FaultyLoop], Step]:
-    """Return a step that trains on the same batch again and again, and shows one of the things that are left of it."""
+    """Return a step that trains on the same batch in every step, and yields one of its remains."""
 
     def step(loop: FaultyLoop) -> Step:
         scorer: Any = loop.parts.modules["scorer"]
@@ -194,13 +196,13 @@ def repeating(shown: str) -> Callable[[FaultyLoop], Step]:
 
 
 def scores_again(loop: FaultyLoop) -> Step:
-    """Score the same batch again and again."""
+    """Score the same batch in every step."""
     loop.boundary.step_boundary()
     return Step(outputs={"scores": loop.score(torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype)).clone()})
 
 
 def never_alike(loop: FaultyLoop) -> Step:
-    """Return 2 % more than the time before, whoever runs it."""
+    """Return 2 % more than the previous time, for any program."""
     loop.boundary.step_boundary()
     return loop.update(lambda: loop.score(loop.batch()).square().mean() * (1 + 0.02 * next(_TIMES)))
 

@@ -1,4 +1,4 @@
-"""Inject each fault and see whether its detector fires, and none on a sound program."""
+"""Injects each fault and checks that its detector fires, and that none fires on a sound program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=l
 
 @dataclass(frozen=True)
 class Proof:
-    """Says whether ``detector`` fired on ``fault``, and with which words; on a sound program it must stay silent."""
+    """Says whether ``detector`` fired on ``fault``, and its message; on a sound program it must stay silent."""
 
     detector: str
     fault: str
@@ -54,10 +54,10 @@ def self_test() -> tuple[Proof, ...]:
 
 @contextmanager
 def _older_objects_set_aside() -> Iterator[None]:
-    """Hide existing objects from the collector: holders of a result are looked for among all that it knows, and none of
-    a million imported objects is one.
+    """Hide existing objects from the collector: holders of a result are searched for among all objects that it
+    knows, and none of a million imported ones is a holder.
     """
-    if gc.get_freeze_count():  # by whoever forked this process
+    if gc.get_freeze_count():  # by the process that forked this one
         yield
         return
     gc.collect()
@@ -89,7 +89,7 @@ def _seen(program: FaultyProgram, case: RungCase) -> Observation:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Holds proofs; ``kept_since`` tells when an earlier job made them, and is empty where this one did."""
+    """Holds proofs; ``kept_since`` tells when an earlier job made them, and is empty if this one did."""
 
     proofs: tuple[Proof, ...]
     kept_since: str = ""
@@ -118,7 +118,7 @@ def _read(path: Path) -> SelfTest | None:
         kept = json.loads(path.read_bytes())
         proofs = tuple(Proof(**each) for each in kept["proofs"])
         found = SelfTest(proofs, str(kept["since"]))
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or one that was cut off
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or a truncated one
         return None
     return found if proofs and all(proof.holds for proof in proofs) else None
 

@@ -1,1 +1,1 @@
-"""All use of undocumented PyTorch, one file per concern, each with a fallback where one exists."""
+"""Holds all use of undocumented PyTorch, one file per concern, each with a fallback if one exists."""

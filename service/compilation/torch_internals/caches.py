@@ -1,4 +1,4 @@
-"""Compile caches: a true cold start, and what a new process with a filled cache would see."""
+"""Controls compile caches: for a true cold start, and for the start of a new process with a filled cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def empty_caches() -> Iterator[Path]:
 
 
 def take_machine_code(source: Path, target: Path) -> None:
-    """Give the cache folder ``target`` what the C++ compiler has built in ``source``, which Inductor knows by its
+    """Copy the C++ compiler's output in ``source`` to the cache folder ``target``. Inductor knows it by its
     source and flags: no portable cache holds it.
     """
     for built in source.glob("*/*.so"):
@@ -47,7 +47,7 @@ def take_machine_code(source: Path, target: Path) -> None:
 
 @contextmanager
 def owned_folder() -> Iterator[Path]:
-    """Yield a folder that this process holds a lock on; it gets its name when it has it."""
+    """Yield a folder that this process has locked; it gets its name once it is locked."""
     made = Path(tempfile.mkdtemp(prefix="trivet-new-"))
     folder = made.with_name(made.name.replace("trivet-new-", _FOLDERS, 1))
     handle = os.open(made, os.O_RDONLY)
@@ -77,13 +77,13 @@ def clear_abandoned() -> None:
 
 
 def forget_compiled() -> None:
-    """Drop what the process holds in memory; the next call compiles again, helped only by the cache folder."""
+    """Drop the process's caches in memory; the next call compiles again, helped only by the cache folder."""
     torch.compiler.reset()
     clear_caches()
 
 
 def portable_cache() -> bytes | None:
-    """Return the code compiled since the caches were emptied, for other processes; ``None``: nothing to give.
+    """Return the code compiled since the caches were emptied, for other processes; ``None`` if there is none.
 
     On a CPU it lacks the machine code, which is built again from its source unless the host has it
     (:func:`take_machine_code`).
@@ -93,7 +93,7 @@ def portable_cache() -> bytes | None:
 
 
 def _forget_portable() -> None:
-    """Begin anew what ``portable_cache`` gives; private on torch 2.11 to 2.13, and without it the file is larger."""
+    """Begin ``portable_cache`` anew; private on torch 2.11 to 2.13, and without it the file is larger."""
     try:
         from torch.compiler._cache import CacheArtifactManager  # noqa: PLC0415
 

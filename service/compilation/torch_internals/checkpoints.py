@@ -1,4 +1,4 @@
-"""Sees whether a program checkpoints activations: both ways are private, and the same in torch 2.11 to 2.13."""
+"""Detects whether a program checkpoints activations: both ways are private, and the same in torch 2.11 to 2.13."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Records what Inductor's CUDA-graph trees did: recordings, skips with their reasons, recordings made again.
+"""Records the actions of Inductor's CUDA-graph trees: recordings, skips with their reasons, repeated recordings.
 
-No skip that is counted proves nothing: a partitioned graph that is not captured counts none. What proves a capture is
-the recording itself, and launches in a profile. ``torch._inductor.cudagraph_trees`` is private on torch 2.11 to 2.13;
-parts that a version lacks are left out here, and the launches still tell.
+A count of 0 skips proves nothing: a partitioned graph that is not captured counts none. Only the recording itself
+proves a capture, and launches in a profile. ``torch._inductor.cudagraph_trees`` is private on torch 2.11 to 2.13;
+parts that a version lacks are left out here, and the launches still prove captures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Captures:
     said: Counter[str] = field(default_factory=Counter)
 
     def note(self, arguments: Any) -> None:
-        """Count a recording where a compile callback says that a CUDA graph is about to be recorded."""
+        """Count a recording when a compile callback announces a CUDA graph."""
         if "CUDAGRAPH" in str(getattr(arguments, "callback_trigger", "")).upper():
             self.recorded[-1] += 1
 
@@ -56,7 +56,7 @@ class Captures:
 
 @contextmanager
 def watched_captures() -> Iterator[Captures]:
-    """Count what is recorded and said within; begin after Dynamo was reset, which forgets callbacks."""
+    """Count recordings and reasons within; begin after a reset of Dynamo, which forgets callbacks."""
     captures = Captures()
     with ExitStack() as stack:
         callback_handler.register_start_callback(captures.note)
@@ -69,7 +69,7 @@ def watched_captures() -> Iterator[Captures]:
 
 
 class _Skips(logging.Handler):
-    """Hears the reasons: most reach no counter and no record of compilations."""
+    """Collects the reasons from logs: most reach no counter and no record of compilations."""
 
     def __init__(self, captures: Captures) -> None:
         super().__init__(logging.WARNING)
@@ -95,7 +95,7 @@ def _loggers() -> list[logging.Logger]:
 
 
 def _manager(device: torch.device) -> Any:
-    """Return the trees of this thread's device; ``None`` where there are none."""
+    """Return the trees of this thread's device; ``None`` if there are none."""
     if device.type != "cuda":
         return None
     from torch._inductor import cudagraph_trees  # noqa: PLC0415
@@ -124,9 +124,9 @@ def _again(device: torch.device) -> Iterator[Reason]:
 
 
 def graph_results(device: torch.device) -> list[Tensor]:
-    """Return all memory that the graphs of this round of replays have filled and somebody still holds, as bytes.
+    """Return all memory that the graphs of this round of replays have filled and that is still held, as bytes.
 
-    Not only what a call returned: tensors left in attributes, or saved for its backward, are here too.
+    It includes a call's results, tensors left in attributes, and those saved for its backward.
     """
     node = getattr(_manager(device), "current_node", None)
     live = getattr(node, "path_live_weakrefs", None)

@@ -24,7 +24,7 @@ _VALUES = frozenset(
     {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__setitem__", "__bool__", "__int__", "__float__"}
     | {"__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__", "__reduce_ex__"}
 )
-"""Give numbers, or use them, and no tensor."""
+"""Functions that return numbers, or use them, and no tensor."""
 _ENGINE = "_engine_run_backward"
 
 
@@ -33,8 +33,8 @@ _Result = TypeVar("_Result")
 
 
 def unobserved(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Return the function, its queries of tensors hidden from :class:`EagerFunctions`: whoever watches a program is not
-    to hear itself, nor to take for a read that a tensor refuses to tell where it is.
+    """Return the function with its queries of tensors hidden from :class:`EagerFunctions`: a monitor must not
+    record itself, nor take a tensor's refusal to tell its address for a read.
     """
 
     @wraps(function)
@@ -67,7 +67,7 @@ class FunctionCall:
 
     @property
     def gives_gradient(self) -> bool:
-        """Return whether it is the ``grad`` of a tensor that is asked for."""
+        """Return whether the call reads the ``grad`` of a tensor."""
         return self.name == "__get__" and getattr(self.function, "__self__", None) is Tensor.grad
 
     def reads(self, tensor: Tensor, result: Any) -> bool:
@@ -85,7 +85,7 @@ class FunctionCall:
 
 
 class EagerFunctions(TorchFunctionMode):
-    """Makes each torch function's call by way of ``around``, in every thread that is started meanwhile too.
+    """Makes each torch function's call through ``around``, also in every thread that is started meanwhile.
 
     Functions called while it is :meth:`suspended` are left out, and so are, unless ``in_backwards``, those of a
     backward: a compiler may run there. ``on_backward`` is called when one begins, and ``after_backward`` when it has
@@ -129,7 +129,7 @@ class EagerFunctions(TorchFunctionMode):
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Leave this mode in this thread, within: what is compiled meanwhile would hold it in its graphs and guards."""
+        """Leave this mode in this thread, within: code compiled meanwhile would hold it in its graphs and guards."""
         with self._stack(lambda others: others):
             outer, self._thread.suspended = self._is_suspended, True
             try:

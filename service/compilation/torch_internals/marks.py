@@ -1,4 +1,4 @@
-"""Step marks as they are set, by whomever; whether a backward is running, or CUDA graphs wait for one."""
+"""Observes step marks of any origin, and whether a backward is running, or CUDA graphs wait for one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def heard_marks(hear: Callable[[], None]) -> Iterator[None]:
     """Call ``hear`` at each step mark within, before it takes effect.
 
     ``torch.compiler.cudagraph_mark_step_begin`` calls ``cudagraph_trees.mark_step_begin`` on torch 2.11 to 2.13, so
-    the latter also hears who imported the former by name.
+    the latter also sees calls of the former imported by name.
     """
     mark = cudagraph_trees.mark_step_begin
 
@@ -28,8 +28,8 @@ def heard_marks(hear: Callable[[], None]) -> Iterator[None]:
 
 
 def graphs_wait(device: torch.device) -> bool | None:
-    """Return whether CUDA graphs have run a forward and no backward since; ``None`` where there are none, or they do
-    not tell.
+    """Return whether CUDA graphs have run a forward and no backward since; ``None`` if there are none, or they
+    do not tell.
 
     They do not know which forward, nor that its graph may be gone: so it is evidence, and not a verdict.
     """
@@ -44,6 +44,6 @@ def graphs_wait(device: torch.device) -> bool | None:
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs within a backward; never, where torch does not tell."""
+    """Return whether this thread runs within a backward; ``False`` if torch does not tell."""
     task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
     return bool(task() != -1)

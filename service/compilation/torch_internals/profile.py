@@ -1,4 +1,4 @@
-"""A profile of a few steps: how much of them ran compiled, what was launched on the device, and its peak memory."""
+"""Profiles a few steps: the share that ran compiled, the launches on the device, and its peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
 _GRAPH_LAUNCH = "cudaGraphLaunch"
 _QUIET = "6"
-"""A level above that at which Kineto tells, on the error stream, that a profile begins and ends."""
+"""A log level above Kineto's notes on the error stream that a profile begins and ends."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
     if not cuda:
         return Profile(share, queued / steps)
     busy = _covered(event for event in events if event.device_type() == DeviceType.CUDA) / 1e9 / steps
-    if not busy:  # the device told nothing: CUPTI is missing, or belongs to another profiler
+    if not busy:  # no data from the device: CUPTI is missing, or belongs to another profiler
         return Profile(share, queued / steps)
     names = [event.name() for event in events]
     launches = sum(name in _LAUNCHES for name in names) / steps
@@ -65,8 +65,7 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
 
 
 def _events(profiler: profile) -> list[Any]:
-    """Return the events as the profiler has recorded them: what it makes of them for people takes many seconds for a
-    large model.
+    """Return the profiler's raw events: its processing for display takes many seconds for a large model.
 
     ``profiler.profiler.kineto_results`` has no public name on torch 2.11 to 2.13.
     """
@@ -121,16 +120,16 @@ class Peak:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count from here, without what earlier runs left to the garbage collector."""
+    """Count from here, without the garbage of earlier runs."""
     if device.type == "cuda":
         gc.collect()
-        # Before the first tensor on a device there is nothing whose peak could be reset.
+        # Before the first tensor on a device there is no peak to reset.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak(device: torch.device) -> Peak | None:
-    """Return the peak since ``reset_peak``; ``None`` where nothing counts it."""
+    """Return the peak since ``reset_peak``; ``None`` if it is not counted."""
     if device.type != "cuda":
         return None
     return Peak(torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB)

@@ -1,4 +1,4 @@
-"""Keeps all that the compiler records while a rung runs.
+"""Keeps all records of the compiler while a rung runs.
 
 ``torch._dynamo.utils.counters``, ``get_compilation_metrics`` and ``graph_break_reasons`` exist on torch 2.11 to 2.13.
 They are global to the process: one recording at a time.
@@ -28,7 +28,7 @@ _HOOKS = "torch/distributed/fsdp/"
 
 @contextmanager
 def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
-    """Record from an empty state; enter it after earlier compilations are forgotten."""
+    """Record from an empty state; enter it after a reset of earlier compilations."""
     utils.counters.clear()
     utils.graph_break_reasons.clear()
     utils.set_compilation_metrics_limit(_RECORDS_KEPT)  # the default is 64
@@ -39,7 +39,7 @@ def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
 
 @dataclass
 class Recorder:
-    """Reads the records, iteration by iteration, since it began; not those that were excused. ``captures`` are those of
+    """Reads the records, iteration by iteration, since it began, without the excused ones. ``captures`` are those of
     CUDA graphs, for a rung that makes them, ``hooks`` those of FSDP that Dynamo has traced.
     """
 
@@ -57,7 +57,7 @@ class Recorder:
         return recorded or self.marks[-1] > before
 
     def excuse(self) -> None:
-        """Leave out of account what was compiled or recorded since the last iteration was closed."""
+        """Excuse compilations and recordings since the last iteration was closed."""
         self.excused += self._records()[self.marks[-1] :]
         if self.captures is not None:
             self.captures.recorded[-1] = 0
@@ -66,8 +66,8 @@ class Recorder:
         return [record for record in _records() if not any(record is each for each in self.excused)]
 
     def evidence(self, warm_up: int, steady: int, switches: Iterable[str] = ()) -> CompilerEvidence:
-        """Return everything seen: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no CUDA
-        graph recorded.
+        """Return all records: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no
+        CUDA graph recorded.
         """
         records = self._records()
         forward = [record for record in records if record.is_forward is not False]
@@ -153,7 +153,7 @@ def _placed(reason: Any) -> tuple[str, str, int, str]:
 
 
 def _readable(reason: str) -> str:
-    """Return words for a reason: Dynamo's own name for a jump on a tensor says little to a user."""
+    """Return a readable reason: Dynamo's own name for a jump on a tensor says little to a user."""
     return f"data-dependent branch ({reason})" if reason.startswith("generic_jump") else reason
 
 
@@ -167,7 +167,7 @@ def _traced_hooks() -> Iterator[list[str]]:
     found: list[str] = []
     translator: Any = symbolic_convert.InliningInstructionTranslator
     inline = getattr(translator.inline_call, "__func__", None)
-    if inline is None:  # it is no class method any more, so nothing is known
+    if inline is None:  # no longer a class method, so nothing is known
         yield found
         return
 

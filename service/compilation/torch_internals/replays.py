@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs, on the CPU: every run of a graph writes into the memory of its last one.
+"""Stands in for CUDA graphs on the CPU: every run of a graph writes into the memory of its last run.
 
 The rules are those of ``torch._inductor.cudagraph_trees``: graphs form a tree, each with its results, saved tensors
 and gradients in memory of its own per place in the tree; a new generation begins at the root again. What it cannot
@@ -29,13 +29,13 @@ class ReplayMonitor(Protocol):
 
     @property
     def functions(self) -> EagerFunctions:
-        """Return the watch over the program's eager calls, of which those within a graph are none."""
+        """Return the watch over the program's eager calls; those within a graph do not count."""
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
         """Note that a graph runs, with these inputs, which it reads first there."""
 
     def made(self, results: Sequence[Tensor]) -> None:
-        """Note that a graph has run, and that its results are in memory that it will write over."""
+        """Note that a graph has run, and left its results in memory that it will write over."""
 
 
 class Replays:
@@ -61,7 +61,7 @@ class Replays:
         return run
 
     def follow(self, monitor: ReplayMonitor) -> None:
-        """Begin at the root again where ``monitor`` sees replays begin."""
+        """Begin at the root again when ``monitor`` sees replays begin."""
         self.generation = lambda: monitor.generation
         self.monitor = monitor
 
@@ -123,7 +123,7 @@ class _Place:
         return placed
 
     def _fit(self, sizes: list[int], replays: Replays) -> None:
-        """Record anew where the sizes are others."""
+        """Record anew if the sizes differ."""
         if [len(each) for each in self.memory] == sizes:
             replays.replayed += 1
         else:
@@ -139,14 +139,14 @@ class _Place:
 
 
 def _on_host(graph: fx.GraphModule) -> frozenset[int]:
-    """Return the numbers of the results that the graph copies to the host, where no graph writes over them."""
+    """Return the numbers of the results that the graph copies to the host: no graph writes over them there."""
     host = on_host(graph)
     results: Any = graph.graph.output_node().args[0]
     return frozenset(index for index, node in enumerate(results) if node in host)
 
 
 def _readers(graph: fx.GraphModule) -> list[CallSite | None]:
-    """Return for each input of the graph the line that reads it first, where that is known."""
+    """Return for each input of the graph the line that reads it first, if known."""
     return [_read_at(node) for node in graph.graph.nodes if node.op == "placeholder"]
 
 
@@ -162,6 +162,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _like(tensor: Tensor, memory: Tensor) -> Tensor:
-    """Return ``tensor`` as it stands, in ``memory``."""
+    """Return ``tensor`` with its layout, in ``memory``."""
     placed = torch.empty(0, dtype=tensor.dtype)
     return placed.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

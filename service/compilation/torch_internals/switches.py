@@ -1,4 +1,4 @@
-"""Settings that silently leave code uncompiled, and the one that makes random draws comparable."""
+"""Reads settings that silently leave code uncompiled, and sets the one that makes random draws comparable."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def silent_switches(module: nn.Module) -> tuple[str, ...]:
 
 
 def eager_random_numbers() -> AbstractContextManager[Any]:
-    """Make generated kernels draw what eager draws, so that dropout can be compared number by number."""
+    """Make generated kernels draw the same random numbers as eager, so that dropout is compared number by number."""
     patch: AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=True)
     return patch
 
 
 def own_random_numbers() -> AbstractContextManager[Any]:
-    """Make generated kernels draw as they do in a job."""
+    """Make generated kernels draw random numbers as in a job."""
     patch: AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=False)
     return patch
 
@@ -44,7 +44,7 @@ def nothing_compiled() -> AbstractContextManager[Any]:
 
 
 def _stance() -> str:
-    """Return the global stance; private, and taken as the default where it cannot be read."""
+    """Return the global stance; private, and taken as the default if it cannot be read."""
     from torch._dynamo import eval_frame  # noqa: PLC0415 - a private module, read only here
 
     return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))

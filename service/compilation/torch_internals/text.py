@@ -9,6 +9,6 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def first_line(text: str) -> str:
-    """Return the first line that says something, with the next one where it ends in a colon."""
+    """Return the first line that is not empty, with the next one if it ends in a colon."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

@@ -1,8 +1,8 @@
-"""Computes, on any device, what an uncompiled program may be given by a GPU that multiplies in TF32.
+"""Computes, on any device, the results that a GPU that multiplies in TF32 may give an uncompiled program.
 
 With ``torch.backends.cudnn.allow_tf32``, which is on by default, cuDNN chooses by shape and layout whether a float32
-convolution keeps 10 bits of its factors or 23. A compiled program that has another layout gets another choice, and both
-are right. So the reference is run once more with factors that have lost those bits.
+convolution keeps 10 bits of its factors or 23. A compiled program with another layout gets another choice, and
+both are right. So the reference is run once more with factors that have lost those bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _LOST = 13
-"""Bits of a float32 that TF32 has not."""
+"""Bits of a float32 that TF32 lacks."""
 _AMPERE = (8, 0)
 _CONVOLUTIONS = {"aten::convolution": (0, 1), "aten::convolution_backward": (0, 1, 2)}
 _PRODUCTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
@@ -28,7 +28,7 @@ def factors_that_may_lose_bits(device: torch.device) -> Mapping[str, tuple[int, 
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _AMPERE:
         return {}
     found: dict[str, tuple[int, ...]] = {}
-    with suppress(RuntimeError):  # settings of two kinds contradict each other, and the intended one is unknown
+    with suppress(RuntimeError):  # settings of two kinds contradict each other; the intended one is unknown
         found |= _CONVOLUTIONS if torch.backends.cudnn.allow_tf32 else {}
         found |= _PRODUCTS if torch.backends.cuda.matmul.allow_tf32 else {}
     return found

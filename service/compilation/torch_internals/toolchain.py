@@ -1,6 +1,6 @@
-"""Pays in advance what the first generated kernel of a process costs: finding compilers, precompiling headers.
+"""Pays the costs of a process's first generated kernel in advance: it finds compilers and precompiles headers.
 
-What that leaves is kept in a folder of the host that outlives the job, and taken from there by the next.
+The results are kept in a folder of the host that outlives the job, for the next one.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class VectorProbes:
 
     folder: Path
     assumed: set[Path] = field(default_factory=set, init=False)
-    """Where those are to be kept that were not tried."""
+    """The files of results that were assumed, not tried."""
 
     def assume(self) -> None:
-        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel is to show
-        that.
+        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel will show
+        it.
         """
         self._choose(assumes=True)
 
     def keep(self) -> None:
-        """Keep what was assumed: a kernel ran."""
+        """Keep the assumed results: a kernel ran."""
         for path in self.assumed:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_WORKED)
         self.assumed.clear()
 
     def forget(self) -> None:
-        """Let torch choose anew, and try what was assumed."""
+        """Let torch choose anew, and try the assumed results."""
         from torch._inductor import cpu_vec_isa  # noqa: PLC0415 - brings Inductor
 
         self.assumed.clear()
@@ -104,7 +104,7 @@ _EMPTY = 'extern "C" void kernel(float* out) {}'
 
 
 def own_cache() -> Path | None:
-    """Return the folder that outlives this job, of this host and the job's owner; ``None`` outside of a job."""
+    """Return the folder that outlives this job, for this host and the job's owner; ``None`` outside a job."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - brings Inductor
 
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to its default
@@ -113,7 +113,7 @@ def own_cache() -> Path | None:
 
 @dataclass
 class Toolchain:
-    """Starts code generation for ``device`` once: in part in a thread, while the process does something else."""
+    """Starts code generation for ``device`` once, partly in a thread beside other work of the process."""
 
     device: torch.device
     cache: Path | None = field(default_factory=own_cache)
@@ -124,11 +124,11 @@ class Toolchain:
     def __post_init__(self) -> None:
         if self.cache is not None:
             _keep_headers(self.cache)
-        if self.device.type == "cpu":  # torch would start processes that compile for GPUs, also where it uses none
+        if self.device.type == "cpu":  # torch would start processes that compile for GPUs, even without using any
             os.environ.setdefault("TORCH_WARM_POOL", "0")
 
     def begin(self) -> None:
-        """Let the C++ compiler prepare headers meanwhile, if there is a folder where they may stay.
+        """Let the C++ compiler prepare headers meanwhile, if there is a folder to keep them.
 
         An error here happens again, and is reported, in :meth:`start`.
         """
@@ -149,8 +149,8 @@ class Toolchain:
         """Compile a trivial kernel and return the seconds of all of the start, so that the first rung does not pay for
         it.
 
-        In a job, what its owner's jobs left on the host helps. Raises the compiler's own error, as on a machine that
-        has none.
+        In a job, files that its owner's earlier jobs left on the host save time. Raises the compiler's own
+        error, such as on a machine without one.
         """
         if self._preparing is None:
             self.begin()
@@ -162,7 +162,7 @@ class Toolchain:
         except Exception:
             if self._probes is None or not self._probes.assumed:
                 raise
-            self._probes.forget()  # what was assumed of the processor may be why: torch finds it out
+            self._probes.forget()  # the assumptions about the processor may be the cause: torch finds out
             self._compile()
         else:
             if self._probes is not None:
@@ -185,10 +185,10 @@ class Toolchain:
 
 
 def _keep_headers(folder: Path) -> None:
-    """Let headers that the C++ compiler has prepared stay in ``folder``, as torch 2.11 to 2.13 name their place.
+    """Keep the C++ compiler's prepared headers in ``folder``, by the name that torch 2.11 to 2.13 use.
 
-    By default they are in the folder for temporary files, which is another one for each job; making them takes longer
-    than compiling most kernels.
+    By default they are in the folder for temporary files, which differs for each job; making them takes longer than
+    compiling most kernels.
     """
     from torch._inductor import codecache  # noqa: PLC0415 - brings Inductor, which other rungs do without
 
@@ -200,7 +200,7 @@ def _keep_headers(folder: Path) -> None:
 
 def _header_to_prepare() -> Callable[[], Any] | None:
     """Return a call that prepares the header of generated kernels, in the folder for headers alone, so that another
-    thread may make it; ``None`` where torch names it otherwise than 2.11 to 2.13 do.
+    thread may make it; ``None`` if torch does not name it like 2.11 to 2.13.
     """
     from torch._inductor import codecache  # noqa: PLC0415 - brings Inductor
 
@@ -224,5 +224,5 @@ def _header_to_prepare() -> Callable[[], Any] | None:
 
 
 def _trivial(value: torch.Tensor) -> torch.Tensor:
-    """Compute what needs vector instructions, and a function that torch has for them."""
+    """Compute with vector instructions, and a function that torch has for them."""
     return torch.exp(torch.relu(value)) + 1

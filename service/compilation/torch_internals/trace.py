@@ -1,4 +1,4 @@
-"""Collects the compiler's own structured trace, as ``TORCH_TRACE`` writes it; ``tlparse`` reads it."""
+"""Collects the compiler's own structured trace in the form of ``TORCH_TRACE``; ``tlparse`` reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._logging import _internal as logs
 
 @contextmanager
 def traced(folder: Path) -> Iterator[None]:
-    """Write what is compiled within into ``folder``, a file for each rank.
+    """Write the trace of compilations within into ``folder``, a file for each rank.
 
     ``torch._logging._internal`` is private, and the names used here are the same on torch 2.11 to 2.13.
     """

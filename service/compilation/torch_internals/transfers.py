@@ -1,4 +1,4 @@
-"""Copies to the host: on a device that is the host itself they copy nothing, on a CUDA device they always do.
+"""Handles copies to the host: on a device that is the host itself they copy nothing, on a CUDA device they always do.
 
 A copy that does not wait (``non_blocking``) is one too: it is queued on the stream before the replays that come after.
 """
@@ -35,7 +35,7 @@ _copy_to_host.register_autograd(lambda context, gradient: gradient)
 
 
 class Transfers:
-    """Gives transfers to the host memory of their own, where they begin ``on_device``.
+    """Gives transfers to the host memory of their own, if they begin ``on_device``.
 
     ``device`` stands for the program's; tensors sent to it, or to another tensor's device, stay where they are. Only
     the object itself tells that device from the host: ``"cpu"``, or ``torch.device("cpu")`` made anew, is the host.
@@ -46,7 +46,7 @@ class Transfers:
         self._own: dict[int, torch.device] = {id(device): device}
 
     def run(self, call: FunctionCall) -> Any:
-        """Make the call, with a copy where a CUDA device would make one."""
+        """Make the call, with a copy if a CUDA device would make one."""
         result = call.run()
         if isinstance(result, torch.device) and call.name == "__get__":
             self._own[id(result)] = result
@@ -84,7 +84,7 @@ def with_transfers(graph: fx.GraphModule) -> fx.GraphModule:
     Here a device object is the program's own: only ``cpu()`` and names of the host are transfers.
     """
     for node in graph.graph.nodes:
-        # Other kinds of tensors, as distributed ones, know nothing of the operator.
+        # Other kinds of tensors, such as distributed ones, do not know the operator.
         is_plain = isinstance(node.meta.get("example_value"), FakeTensor)
         if is_plain and node.op == "call_method" and _is_transfer(node):
             with graph.graph.inserting_after(node):
@@ -103,7 +103,9 @@ def _is_transfer(node: fx.Node) -> bool:
 
 
 def on_host(graph: fx.GraphModule) -> frozenset[fx.Node]:
-    """Return the nodes of ``graph``, as AOTAutograd lowers it, whose values are copies on the host, or made of such."""
+    """Return the nodes of ``graph``, as AOTAutograd lowers it, whose values are copies on the host, or derived from
+    these.
+    """
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.target is torch.ops.trivet.copy_to_host.default or not found.isdisjoint(node.all_input_nodes):

@@ -1,4 +1,4 @@
-"""VNN-LIB 1: what a counterexample must satisfy, as boxes of inputs and halfspaces of outputs. Without torch."""
+"""Reads VNN-LIB 1: the conditions on a counterexample, as boxes of inputs and halfspaces of outputs. Without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes of inputs, gathered constraint by constraint."""
+"""Gathers boxes of inputs, constraint by constraint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from service.formats.vnnlib.terms import LinearConstraint
 LARGEST = Fraction(float_info.max)
 """The largest end of an interval."""
 ROUNDS, ZERO = 3, Fraction(0)
-"""How often a box is drawn closer around its constraints."""
+"""How often a box is tightened around its constraints."""
 
 
 @dataclass(frozen=True)
 class InputIntervals:
-    """Exact ends of the inputs' intervals, as far as they are known, and those of them that do not belong to it.
+    """The known exact ends of the inputs' intervals, and which of them do not belong to the interval.
 
     ``lines`` has each input's declaration.
     """
@@ -53,7 +53,7 @@ class InputIntervals:
         return True
 
     def _least(self, index: int, factor: Number) -> Fraction | None:
-        """Return the least value of a term, where the input has that end."""
+        """Return the least value of a term, if the input has that end."""
         end = (self.lower if factor > 0 else self.upper).get(index)
         return None if end is None else Fraction(factor) * end
 
@@ -73,14 +73,16 @@ class InputIntervals:
         return low >= high if index in self.open_lower or index in self.open_upper else low > high
 
     def copied(self) -> InputIntervals:
-        """Return intervals of their own, to be narrowed."""
+        """Return a copy of the intervals, to be narrowed."""
         return InputIntervals(
             self.lines, dict(self.lower), dict(self.upper), set(self.open_lower), set(self.open_upper)
         )
 
     @cached_property
     def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-        """Return the box, made once for all that have it. Raises :class:`VnnlibError` if an end is missing."""
+        """Return the box, made once for all disjuncts that share it. Raises :class:`VnnlibError` if an end is
+        missing.
+        """
         return self._all("lower", self.lower), self._all("upper", self.upper)
 
     @cached_property
@@ -105,7 +107,7 @@ class Conditions:
     constraints: tuple[Halfspace, ...] = ()
 
     def adding(self, constraints: Sequence[LinearConstraint]) -> Conditions:
-        """Return these conditions and some more. Raises :class:`VnnlibError` where inputs and outputs are compared."""
+        """Return these conditions and some more. Raises :class:`VnnlibError` if inputs are compared with outputs."""
         halfspaces, on_inputs, empty = list(self.halfspaces), list[LinearConstraint](), self.empty
         among_inputs = list(self.constraints)
         for constraint in constraints:
@@ -129,8 +131,8 @@ class Conditions:
         return replace(self, ends=ends, empty=self.empty or not all(something))
 
     def disjunct(self) -> Disjunct | None:
-        """Return the disjunct of these conditions, if anything is left of it. Raises :class:`VnnlibError` where an end
-        is missing.
+        """Return the disjunct of these conditions, if anything is left of it. Raises :class:`VnnlibError` if an
+        end is missing.
         """
         if not self.constraints:
             return None if self.empty else Disjunct(*self.ends.box, self.halfspaces, *self.ends.opened)

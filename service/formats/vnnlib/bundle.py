@@ -1,4 +1,4 @@
-"""Uploaded queries, alone, compressed or in archives with their networks (VNN-COMP's ``instances.csv``)."""
+"""Reads uploaded queries: alone, compressed or in archives with their networks (VNN-COMP's ``instances.csv``)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
 class NotThereError(VnnlibError):
-    """A row names a file that the archive does not have; the message says which row, and which file."""
+    """A row names a file that the archive lacks; the message names the row and the file."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row: a model and a query by the names that the row gives them, and seconds of search if it tells."""
+    """A row: a model and a query by the names in the row, and seconds of search if it has them."""
 
     line: int
     model: str
@@ -44,7 +44,7 @@ class Pair:
 class Bundle:
     """An open archive. Names are relative to the folder of ``instances.csv``; a file may have ``.gz`` at its end.
 
-    All that is read of it counts in what it may unpack to.
+    All data read from it count towards the limit of its unpacked size.
     """
 
     pairs: tuple[Pair, ...]
@@ -56,7 +56,7 @@ class Bundle:
         return _read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query, self.unpacking)
 
     def model(self, pair: Pair, most: int = LARGEST_MODEL) -> bytes | None:
-        """Return the model, unpacked; ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
+        """Return the model, unpacked; ``None`` if it has more bytes than that. Raises :class:`VnnlibError`."""
         data = self._read(pair, pair.model, most)
         try:
             data = self.unpacking.read(data, pair.model, most)
@@ -89,7 +89,7 @@ def bundle(path: Path) -> Iterator[Bundle]:
     except ArchiveError as error:
         raise VnnlibError(str(error)) from error
     finally:
-        # Errors of those who use the bundle are none of the archive's.
+        # Errors raised by the code that uses the bundle are not the archive's.
         stack.close()
 
 

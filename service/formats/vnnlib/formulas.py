@@ -1,12 +1,12 @@
 """Reads VNN-LIB 1 (https://www.vnnlib.org): statements, and their formulas in disjunctive normal form.
 
 The file declares reals ``X_i`` and ``Y_j``, as ``(declare-const X_0 Real)`` or ``(declare-fun X_0 () Real)``, and
-asserts formulas of them. All assertions together hold for a counterexample; the property holds if there is none. What
-SMT-LIB has around them, as ``(check-sat)``, is passed over.
+asserts formulas of them. All assertions together hold for a counterexample; the property holds if there is none.
+Statements of SMT-LIB that do not concern the query, such as ``(check-sat)``, are ignored.
 
 ``<=``, ``<``, ``>=``, ``>`` and ``=`` compare two or more sums of inputs, outputs and numbers; ``and``, ``or``, ``not``
-and ``=>`` join comparisons to any depth. Numbers are the rationals that their decimals say, and are added, multiplied
-and divided without rounding.
+and ``=>`` join comparisons to any depth. Numbers are exact rationals, and are added, multiplied and divided
+without rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from service.formats.vnnlib.terms import (
 VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_DISJUNCTS = 100_000
 MOST_COMPARISONS = 2_000_000
-"""Comparisons in the disjuncts of all disjunctions that multiply, counted as often as they are repeated."""
+"""The most comparisons in the disjuncts of all products of disjunctions, counted as often as they are repeated."""
 
 Conjunction = tuple[LinearConstraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
@@ -64,7 +64,7 @@ class Expansion:
     comparisons: int = 0
 
     def check(self, parts: Sequence[Sequence[Conjunction]], near: Token) -> None:
-        """Raise :class:`VnnlibError` where the product of these alternatives is too large, before it is made."""
+        """Raise :class:`VnnlibError` if the product of these alternatives is too large, before it is made."""
         disjuncts = prod(len(part) for part in parts)
         if disjuncts > MOST_DISJUNCTS:
             many = disjuncts if disjuncts < 10**12 else "very many"
@@ -79,7 +79,7 @@ class Expansion:
 
 
 def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, holds: bool = True) -> list[Conjunction]:
-    """Parse a formula, or what it says where it does not hold; ``near`` stands in a message for what is empty."""
+    """Parse a formula, or its negation; a message about an empty formula points to ``near``."""
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (not …), (=> …) or a comparison, as (<= …)")
     head, rest = tree[0], tree[1:]
@@ -170,11 +170,11 @@ def _quotient(head: Token, parts: Sequence[Expression]) -> Expression:
 
 
 MOST_ENDS = 20_000_000
-"""Numbers in the boxes of all disjuncts together."""
+"""The most numbers in the boxes of all disjuncts together."""
 
 _STATEMENTS = "declare-const, declare-fun or assert"
 _HEADERS = frozenset({"set-logic", "set-info", "set-option", "check-sat", "get-model", "get-value", "exit"})
-"""Statements that say how to solve and what to print, and nothing about the query."""
+"""Statements about the solver and its output, not about the query."""
 
 
 def parse(text: str) -> Query:

@@ -19,14 +19,16 @@ class VnnlibError(UploadError):
 
 @dataclass(frozen=True)
 class Halfspace:
-    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; where it is ``strict``, ``<``. ``y`` may be inputs."""
+    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; ``<`` if it is ``strict``. ``y`` may be inputs."""
 
     coefficients: tuple[tuple[int, Number], ...]
     threshold: Number
     strict: bool = False
 
     def contains(self, lower: Sequence[Number], upper: Sequence[Number]) -> bool:
-        """Return whether all outputs between these ends lie in it, without rounding; none do that are not finite."""
+        """Return whether all outputs between these ends lie in it, without rounding; outputs that are not finite do
+        not.
+        """
         most = Fraction(0)
         for index, factor in self.coefficients:
             if not all(isinstance(end, Fraction) or isfinite(end) for end in (lower[index], upper[index])):
@@ -39,8 +41,8 @@ class Halfspace:
 class Disjunct:
     """One disjunct of a query: a counterexample has its input in the box and its output in all of the halfspaces.
 
-    Its input is also in all ``constraints``, halfspaces of inputs, which the box encloses as closely as each by itself
-    tells. The lower ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
+    Its input is also in all ``constraints``, halfspaces of inputs; the box encloses each of them tightly. The lower
+    ends of the inputs ``open_lower`` are not in the box, nor are the upper ones of ``open_upper``.
     """
 
     lower: tuple[Number, ...]
@@ -68,7 +70,7 @@ class L2Ball:
 class Query:
     """A counterexample satisfies one of ``disjuncts``; the property holds if none of them can be satisfied.
 
-    With ``ball``, which no VNN-LIB file can say, it also lies in that ball, which the disjuncts' boxes enclose.
+    With ``ball``, which no VNN-LIB file can express, it also lies in that ball, which the disjuncts' boxes enclose.
     """
 
     inputs: int

@@ -13,7 +13,7 @@ from service.formats.vnnlib.query import Number, VnnlibError
 
 _TOKEN = re.compile(r"[()]|[^\s();]+|;[^\n]*|\n")
 DEEPEST = 100
-"""Brackets within brackets: no real property comes near, and what reads them calls itself for each."""
+"""Brackets within brackets: no real property comes near, and the reader recurses for each."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def total(parts: Sequence[Expression]) -> Expression:
 
 @dataclass(frozen=True)
 class LinearConstraint:
-    """``Σ terms + constant ≤ 0``, ``< 0`` where it is ``strict``; no factor is 0. ``token`` is where it came from."""
+    """``Σ terms + constant ≤ 0``, ``< 0`` if it is ``strict``; no factor is 0. ``token`` is its origin in the file."""
 
     terms: tuple[tuple[str, int, Fraction], ...]
     constant: Fraction
@@ -144,7 +144,7 @@ def number(token: Token) -> Fraction:
 
 
 def rounded_up(value: Number) -> float:
-    """Return the least float64 that is not below a rational number: infinite where none is as large."""
+    """Return the least float64 that is not below a rational number: infinite if none is as large."""
     if isinstance(value, float):
         return value
     try:
@@ -155,5 +155,5 @@ def rounded_up(value: Number) -> float:
 
 
 def rounded_down(value: Number) -> float:
-    """Return the greatest float64 that is not above a rational number: infinite where none is as small."""
+    """Return the greatest float64 that is not above a rational number: infinite if none is as small."""
     return -rounded_up(-value)

@@ -27,10 +27,10 @@ Lookup = Callable[[str], Job | None]
 
 
 def related(specs: Iterable[CommonSpec], visible: Lookup, lookup: Lookup) -> dict[str, Job]:
-    """Return the jobs that the checks of ``specs`` ask for, by id: those named, by ``visible``, and those behind their
-    models, by ``lookup``: a model reveals the jobs that it was made from, so whoever may read it may know them.
+    """Return the jobs that the checks of ``specs`` need, by id: named ones by ``visible``, and those behind
+    their models by ``lookup``: a model reveals the jobs that it was made from, so whoever may read it may know them.
 
-    A job that is only named in ``after`` comes without its spec, which no check reads.
+    A job that only ``after`` names comes without its spec, which no check reads.
     """
     found: dict[str, Job] = {}
     whole: set[str] = set()
@@ -54,7 +54,7 @@ def related(specs: Iterable[CommonSpec], visible: Lookup, lookup: Lookup) -> dic
 
 
 def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
-    """Yield a problem for each job that the spec names and that cannot be what it needs."""
+    """Yield a problem for each named job that cannot serve the spec."""
     for needed in spec.dependencies():
         job = context.lookup(needed.job_id)
         wanted = f"a {needed.kind} job" if needed.kind else "a job"
@@ -81,7 +81,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
 
 
 def _check_weights(needed: Dependency, job: Job, context: CheckContext) -> Iterator[Problem]:
-    """Yield why the weights that a spec takes from a job are missing, and will stay so."""
+    """Yield a problem if the weights that a spec takes from a job are missing and will stay missing."""
     resumes = needed.path == "resume.job"
     left = sorted((context.checkpoints_of if resumes else context.weights_of)(job.id))
     what = "checkpoint" if resumes else "weights"
@@ -116,8 +116,8 @@ def check_archive(model: ModelRef | FromOnnx | None, context: CheckContext) -> I
 def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelConfig | None:
     """Return the family's configuration behind a reference, through jobs that start from others.
 
-    ``None`` without a model, where only the ranks will know it, as the configuration is in a file, and where
-    :func:`check_dependencies` or :func:`check_archive` says what is wrong.
+    Return ``None`` without a model, if the configuration is in a file that only ranks read, and if
+    :func:`check_dependencies` or :func:`check_archive` reports the problem.
     """
     if model is None:
         return None
@@ -137,7 +137,7 @@ class _UnreadableError(ValueError):
 
 
 def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
-    """Follow models from job to job; return the first that comes from no job, or names a missing one."""
+    """Follow models from job to job; return the first that does not come from a job, or whose job is missing."""
     for _ in range(_LONGEST_CHAIN):
         if not isinstance(model, FromJob):
             break
@@ -163,7 +163,7 @@ def files_of(spec: CommonSpec) -> Iterator[tuple[str, str]]:
 
 
 def check_files(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
-    """Yield which of the files that the spec names were never uploaded."""
+    """Yield a problem for each named file that was never uploaded."""
     for path, file in files_of(spec):
         if not context.has_file(file):
             yield Problem(path, f"there is no {file}", file, "an id that an upload to /v1/files returned")

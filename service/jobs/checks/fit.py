@@ -35,7 +35,7 @@ def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
 
 
 def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
-    """Return whether the property is about embedded tokens, the only box for a model that reads ids."""
+    """Return whether the property is about embedded tokens, the only box that a model of token ids has."""
     checked_property = spec.property
     about_tokens = isinstance(checked_property, RobustnessProperty) and isinstance(
         checked_property.robustness.data.gives, Tokens
@@ -51,7 +51,7 @@ def _form(model: ModelRef | FromOnnx | None) -> str:
 
 
 def check_export(export: ExportSpec, config: ModelConfig) -> Iterator[Problem]:
-    """Yield why the trained model cannot be exported as the spec asks."""
+    """Yield why the trained model cannot be exported in the spec's form."""
     if export.huggingface is not None and not isinstance(config, TransformerConfig):
         message = f"Hugging Face's libraries have no model like the family {config.family}"
         yield Problem("export.huggingface", message, export.huggingface, "null, or a transformer")
@@ -128,7 +128,7 @@ def check_mesh(parallel: ParallelSpec, stages: int, model: object, config: Model
 
 
 LARGEST = 2**14
-"""Stages × micro-batches, at most: a client waits while they are proved."""
+"""Most stages × micro-batches: a client waits while the schedule is proved."""
 
 
 def check_pipeline(spec: TrainSpec | CompileSpec, micro_batches: int) -> Iterator[Problem]:
@@ -165,8 +165,8 @@ def check_float8(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
 
 
 def check_fleet(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
-    """Yield why the known hosts could never hold the job's ranks: drained ones may be resumed, and with them ``auto``
-    may come to stand for CUDA.
+    """Yield why the known hosts could never hold the job's ranks. Drained hosts count: they may be resumed, and
+    ``auto`` may then mean CUDA.
     """
     fleet_capacity = context.fleet_capacity
     if spec.launcher is not None and spec.launcher != LOCAL:

@@ -1,4 +1,4 @@
-"""Checks whether a training job's gate covers what the job will compile, as far as specs tell."""
+"""Checks whether a training job's gate covers what the job will compile, as far as specs show it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GATE = "compile.gate"
 def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
     """Yield the parts of the job that the gate's job did not check; ``config`` is the job's own model.
 
-    Facts that only ranks know, such as the device, they compare themselves.
+    Ranks compare facts that only they know, such as the device.
     """
     if spec.compile.gate is None or not _compiled_phases(spec):
         return
@@ -74,9 +74,7 @@ def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
 
 
 def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
-    """Return the facts that two jobs must share where both have them. A model in one piece may stand for stages
-    of it.
-    """
+    """Return the facts that two jobs must share if both have them. A whole model may stand for its stages."""
     dimensions = ("dp_replicate", "dp_shard", "tp")
     known: dict[str, str | int | bool] = {f"parallel.{name}": getattr(spec.parallel, name) for name in dimensions}
     known |= {f"precision.{name}": value for name, value in spec.precision.model_dump().items()}

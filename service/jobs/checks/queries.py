@@ -30,7 +30,7 @@ _PathOf = Callable[[str], Path | None]
 
 
 def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Iterator[Problem]:
-    """Yield the problems of the uploaded models and queries, and where they do not fit each other."""
+    """Yield the problems of uploaded models and queries, including those that do not fit each other."""
     if isinstance(spec.property, InstancesProperty):
         yield from _check_instances(spec.property, path_of, divided=spec.parallel.tp * spec.parallel.pp > 1)
         return
@@ -74,7 +74,7 @@ def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[P
 def _check_instances(instances: InstancesProperty, path_of: _PathOf, *, divided: bool) -> Iterator[Problem]:
     """Yield why an archive's pairs cannot be verified.
 
-    A model that cannot be bounded becomes rows, except where it is ``divided`` over ranks, or the only one.
+    A model that cannot be bounded becomes rows with that reason, unless it is ``divided`` over ranks, or the only one.
     """
     if (content := path_of(instances.instances)) is None:
         return

@@ -1,4 +1,4 @@
-"""Compile checks, as the service knows them."""
+"""Checks compile jobs at submission."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ TRAIN = JobKind(
 
 
 def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
-    """Yield why stages could not pass on a transformer's residual stream: each rank has a part of the tokens."""
+    """Yield why stages could not send a transformer's residual stream: each rank has a part of the tokens."""
     gives, tp = spec.data.gives, spec.parallel.tp
     if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
         message = f"a pipeline sends parts of a sequence: {gives.sequence} does not divide by tp={tp}"

@@ -1,4 +1,4 @@
-"""Verification jobs, as the service knows them."""
+"""Checks verification jobs at submission."""
 
 from __future__ import annotations
 

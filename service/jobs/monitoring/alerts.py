@@ -1,6 +1,6 @@
 """Lists the alerts of a service.
 
-Prometheus' rules, ``GET /v1/alerts``, ``trivet alerts`` and the line on the dashboard's page of hosts all come from
+Prometheus' rules, ``GET /v1/alerts``, ``trivet alerts`` and the line on the dashboard's page of hosts all use
 this list.
 """
 
@@ -313,7 +313,7 @@ ALERTS: tuple[Alert, ...] = (
 )
 
 WATCHED = frozenset().union(*(alert.condition.metrics for alert in ALERTS))
-"""The series that alerts read, which must be remembered to evaluate them."""
+"""The series that alerts read, which the service must store."""
 REMEMBERED_S = 2700
 """The longest window and the longest wait together, with some room."""
 
@@ -348,9 +348,9 @@ class ShownAlert(FrozenModel):
     name: str
     severity: Severity
     state: AlertState
-    """``pending`` while the condition holds, and not yet for as long as it must to be told of."""
+    """``pending`` while the condition holds but has not held long enough to fire."""
     labels: dict[str, str]
-    """Its subject, such as ``host``; empty where it is the whole service."""
+    """Its subject, such as ``host``; empty for the whole service."""
     value: float | None = None
     since: datetime | None = None
     meaning: str

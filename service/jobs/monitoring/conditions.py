@@ -26,21 +26,22 @@ class Moment:
 
 
 History = Sequence[Moment]
-"""Moments in order of time; questions are about the last one."""
+"""Moments in order of time; conditions are about the last one."""
 
 
 class Quantity(Protocol):
     """Computes the answer to a query of Prometheus."""
 
     @property
-    def promql(self) -> str: ...
+    def promql(self) -> str:
+        """Return the query."""
 
     @property
     def metrics(self) -> frozenset[str]:
         """Return the names of the series that it reads."""
-        ...
 
-    def of(self, history: History) -> Values: ...
+    def of(self, history: History) -> Values:
+        """Return the answer at the last moment."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,15 @@ class Condition(Protocol):
     """Keeps the label sets for which something holds."""
 
     @property
-    def promql(self) -> str: ...
+    def promql(self) -> str:
+        """Return the query."""
 
     @property
     def metrics(self) -> frozenset[str]:
         """Return the names of the series that it reads."""
-        ...
 
-    def holds(self, history: History) -> Values: ...
+    def holds(self, history: History) -> Values:
+        """Return the values of the label sets that are kept at the last moment."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Both:
 
 @dataclass(frozen=True)
 class ServiceUnreachable:
-    """Nothing answers a scrape, which only Prometheus can see: a process that computes this is running."""
+    """No process answers a scrape. Only Prometheus can see this: a process that computes it is running."""
 
     promql: str = 'up{job="trivet"} == 0'
     metrics: frozenset[str] = frozenset()

@@ -1,4 +1,6 @@
-"""Counts, and the values of metrics as Prometheus spells them: a histogram is its cumulative buckets, sum and count."""
+"""Keeps counts, and formats the values of metrics for Prometheus: a histogram is its cumulative buckets, sum and
+count.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def _observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = (
 
 
 def from_counts(counts: Mapping[str, str]) -> Numbers:
-    """Return stored counts as numbers, with zeros for those not counted yet.
+    """Return stored counts as numbers, with zeros for missing ones.
 
     Counts that only another version knows are left out.
     """

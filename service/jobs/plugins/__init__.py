@@ -2,8 +2,8 @@
 
 Its author imports from here only: these names stay.
 
-A package declares what it brings without importing torch, since the API reads the declaration too, and names it as an
-entry point whose name is the one that jobs will use::
+A package declares its additions without importing torch, since the API reads the declaration too. Each is an entry
+point, whose name jobs use::
 
     [project.entry-points."trivet.models"]
     gated-mlp = "example.declared:FAMILY"       # a ModelFamily
@@ -16,15 +16,15 @@ entry point whose name is the one that jobs will use::
     [project.entry-points."trivet.kinds"]
     estimate = "example.declared:KIND"          # a JobKind
 
-A declaration is a configuration class, which checks what a job says (unknown fields are refused) and answers what has
-to be known at submit, and the dotted name of what only ranks import. The built-in ones are declared alike
-(``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``, ``service.jobs.kinds``)
-and are examples to read. A family's module is a chain of blocks (``service.models.registry.Model``). Its divided
-layers are those of ``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there. A
-program is a ``service.compilation.program.Program``.
+A declaration is a configuration class and the dotted name of a function that only ranks import. The class checks a
+job's fields (unknown ones are refused) and answers the questions of the checks at submit. The built-in ones are
+declared alike (``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``,
+``service.jobs.kinds``) and are examples to read. A family's module is a chain of blocks
+(``service.models.registry.Model``). Its divided layers are those of ``service.parallel.tensor``; whatever else holds
+parameters is wrapped in ``OnEveryRank`` there. A program is a ``service.compilation.program.Program``.
 
-A package is the operator's choice: it runs with all rights of the service. One that cannot be used (an import that
-fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
+A package is the operator's choice: it runs with all rights of the service. An unusable package (a failed
+import, a taken name, a wrong type) is logged and listed as unavailable, and stops nothing else.
 """
 
 from service.jobs.plugins.configs import (

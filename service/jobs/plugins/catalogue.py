@@ -53,7 +53,7 @@ class Catalogue(Generic[Kind]):
     unavailable: tuple[_Unavailable, ...] = ()
 
     def declaration(self, name: str) -> Kind:
-        """Return the declaration of a name. Raises ``KeyError`` where it is not available."""
+        """Return the declaration of a name. Raises ``KeyError`` if it is not available."""
         return self.provided[name].declaration
 
     def union(self) -> Any:
@@ -61,7 +61,7 @@ class Catalogue(Generic[Kind]):
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
 
     def refuse_unavailable(self, value: Any) -> Any:
-        """Explain, as a validator before the union, why an installed name is unavailable."""
+        """Validate before the union, to explain why an installed name is unavailable."""
         named = value.get(self.tag) if isinstance(value, Mapping) else None
         for each in self.unavailable:
             if each.name == named and named not in self.provided:
@@ -117,8 +117,8 @@ def _fixed(config: type[Any], tag: str) -> str:
 
 
 def _check_name(name: str, provided: Mapping[str, Any], claims: int) -> None:
-    """Check that a name is free. Of several packages that claim one, none gets it: chance would choose the code of a
-    job.
+    """Check that a name is free. If several packages claim it, none gets it: otherwise chance would choose a
+    job's code.
     """
     if claims > 1:
         raise _PluginError(f"{claims} installed packages claim this name")
@@ -136,7 +136,7 @@ def _load(kind: type[Kind], point: EntryPoint) -> Kind:
         _check_config(kind, point, "variant", variant)
     if isinstance(declaration, JobKind):
         _check_references(declaration)
-    # Bad forms show here, and not where a union of all packages is made.
+    # This finds bad forms before they enter the union of all packages.
     TypeAdapter(declaration.form).json_schema()
     return declaration
 

@@ -1,6 +1,6 @@
-"""Defines what configurations of families, sources, objectives and programs answer without torch.
+"""Defines the configurations of families, sources, objectives and programs, which answer without torch.
 
-Data gives, and a model reads, :data:`Samples`: their numbers must fit each other.
+Data gives, and a model reads, :data:`Samples`: their numbers must match.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from service.jobs.spec.train import TrainSpec
 
 Reason = tuple[str, str, Any, str]
-"""Says why something does not fit, as (path, message, got, expected)."""
+"""The reason why something does not fit: (path, message, got, expected)."""
 
 
 class ModelConfig(Strict):
-    """A family's own class adds ``family: Literal["its name"] = "its name"`` and its fields."""
+    """Base of a family's configuration, which adds ``family: Literal["its name"] = "its name"`` and its fields."""
 
     family: str
 
     @property
     def places(self) -> int:
-        """Blocks in the chain, and so the most stages of a pipeline: one where the family does not say."""
+        """Blocks in the chain, and so the most stages of a pipeline; 1 by default."""
         return 1
 
     @property
@@ -73,7 +73,7 @@ class ModelConfig(Strict):
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Return the floating-point operations to train on one sample, forward and backward, without recomputation.
 
-        ``sequence`` is 1 where samples are no sequences. ``6·N`` holds where each weight is used once per sample or
+        ``sequence`` is 1 if samples are not sequences. ``6·N`` holds where each weight is used once per sample or
         token (Kaplan et al., 2020).
         """
         return 6 * parameters * sequence
@@ -99,23 +99,23 @@ class ModelConfig(Strict):
 
 
 class DataConfig(Strict):
-    """A source's own class adds ``source: Literal["its name"] = "its name"`` and its fields."""
+    """Base of a source's configuration, which adds ``source: Literal["its name"] = "its name"`` and its fields."""
 
     source: str
 
     @property
     @abstractmethod
     def gives(self) -> Samples:
-        """Return the samples that it gives; a model must read the same."""
+        """Return the samples that the source gives; a model must read the same."""
 
     @property
     def held_out(self) -> int | None:
-        """Samples in the test split; ``None`` where only the ranks will know."""
+        """Samples in the test split; ``None`` if only ranks know."""
         return None
 
 
 class ObjectiveConfig(Strict):
-    """An objective's own class adds ``name: Literal["its name"] = "its name"`` and its fields."""
+    """Base of an objective's configuration, which adds ``name: Literal["its name"] = "its name"`` and its fields."""
 
     name: str
 
@@ -125,7 +125,7 @@ class ObjectiveConfig(Strict):
 
 
 class ProgramConfig(Strict):
-    """A program's own class adds ``name: Literal["its name"] = "its name"`` and its fields."""
+    """Base of a program's configuration, which adds ``name: Literal["its name"] = "its name"`` and its fields."""
 
     name: str
 

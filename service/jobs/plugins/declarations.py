@@ -25,13 +25,13 @@ from service.jobs.spec.base import CommonSpec
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Holds the facts that checks know beside a spec when it is submitted.
+    """The facts besides a spec that checks know at submission.
 
     By default: no host, no other job, and every file unread.
     """
 
     fleet_capacity: Mapping[str, int] | None = None
-    """Devices of the known hosts, drained ones among them, by pool (``cuda``, ``cpu``); ``None`` where no host is
+    """Devices of the known hosts, including drained ones, by pool (``cuda``, ``cpu``); ``None`` if no host is
     known.
     """
     lookup: Callable[[str], Job | None] = lambda _: None
@@ -39,17 +39,17 @@ class CheckContext:
     has_file: Callable[[str], bool] = lambda _: True
     """Whether a file was uploaded, by its id."""
     uploaded: Callable[[str], ModelConfig | None] = lambda _: None
-    """Returns the model's configuration in an uploaded archive, by its id; ``None`` where nothing is known of it.
-    Raises ``ValueError`` where the archive holds none that a rank could take.
+    """Returns the model's configuration in an uploaded archive, by its id; ``None`` if it is unknown. Raises
+    ``ValueError`` if the archive holds no model for ranks.
     """
     path_of: Callable[[str], Path | None] = lambda _: None
-    """Returns where the content of an uploaded file is, by its id; ``None`` where it is not known."""
+    """Returns the path of an uploaded file's content, by its id; ``None`` if unknown."""
     weights_of: Callable[[str], Collection[int]] = lambda _: ()
-    """Returns the steps of which a training job has left weights, by its id."""
+    """Returns the steps for which a training job has left weights, by its id."""
     checkpoints_of: Callable[[str], Collection[int]] = lambda _: ()
     """Returns the steps of a training job's complete checkpoints, by its id."""
     auto_pool: Literal["cuda", "cpu"] = "cpu"
-    """The pool that the device ``auto`` stands for at present: ``cuda`` where a host that is not drained has any."""
+    """The present pool of the device ``auto``: ``cuda`` if a host that is not drained has any."""
 
 
 def one_of(forms: tuple[Any, ...]) -> Any:
@@ -59,7 +59,7 @@ def one_of(forms: tuple[Any, ...]) -> Any:
 
 @lru_cache
 def _by_format(forms: tuple[type[DataConfig], ...]) -> Any:
-    """Return the forms of one source, as an alias: a JSON Schema can map tags only to references."""
+    """Return the forms of one source as an alias, since a JSON Schema can map tags only to references."""
     name = str(forms[0].model_fields["source"].default).capitalize()
     return TypeAliasType(f"{name}Source", Annotated[one_of(forms), Field(discriminator="format")])
 
@@ -94,9 +94,9 @@ class ModelFamily(Declaration):
 
 @dataclass(frozen=True)
 class DataSource(Declaration):
-    """``loader(config, layout)`` reads the samples on every rank; the same ones on each.
+    """``loader(config, layout)`` reads the same samples on every rank.
 
-    A source with several forms, told apart by their field ``format``, names the other ones in ``variants``.
+    A source with several forms, distinguished by their field ``format``, names the others in ``variants``.
     """
 
     group = "trivet.data"
@@ -116,7 +116,7 @@ class DataSource(Declaration):
 
 @dataclass(frozen=True)
 class ObjectiveKind(Declaration):
-    """``factory(config, context)`` gives what training minimises and evaluation reports."""
+    """``factory(config, context)`` makes the objective that training minimises and evaluation reports."""
 
     group = "trivet.objectives"
     tag = "name"
@@ -127,7 +127,7 @@ class ObjectiveKind(Declaration):
 
 @dataclass(frozen=True)
 class ProgramKind(Declaration):
-    """``maker(config, site)`` gives the program of a compile job: modules, and the steps made of them."""
+    """``maker(config, site)`` makes the program of a compile job: modules, and steps that use them."""
 
     group = "trivet.programs"
     tag = "name"

@@ -57,21 +57,21 @@ class Use:
         return (self.used_s + self.held * AHEAD_S) / self.weight
 
     def after(self, seconds: float, half_life_s: float) -> Use:
-        """Return the use after so much time with the same devices held."""
+        """Return the use after some time with the same devices held."""
         kept = 2.0 ** (-seconds / half_life_s)
         return replace(self, used_s=self.used_s * kept + self.held * half_life_s / math.log(2) * (1 - kept))
 
     def holding(self, devices: int) -> Use:
-        """Return the use with so many more devices held."""
+        """Return the use with more devices held."""
         return replace(self, held=self.held + devices)
 
 
 def in_order(
     jobs: Iterable[PendingJob], uses: Mapping[str, Use], *, now_ms: int, fair_share_bound_ms: float
 ) -> list[PendingJob]:
-    """Return the jobs in the order in which placement starts them where all fit: higher priority first; of one
-    priority first those that have waited past the bound, by age, then the job that has waited longest of the project
-    with the smallest share. A job that was taken counts for its project from then on.
+    """Return the jobs in the order of placement if all fit: higher priority first. Within one priority, jobs
+    that have waited past the bound come first, by age; then comes the job that has waited longest of the
+    project with the smallest share. A taken job counts for its project from then on.
     """
     left = defaultdict[str, Use](Use, uses)
     classes = defaultdict[int, list[PendingJob]](list)

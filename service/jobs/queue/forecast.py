@@ -1,8 +1,8 @@
 """Estimates when pending jobs may start, from how long running and earlier jobs take.
 
-Time is played forward: a running job ends when its own progress, earlier jobs of its kind or its time limit say so, and
-pending jobs are placed in order as devices come free. A job without any of these never ends here, so that a job which
-waits for it gets no estimate rather than an invented one.
+It plays time forward: a running job ends when its own progress, earlier jobs of its kind or its time limit say
+so, and pending jobs are placed in order as devices come free. A job without any of these never ends here, so a
+job that waits for it gets no estimate rather than an invented one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.queue.fair_share import PendingJob
 
 Basis = Literal["progress", "durations", "limits"]
-"""What an expected end rests on: the job's own progress, how long earlier jobs of its kind took, its time limit."""
+"""The bases of an expected end: the job's own progress, the durations of earlier jobs of its kind, its time limit."""
 
 MOST_JOBS = 200
 """Pending jobs, first in order, that have estimates."""
@@ -35,7 +35,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Counts the devices of the hosts that take work, by pool and host: those that are free, and all."""
+    """The devices of the hosts that take work, by pool and host: free ones, and all."""
 
     free: Mapping[str, Mapping[str, int]]
     total: Mapping[str, Mapping[str, int]]
@@ -43,7 +43,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that holds devices: counts by host, of one pool. ``left`` is absent where nothing tells when it ends."""
+    """A job that holds devices: counts by host, of one pool. ``left`` is absent if its end is unknown."""
 
     pool: str
     devices: Mapping[str, int]
@@ -53,7 +53,7 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class Start:
-    """Estimates when a job may start, in seconds from now. It rests on nothing where the job fits already."""
+    """The estimated start of a job, in seconds from now. It has no basis if the job fits already."""
 
     in_s: float
     rests_on: frozenset[Basis]
@@ -83,8 +83,8 @@ def forecast(
 ) -> dict[str, Start]:
     """Return estimates for those of the first :data:`MOST_JOBS` of the queue that have one, by id.
 
-    ``queue`` is in order; ``typical_s`` is how long jobs of a kind take; ``room`` is how many more devices projects may
-    hold that have a quota of them, minus infinity where they may start nothing until nobody knows when.
+    ``queue`` is in order; ``typical_s`` is the typical duration by kind; ``room`` is the number of further
+    devices for projects with a quota, minus infinity if a project may start nothing for an unknown time.
     """
     free = {pool: dict(hosts) for pool, hosts in fleet.free.items()}
     play = _Play(free, fleet.total, now_ms, max_queue_bypass_s * 1000, dict(room or {}))
@@ -101,7 +101,7 @@ def forecast(
 
 @dataclass(frozen=True)
 class _Ending:
-    """Devices that come free, by host, and the bases of that moment."""
+    """Devices that come free, by host, with the bases of that moment."""
 
     pool: str
     project: str
@@ -118,7 +118,7 @@ class _Play:
     now_ms: int
     bypass_ms: float
     room: dict[str, float]
-    """How many more devices projects may hold, of those that have a quota."""
+    """Further devices that projects with a quota may hold."""
     at_s: float = 0.0
     starts: dict[str, Start] = field(default_factory=dict)
     _endings: list[tuple[float, int, _Ending]] = field(default_factory=list)
@@ -149,7 +149,7 @@ class _Play:
         return True
 
     def place(self, waiting: Sequence[PendingJob], typical_s: Mapping[str, float]) -> list[PendingJob]:
-        """Start what fits, in order; return the rest. Nothing of a pool overtakes a job that has waited too long."""
+        """Start jobs that fit, in order; return the rest. No job of a pool overtakes one that has waited too long."""
         left, closed = list[PendingJob](), set[str]()
         for job in waiting:
             if job.ranks > self.room.get(job.project, math.inf):
@@ -176,8 +176,8 @@ class _Play:
 
 
 def _choose(free: Mapping[str, int], job: PendingJob) -> dict[str, int] | None:
-    """Return how many devices of which hosts the job takes, those with most of them first; ``None`` if it does not
-    fit. One host by best fit, where one is enough.
+    """Return the devices that the job takes, by host, most first; ``None`` if it does not fit. If one host is
+    enough, it is chosen by best fit.
     """
     fitting = [host for host, count in free.items() if count >= job.ranks]
     if fitting:

@@ -38,7 +38,7 @@ class PreemptibleJob:
 
 @dataclass(frozen=True)
 class Preemption:
-    """Says which jobs to stop, and for which job."""
+    """The jobs to stop, and the job that they make room for."""
 
     beneficiary: PendingJob
     victims: tuple[PreemptibleJob, ...]
@@ -50,7 +50,8 @@ def plan(
     free: Mapping[str, Mapping[str, int]],
     min_run_s: float,
 ) -> Preemption | None:
-    """Return the first preemption that lets one of the waiting jobs, which are in order, start; ``None`` if none does.
+    """Return the first preemption that lets one of the waiting jobs, which are in order, start; ``None`` if there is
+    none.
 
     ``free`` counts devices of hosts that take work, by pool and host. A job that fits as it is needs no victims.
     """
@@ -80,7 +81,7 @@ def _freed(free: Mapping[str, int], victims: Iterable[PreemptibleJob]) -> dict[s
 
 
 def _fewest(job: PendingJob, free: Mapping[str, int], able: Sequence[PreemptibleJob]) -> tuple[PreemptibleJob, ...]:
-    """Return the victims; all that are able suffice."""
+    """Return the victims; all candidates together suffice."""
     if len(able) > _MOST_TRIED:
         able = _one_by_one(job, free, able)
     for count in range(1, min(len(able), _MOST_TRIED) + 1):
@@ -100,7 +101,7 @@ def _loss(victims: Iterable[PreemptibleJob]) -> tuple[int, float, tuple[str, ...
 
 
 def _one_by_one(job: PendingJob, free: Mapping[str, int], able: Sequence[PreemptibleJob]) -> tuple[PreemptibleJob, ...]:
-    """Return victims that are enough, and none of which could be spared: first all, then without one after the other,
+    """Return enough victims, none of which could be spared: start with all, then drop one after the other,
     those that lose the most first.
     """
     kept = sorted(able, key=lambda victim: (victim.priority, victim.work, victim.id))

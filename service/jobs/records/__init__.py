@@ -1,4 +1,6 @@
-"""Plain data that the store gives out: jobs, hosts, belongings of projects, refusals. No behaviour, no Redis."""
+"""Defines the plain data that the store returns: jobs, hosts, belongings of projects, refusals. No behaviour, no
+Redis.
+"""
 
 from service.jobs.records.belongings import (
     LONGEST_TEXT,

@@ -1,4 +1,4 @@
-"""What a project has beside its jobs: what they produced, uploads, keys and service accounts."""
+"""Defines a project's belongings besides its jobs (artifacts, uploads, keys, service accounts), and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope
 from service.jobs.records.jobs import FrozenModel
 
 LONGEST_TEXT = 1000
-"""Characters of each text in a refusal: what was given may be of any length."""
+"""Most characters of each text in a refusal, since a given value may have any length."""
 
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
@@ -21,7 +21,7 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One reason to refuse an input: where, what, what was given and what would be accepted."""
+    """One reason to refuse an input: where, what, the given value and what would be accepted."""
 
     path: str
     message: str
@@ -53,15 +53,15 @@ class NotFound(Exception):  # noqa: N818
 
 
 class Conflict(Exception):  # noqa: N818
-    """The request contradicts the present state (an idempotency key reused, a running job deleted)."""
+    """The request conflicts with the present state (a reused idempotency key, the deletion of a running job)."""
 
 
 class OverQuota(Exception):  # noqa: N818
-    """The project has as much as it may of something; the text names the quota, the amounts, and the project."""
+    """A quota of the project is used up; the text names the quota, the amounts, and the project."""
 
 
 class UnknownSpec(Exception):  # noqa: N818
-    """A spec that was accepted once is not understood here: the job was claimed and can only be failed."""
+    """An accepted spec is not understood here: the job was claimed and can only fail."""
 
 
 class Superseded(Exception):  # noqa: N818
@@ -87,7 +87,7 @@ class StoredFile(FrozenModel):
     project: str = DEFAULT_PROJECT
     owner: str = ""
     created_at: datetime | None = None
-    """``None`` of one that an older version took."""
+    """``None`` for an upload to an older version."""
 
 
 class Upload(StoredFile):
@@ -95,7 +95,7 @@ class Upload(StoredFile):
 
     last_used_at: datetime | None
     expires_at: datetime | None
-    """``None`` where uploads are kept, and while an unfinished job needs it (``in_use``)."""
+    """``None`` if uploads never expire, and while an unfinished job needs it (``in_use``)."""
     in_use: bool
     job_count: int
     jobs: tuple[str, ...]
@@ -104,7 +104,7 @@ class Upload(StoredFile):
 class ApiKey(FrozenModel):
     """A key without its secret. ``admin`` includes ``submit``, which includes ``read``.
 
-    A key speaks for its owner, whose name it has, in one project. Only an admin key may be of none: an operator's.
+    A key acts for its owner, whose name it has, in one project. Only an admin key may have no project: an operator's.
     """
 
     id: str
@@ -116,8 +116,8 @@ class ApiKey(FrozenModel):
     expires_at: datetime | None = None
     """When it stops working, and its sessions and streams end."""
     holder: Literal["key", "person", "account"] = "key"
-    """Who speaks by it: whoever was given the secret; a person who signs in through the OpenID Connect provider, for
-    which there is no secret; a service account, of the key's name.
+    """Who uses it: whoever was given the secret; a person who signs in through the OpenID Connect provider,
+    without a secret; or a service account of the key's name.
     """
     successor: str | None = None
     """Id of the key that took its place when it was rotated."""
@@ -134,7 +134,7 @@ class ApiKey(FrozenModel):
 
 
 class ServiceAccount(FrozenModel):
-    """A program that owns jobs: its keys do what the account may, stop together, and begin no session."""
+    """A program that owns jobs. Its keys may do what the account may, stop together, and begin no session."""
 
     name: str
     scopes: tuple[Scope, ...]

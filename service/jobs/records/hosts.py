@@ -1,4 +1,4 @@
-"""Hosts, what jobs hold there, and the parts of attempts that run on them."""
+"""Defines hosts, the devices that jobs hold there, and the parts of attempts that run on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AllocatedDevices(FrozenModel):
 
     launcher: str
     id: str
-    """What the scheduler calls the allocation."""
+    """The scheduler's name for the allocation."""
     job: str | None
     """``None`` to those who may not read that job."""
     pool: Literal["cuda", "cpu"]
@@ -36,7 +36,7 @@ class AllocatedDevices(FrozenModel):
 
 
 class FailingHost(FrozenModel):
-    """Explains why a host gets no work for a while: parts that were placed there did not start."""
+    """The reason why a host gets no work for a while: parts placed there did not start."""
 
     reason: str
     since: datetime
@@ -46,11 +46,11 @@ class FailingHost(FrozenModel):
 
 
 class FleetCapacity(FrozenModel):
-    """Counts the devices of all hosts that are heard of, drained ones among them, by pool (``cuda``, ``cpu``)."""
+    """The devices of all hosts that report, including drained ones, by pool (``cuda``, ``cpu``)."""
 
     devices: dict[str, int]
     auto_pool: Literal["cuda", "cpu"]
-    """The pool that the device ``auto`` stands for at present (``store/lua/lib/fleet.lua``)."""
+    """The present pool of the device ``auto`` (``store/lua/lib/fleet.lua``)."""
 
 
 class Host(FrozenModel):
@@ -68,7 +68,7 @@ class Host(FrozenModel):
     running: tuple[str, ...]
     """Ids of the jobs that hold devices here: parts that start, run, or are lost and not yet confirmed as gone."""
     held: tuple[Holding, ...] = ()
-    """What they hold; together with ``free`` all devices."""
+    """The devices that they hold; together with ``free``, all devices."""
     failing: FailingHost | None = None
     """Set while parts that are placed here do not start; resuming the host clears it, and so does a start."""
     seen_at: datetime
@@ -76,7 +76,9 @@ class Host(FrozenModel):
     """Seconds by which its clock was ahead of the broker's when it last reported itself."""
     versions: dict[str, str]
     isolation: tuple[str, ...] = ()
-    """What keeps ranks from the host and from other jobs: some of ``limits``, ``files``, ``network``, ``broker``."""
+    """The measures that keep ranks from the host and from other jobs: some of ``limits``, ``files``, ``network``,
+    ``broker``.
+    """
     launchers: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
     """Launchers that its worker serves besides its own devices, with each one's report of its resources."""
     allocation: AllocatedDevices | None = None
@@ -97,7 +99,7 @@ ISOLATION_PARTS = MappingProxyType(
         "memory": "shared memory is a job's own, has a limit and ends with it (namespaces, Linux 6.10)",
     }
 )
-"""The first always holds, the others where the host allows them."""
+"""The first always holds; the others hold if the host allows them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class AttemptRef:
 
 @dataclass(frozen=True)
 class Claim:
-    """Grants a supervisor its part: the spec, the devices and the lease that come with a claim."""
+    """A supervisor's claimed part: its spec, devices and lease."""
 
     ref: AttemptRef
     spec: CommonSpec
@@ -146,8 +148,8 @@ Directive = Literal["run", "stop", "lost"]
 
 @dataclass(frozen=True)
 class PartOutcome:
-    """Reports how one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that
-    was ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on).
+    """How one host's part of an attempt ended. An ``interrupted`` part must be done again, and so must one that
+    was ``lost`` by no fault of the job (its supervisor was ended, or could not go on).
     """
 
     status: Literal["succeeded", "failed", "stopped", "interrupted", "lost"]

@@ -1,4 +1,4 @@
-"""Jobs as the store gives them out, one by one, in lists and in the queue."""
+"""Defines jobs as the store returns them: single, in lists and in the queue."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ class FrozenModel(BaseModel):
 
 
 class Allocation(FrozenModel):
-    """Tells on what devices of a scheduler the newest attempt runs, or ran."""
+    """The scheduler's allocation on which the newest attempt runs, or ran."""
 
     launcher: str
     id: str
-    """What the scheduler calls it."""
+    """The scheduler's name for it."""
     facts: dict[str, str] = {}
-    """What the scheduler says of it, for accounting: its partition, its account, its nodes."""
+    """The scheduler's data about it, for accounting: partition, account, nodes."""
 
 
 class Progress(FrozenModel):
-    """``done`` of ``total`` units. Where one unit takes long, ``share`` is the part of all the work that is done, finer
-    than ``done / total``, ``phase`` is what the job is doing, and ``left_s`` estimates the seconds to its end.
+    """``done`` of ``total`` units. If one unit takes long, ``share`` is the finished part of all the work,
+    finer than ``done / total``. ``phase`` is the job's present activity, and ``left_s`` estimates the seconds
+    to its end.
     """
 
     done: int
@@ -42,11 +43,11 @@ class Progress(FrozenModel):
 
 
 class JobPhase(FrozenModel):
-    """Tells since when the newest attempt did what ``name`` says, and for how many ``seconds``: ``None`` while it does.
+    """A phase of the newest attempt: when it began, and how many ``seconds`` it lasted, ``None`` while it lasts.
 
-    Every job is *starting* from its placement to the first line of its ranks' own code, then *importing*, *loading*
-    what its spec names and, from its first result on, *working*, then *ending*. Its kind may tell of more in between,
-    such as *preparing* and *first step*.
+    Every job is *starting* from its placement to the first line of its ranks' own code, then *importing*, then
+    *loading* its spec's models and data, from its first result on *working*, then *ending*. Its kind may add
+    more in between, such as *preparing* and *first step*.
     """
 
     name: str
@@ -55,7 +56,7 @@ class JobPhase(FrozenModel):
 
 
 class HostShare(FrozenModel):
-    """Lists the devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
+    """The devices of one host that an attempt holds; ``pool`` is the kind that the indices count."""
 
     host: str
     devices: tuple[int, ...]
@@ -70,7 +71,7 @@ class JobError(FrozenModel):
 
 
 class BestJob(FrozenModel):
-    """Names the job of a sweep whose result has the best value of the metric that the sweep asks for."""
+    """The job of a sweep whose result has the best value of the sweep's metric."""
 
     job: str
     value: float
@@ -91,7 +92,7 @@ class SweepJobs(FrozenModel):
 
 
 class ListedJob(FrozenModel):
-    """A job as a list shows it: with its spec only where that was asked for, and without its phases."""
+    """A job in a list: with its spec only if requested, and without its phases."""
 
     id: str
     kind: str
@@ -110,13 +111,13 @@ class ListedJob(FrozenModel):
     progress: Progress | None = None
     placement: tuple[HostShare, ...] = ()
     launcher: str = LOCAL
-    """What gives devices to it: ``local``, the hosts of the service, or a scheduler's launcher."""
+    """The source of its devices: ``local``, the hosts of the service, or a scheduler's launcher."""
     allocation: Allocation | None = None
-    """``None`` where that is ``local``, and before the first attempt."""
+    """``None`` for ``local``, and before the first attempt."""
     reason: str | None = None
-    """Why the job is where it is, for people: what it waits for, why it was requeued."""
+    """The reason for its state, for people: what it waits for, why it was requeued."""
     parallel: dict[str, int] | None = None
-    """Degrees of parallelism by dimension; ``None`` of a job that an older version accepted."""
+    """Degrees of parallelism by dimension; ``None`` for a job that an older version accepted."""
     spec: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     error: JobError | None = None
@@ -140,14 +141,14 @@ class Job(ListedJob):
 
 
 class Accepted(FrozenModel):
-    """Names a job that was submitted; ``created`` is false where its idempotency key had submitted it before."""
+    """A submitted job; ``created`` is false if its idempotency key had submitted it before."""
 
     id: str
     created: bool
 
 
 class JobPage(FrozenModel):
-    """A page of jobs, which iterating over it yields."""
+    """A page of jobs; iterating yields the jobs."""
 
     items: tuple[ListedJob, ...]
     next_cursor: str | None = None
@@ -166,16 +167,16 @@ JobOrder = Literal["newest", "active"]
 
 
 class JobCounts(FrozenModel):
-    """Counts jobs by state. Where it is not ``exact``, a count may be larger than it says: counting is bounded."""
+    """Numbers of jobs by state. If not ``exact``, the true numbers may be larger: counting is bounded."""
 
     states: dict[JobState, int]
     exact: bool = True
 
 
 class StartEstimate(FrozenModel):
-    """Estimates when a waiting job may start, should the queue stay as it is. ``rests_on`` says how the ends of the
-    jobs before it are known: by their own ``progress``, by the ``durations`` of earlier jobs of their kind, by their
-    time ``limits``, which they may end long before. It is empty where nothing has to end first.
+    """The estimated start of a waiting job if the queue stays as it is. ``rests_on`` says how the ends of the
+    jobs before it are known: by their own ``progress``, by the ``durations`` of earlier jobs of their kind, or
+    by their time ``limits``, long before which they may end. It is empty if nothing has to end first.
     """
 
     at: datetime
@@ -183,18 +184,18 @@ class StartEstimate(FrozenModel):
 
 
 class ProjectShare(FrozenModel):
-    """Tells what fair share compares a project by: the device-seconds that it used, decayed, and what it holds."""
+    """A project's standing in fair share: its decayed device-seconds, and the devices that it holds."""
 
     project: str
     weight: float
     used_s: float
     devices: int
     share: float
-    """The project with the smallest share is next, among those that have jobs of equal priority."""
+    """Its share; among projects with jobs of equal priority, the smallest share is next."""
 
 
 class QueueLine(FrozenModel):
-    """Tells of one waiting job."""
+    """The line of one waiting job."""
 
     job: str
     kind: str
@@ -207,11 +208,11 @@ class QueueLine(FrozenModel):
     for other jobs."""
     reason: str | None
     start: StartEstimate | None
-    """``None`` where nothing tells when the jobs before it end."""
+    """``None`` if the ends of the jobs before it are unknown."""
 
 
 class QueuePage(FrozenModel):
-    """A page of the queue, whose lines iterating over it yields. ``pending`` counts all jobs that wait for devices,
+    """A page of the queue; iterating yields its lines. ``pending`` counts all jobs that wait for devices,
     ``dependent`` those that wait for other jobs.
     """
 

@@ -1,1 +1,1 @@
-"""Declarative job specs: those of the built-in kinds, and the fields that every kind has."""
+"""Defines job specs: those of the built-in kinds, and the fields that every kind has."""

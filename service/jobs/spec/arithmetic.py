@@ -1,6 +1,4 @@
-"""Defines how a model is computed, whichever kind of job computes it: its types, and what a backward pass computes
-again.
-"""
+"""Defines how any kind of job computes a model: its types, and the recomputation in a backward pass."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ class PrecisionSpec(Strict):
 
     @property
     def casts(self) -> bool:
-        """Return whether parameters or gradients are computed with in another type than float32."""
+        """Return whether computation uses parameters or gradients in another type than float32."""
         return (self.param, self.reduce) != ("fp32", "fp32")
 
 
 def is_sharded(parallel: ParallelSpec, precision: PrecisionSpec) -> bool:
-    """Return whether FSDP2 manages a model: to share it among ranks, or because it is what casts parameters."""
+    """Return whether FSDP2 manages a model: to share it among ranks, or to cast parameters."""
     return parallel.dp > 1 or precision.casts

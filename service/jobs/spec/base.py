@@ -1,4 +1,4 @@
-"""Defines what every spec is made of: strict models, identifiers, the parallel degrees, the fields of any job."""
+"""Defines the parts of every spec: strict models, identifiers, the parallel degrees, the fields of any job."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.sweep import SweepSpec
 
 ID_EXPECTED = "id_expected"
-"""Type of the error about a value that is no id; its context has ``form``, what one looks like."""
+"""Type of the error about a value that is no id; ``form`` in its context shows the form of an id."""
 TOO_MANY_ERRORS = "too_many_errors"
 """Type of the error in place of more errors than anyone would read."""
 
 
 def _id(what: str, printed_by: str, form: str) -> WrapValidator:
-    """Refuse anything but an id, in words: whoever writes a path or a name there does not know that an id is wanted."""
+    """Refuse anything but an id, in words: whoever writes a path or a name does not know that the field takes an id."""
 
     def check(value: Any, matches: ValidatorFunctionWrapHandler) -> str:
         try:
@@ -44,7 +44,7 @@ def _id(what: str, printed_by: str, form: str) -> WrapValidator:
 
 
 JOB_ID = re.compile(r"job_[0-9a-z]{20}")
-"""A job: ``job_``, when it was submitted and random characters."""
+"""A job's id: ``job_``, the time of submission and random characters."""
 JobId = Annotated[
     str,
     StringConstraints(pattern=f"^{JOB_ID.pattern}$"),
@@ -52,7 +52,7 @@ JobId = Annotated[
 ]
 FILE_ID_PREFIX = "file_"
 FILE_ID = re.compile(rf"{FILE_ID_PREFIX}[0-9a-f]{{64}}")
-"""An uploaded file: ``file_`` and the SHA-256 of its content."""
+"""An uploaded file's id: ``file_`` and the SHA-256 of its content."""
 FileId = Annotated[
     str,
     StringConstraints(pattern=f"^{FILE_ID.pattern}$"),
@@ -61,7 +61,7 @@ FileId = Annotated[
 
 PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
 _MOST_RANKS = 65_536
-"""Ranks of one job at most; the index of pending jobs covers as many."""
+"""The most ranks of one job; the index of pending jobs covers as many."""
 
 
 class ParallelSpec(Strict):
@@ -105,10 +105,10 @@ _DeviceChoice = Literal["auto", "cuda", "cpu"]
 
 @dataclass(frozen=True)
 class Dependency:
-    """A job that must succeed first: where the spec names it, and which kind it has to be (any when ``None``).
+    """A job that must succeed first: the field that names it, and its required kind (any if ``None``).
 
-    A spec that names a job of kind ``train`` starts from that job's model. ``weights`` is the step of those that it
-    takes, or ``latest``: then a job that failed or was cancelled will also do, if it has left them.
+    A spec that names a job of kind ``train`` starts from that job's model. ``weights`` is the step of the weights
+    that it takes, or ``latest``: then a job that failed or was cancelled also suffices, if it has left weights.
     """
 
     path: str

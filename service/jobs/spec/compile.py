@@ -19,7 +19,7 @@ PROGRAMS = catalogue(ProgramKind, ())
 
 
 class NoProgram(ProgramConfig):
-    """Stands for programs where no installed package brings one."""
+    """Stands for programs if no installed package has one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,7 +51,7 @@ _OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "shar
 
 
 class Tolerance(Strict):
-    """A compiled run may be this far from eager, or this many times further from float64 than eager is."""
+    """A compiled run may differ from eager by this much, or be this many times further from float64 than eager is."""
 
     absolute: float = Field(1e-4, gt=0, description="the smallest difference from eager PyTorch that counts")
     ratio: float = Field(2.0, ge=1, description="the factor by which it may exceed what rounding explains")
@@ -97,13 +97,13 @@ class CompileSpec(CommonSpec):
 
     @property
     def permitted(self) -> Tolerance:
-        """Return the tolerance; unless the spec says one, a wider one where arithmetic is coarser than float32's."""
+        """Return the spec's tolerance, or by default a wider one for arithmetic coarser than float32's."""
         coarse = self.precision.param != "fp32" or self.precision.float8
         return Tolerance(absolute=1e-3, ratio=3) if coarse and not self._says("tolerance") else self.tolerance
 
     @property
     def stages(self) -> int:
-        """Pieces that the model is cut into; 1 without a pipeline."""
+        """Pieces into which the model is cut; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     def dependencies(self) -> tuple[Dependency, ...]:
@@ -132,5 +132,5 @@ class CompileSpec(CommonSpec):
         return self
 
     def _says(self, name: str) -> bool:
-        """Return whether a field holds anything but its default; a spec that was written out holds all of them."""
+        """Return whether a field differs from its default; a spec that was written out holds all fields."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)

@@ -20,7 +20,7 @@ class FileTokens(DataConfig):
     """Token ids in one long row, cut into sequences; a target is the token after its input.
 
     The file is a flat array (``uint8`` reads any file as bytes), an array in NumPy's format, or UTF-8 text for
-    ``tokenizer``, a ``tokenizer.json``. It is read where it lies.
+    ``tokenizer``, a ``tokenizer.json``. It is read in place.
     """
 
     source: Literal["file"] = Field("file", description="an uploaded file")
@@ -51,8 +51,8 @@ class FileTokens(DataConfig):
 class FileArrays(DataConfig):
     """Arrays ``inputs`` (n, …) and ``targets`` (n,) in a safetensors or npz file; targets are class labels.
 
-    ``test_inputs`` and ``test_targets`` are the test split where the file has them. Samples reach a model flat, as
-    float32; uint8 pixels are divided by 255. A safetensors file is read where it lies, an npz as a whole.
+    ``test_inputs`` and ``test_targets`` are the test split if the file has them. Samples reach a model flat, as
+    float32; uint8 pixels are divided by 255. A safetensors file is read in place, an npz as a whole.
     """
 
     source: Literal["file"] = Field("file", description="an uploaded file")

@@ -1,4 +1,4 @@
-"""Model references: a family with its configuration, what a training job produced, or uploaded weights."""
+"""Defines model references: a family with its configuration, the result of a training job, or uploaded weights."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ Step = Literal["latest"] | Annotated[int, Field(ge=0)]
 
 
 class FromJob(Strict):
-    """Names the model that a training job produced: when it had finished, or at a step of which a checkpoint is left,
-    also of a job that failed or was cancelled.
+    """Names a training job's model: the finished one, or the one at a step whose checkpoint is left, also if
+    the job failed or was cancelled.
     """
 
     job: JobId = Field(description="the id of a training job")

@@ -1,4 +1,4 @@
-"""Defines how a spec says who hears of the job: receivers of notices, and services that get it when it ends."""
+"""Defines who is told of a job: receivers of notices, and services to which it is exported when it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str) -> Threshold:
-        """Return what a text says. Raises ``ValueError`` for one that says none."""
+        """Parse a text. Raises ``ValueError`` if it is no threshold."""
         found = _THRESHOLD.fullmatch(text)
         if found is None or not math.isfinite(limit := float(found[2])):
             raise ValueError(f"no threshold: {text}")
@@ -93,8 +93,8 @@ class NotifySpec(Strict):
         return self
 
     def reached(self, numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-        """Yield the names and values, of those given, that are beyond their thresholds. Names with dots lead into what
-        is nested.
+        """Yield the given names and values that are beyond their thresholds. Names with dots lead into nested
+        objects.
         """
         for name, text in self.when.items():
             value = _number_at(numbers, name)
@@ -115,7 +115,7 @@ _SCHEMES = ("https", "http")
 
 
 def check_url(url: str) -> None:
-    """Check what can be said of a URL without resolving it. Raises ``ValueError`` that says what would be accepted."""
+    """Check a URL as far as possible without resolving it. Raises ``ValueError`` that says what is accepted."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
@@ -134,7 +134,7 @@ _EXPECTED = "an https:// URL with a host, and without user, password, query and 
 
 
 class ExportTargets(Strict):
-    """Where parameters, metrics, artifacts and verdicts of a job go when it ends, beside its own page."""
+    """The services that get parameters, metrics, artifacts and verdicts of a job when it ends."""
 
     mlflow: str | None = Field(
         None, max_length=_LONGEST_URL, description="URL of an MLflow tracking server, which gets a run"
@@ -157,17 +157,17 @@ class ExportTargets(Strict):
         return self
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the names of the targets that are asked for."""
+        """Return the names of the requested targets."""
         return tuple(name for name in ExportTargets.model_fields if getattr(self, name))
 
     def with_defaults(self, defaults: ExportTargets) -> Self:
-        """Return these targets, with those of ``defaults`` for the ones that are not mentioned."""
+        """Return these targets, with those of ``defaults`` for the missing ones."""
         missing = {name: value for name, value in defaults if value is not None and getattr(self, name) is None}
         return self.model_copy(update=missing)
 
 
 def leads_to_a_server(url: str) -> bool:
-    """Return whether a URL is one of a server, with nothing secret in it: specs are shown to whoever may read a job."""
+    """Return whether a URL names a server and contains no secret: specs are shown to whoever may read a job."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0

@@ -1,4 +1,4 @@
-"""Defines what training minimises: the built-in objectives, and those of installed packages."""
+"""Defines the objectives of training: the built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Certified(ObjectiveConfig):
         return self
 
     def limits(self, known: tuple[float, float] | None) -> tuple[float | None, float | None]:
-        """Return what inputs lie between, as far as anybody says; ``known`` is the source's own."""
+        """Return the limits of the inputs, as far as they are given; ``known`` are the source's own."""
         low, high = known or (None, None)
         return (low if self.lower is None else self.lower), (high if self.upper is None else self.upper)
 
@@ -80,7 +80,7 @@ class Certified(ObjectiveConfig):
         return reasons
 
     def _crossed(self, known: tuple[float, float] | None) -> Reason | None:
-        """Say why the one limit that is given does not go with the other, which the source knows."""
+        """Say why the given limit contradicts the other one, which the source knows."""
         low, high = self.limits(known)
         if low is None or high is None or low < high:
             return None

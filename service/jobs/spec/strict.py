@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 DISAGREEMENT = "disagreement"
-"""Type of the error about fields that do not go together; its context has what :func:`disagreement` was given."""
+"""Type of the error about fields that contradict each other; its context has the arguments of :func:`disagreement`."""
 
 
 def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
-    """Return the error of a validator of a whole fragment: the field to change first, where it does not go with
-    others.
+    """Return the error of a validator of a whole fragment about a field that contradicts others: the field to
+    change first.
     """
     return PydanticCustomError(
         DISAGREEMENT, "{field}: {message}; expected {expected}",

@@ -1,4 +1,4 @@
-"""Defines what a spec says of a sweep: which of its fields take which values."""
+"""Defines sweeps: which fields of a spec take which values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field, StringConstraints, model_validator
 from service.jobs.spec.strict import Strict, disagreement
 
 MOST_SWEPT = 1000
-"""Jobs of one sweep."""
+"""The most jobs of one sweep."""
 FIXED = ("kind", "sweep")
-"""Fields that all jobs of a sweep share."""
+"""Fields that cannot be swept: all jobs of a sweep share them."""
 
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_SWEPT)]
@@ -31,8 +31,8 @@ class Best(Strict):
 class SweepSpec(Strict):
     """Values of a spec's fields, by dotted path (``optimizer.lr``): each combination is a job.
 
-    ``grid`` combines every value of a field with every one of the others, ``zip`` the first values of all fields, then
-    the second ones; ``list`` names the values of each job.
+    ``grid`` combines every value of a field with every value of the others, ``zip`` the first values of all
+    fields, then the second ones; ``list`` names the values of each job.
     """
 
     grid: _Axes | None = Field(None, description="values by dotted path of a field; a job for each combination")
@@ -82,7 +82,7 @@ class SweepSpec(Strict):
         return self
 
     def places(self) -> dict[str, str]:
-        """Return where each swept field is named first, by its path."""
+        """Return the place at which each swept field is first named, by its path."""
         if self.list is None:
             return {path: f"{self.form}.{path}" for path in (self.grid or self.zip or {})}
         return {path: f"list.{index}.{path}" for index in reversed(range(len(self.list))) for path in self.list[index]}

@@ -69,14 +69,16 @@ class ShardingSpec(Strict):
     )
 
     def resolved(self, micro_batches: int) -> ShardingSpec:
-        """Return what this comes to in a step of so many micro-batches: ``auto`` decided, and one only is the last."""
+        """Return the choice for a step of so many micro-batches: ``auto`` is decided, and a single micro-batch is the
+        last.
+        """
         freed = self.reshard == "always" or (self.reshard == "auto" and micro_batches == 1)
         return ShardingSpec(reshard="always" if freed else "never", reduce=self.reduce if micro_batches > 1 else "last")
 
 
 class PipelineSpec(Strict):
-    """Chooses how micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp
-    is 1.
+    """Chooses how micro-batches move through the ``parallel.pp`` ranks of a pipeline; without effect if pp is
+    1.
     """
 
     schedule: ScheduleName = Field(
@@ -89,7 +91,7 @@ class PipelineSpec(Strict):
 
     @property
     def stages_per_rank(self) -> int:
-        """``virtual_stages``, or what the schedule takes when it is absent."""
+        """``virtual_stages``, or the schedule's default if it is absent."""
         return self.virtual_stages or GENERATORS[self.schedule].stages_per_rank
 
     @model_validator(mode="after")
@@ -103,7 +105,7 @@ class PipelineSpec(Strict):
 
 
 class CompileChoice(Strict):
-    """Chooses what to compile; only what the named compile job's gate allows for this configuration is switched on."""
+    """Chooses what to compile; only modes that the named compile job's gate allows for this configuration are used."""
 
     train: bool = Field(False, description="compile the training step")
     inference: bool = Field(False, description="compile the evaluation")
@@ -143,9 +145,9 @@ class ExportSpec(ExportTargets):
 
 
 class ResumeSpec(Strict):
-    """Goes on where another training job was at a checkpoint: weights, optimizer, step, and the order of its data.
+    """Continues another training job from a checkpoint: weights, optimizer, step, and the order of its data.
 
-    ``steps`` counts from that job's start. Layout, learning rate, schedule and number of steps may be others.
+    ``steps`` counts from that job's start. Layout, learning rate, schedule and number of steps may differ.
     """
 
     job: JobId = Field(description="the id of a training job, however it ended")
@@ -181,7 +183,7 @@ class TrainSpec(CommonSpec):
 
     @property
     def stages(self) -> int:
-        """Pieces that the model is cut into; 1 without a pipeline."""
+        """Pieces into which the model is cut; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     @property
@@ -201,11 +203,11 @@ class TrainSpec(CommonSpec):
 
     @property
     def gate_job(self) -> str | None:
-        """Return the id of the compile job whose gate permits what ``compile`` asks for."""
+        """Return the id of the compile job whose gate permits the requested modes."""
         return self.compile.gate
 
     def dependencies(self) -> tuple[Dependency, ...]:
-        """Return the model's job, the one that is resumed, the gate's, and those of ``after``."""
+        """Return the model's job, the resumed job, the gate's, and those of ``after``."""
         resumed = () if self.resume is None else (Dependency("resume.job", self.resume.job, "train", self.resume.step),)
         gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
         return (*jobs_of(self.model), *resumed, *gate, *super().dependencies())

@@ -15,7 +15,7 @@ from service.jobs.spec.strict import Strict, disagreement
 
 
 def _kept(value: Any) -> Any:
-    """Refuse an integer that float64 would round: it is written as if every digit mattered."""
+    """Refuse an integer that float64 would round: its every digit may matter."""
     if isinstance(value, int) and 2**53 < abs(value) < 2**1023 and int(float(value)) != value:
         message = "{value} is between two float64 numbers, the nearer of which is {nearest}"
         raise PydanticCustomError("rounded_number", message, {"value": str(value), "nearest": str(int(float(value)))})
@@ -44,7 +44,7 @@ class Robustness(Strict):
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Return the least and the greatest number of an input, where the ball is clipped to them."""
+        """Return the least and the greatest number of an input, if the ball is clipped to them."""
         if self.clip != "data":
             return self.clip
         gives = self.data.gives
@@ -76,7 +76,7 @@ class OutputHalfspace(Strict):
 class Box(Strict):
     """Bounds of the outputs on one input box; with ``output`` halfspaces, also a verdict.
 
-    A number is the float64 that is nearest to its decimal; what is verified or falsified is about just these numbers.
+    A number is the float64 nearest to its decimal; verdicts are about exactly these numbers.
     """
 
     lower: tuple[Real, ...] = Field(min_length=1, fail_fast=True, description="the least value of each input")
@@ -100,8 +100,8 @@ class Box(Strict):
 class FromOnnx(Strict):
     """A network in an uploaded ONNX file, opset 8 to 24; inputs and outputs are flattened.
 
-    Several of them are side by side, in their order: ``X_0`` … of a query are entries of the inputs that are not fixed,
-    ``Y_0`` … of the outputs. Of an input of whole numbers, the nearest ones are taken.
+    Several of them are side by side, in their order: ``X_0`` … of a query are entries of the inputs that are
+    not fixed, ``Y_0`` … of the outputs. An input of whole numbers takes the nearest ones.
     """
 
     onnx: FileId = Field(description="the id of an uploaded ONNX file")
@@ -125,7 +125,7 @@ class FromOnnx(Strict):
     )
 
     def choices(self) -> dict[str, Any]:
-        """Return what is chosen of the file, under the names of the fields; empty where it is taken as it is."""
+        """Return the choices from the file, by the names of the fields; empty if it is used unchanged."""
         return self.model_dump(mode="json", include={"outputs", "inputs", "dimensions"}, exclude_defaults=True)
 
 
@@ -199,15 +199,15 @@ _VerifiedModel = Annotated[
 
 
 ATTACK_RESTARTS = 64
-"""Starts of an attack unless a budget says otherwise."""
+"""Starts of an attack if the budget names none."""
 
 
 SECONDS, SECONDS_OF_BOUNDS = 60.0, 600.0
-"""What an instance may take unless a budget says otherwise: where it may be searched, and where it is only bounded."""
+"""Seconds for an instance if the budget names none: with search, and with bounds only."""
 
 
 class VerifyBudget(Strict):
-    """Bounds what may be spent; a method that has no use for a part leaves it."""
+    """Limits the effort; a method ignores limits that it has no use for."""
 
     batch: int = Field(64, ge=1, description="instances bounded together")
     iterations: int = Field(
@@ -258,7 +258,7 @@ class VerifySpec(CommonSpec):
     budget: VerifyBudget = VerifyBudget()
 
     def searches(self) -> bool:
-        """Return whether what bounds leave open is searched."""
+        """Return whether instances that bounds leave open are searched."""
         return isinstance(self.property, VnnlibProperty | InstancesProperty) or self.method == "beta-crown"
 
     def dependencies(self) -> tuple[Dependency, ...]:

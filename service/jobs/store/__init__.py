@@ -43,7 +43,7 @@ from service.jobs.store_limits import StoreLimits
 
 @dataclass(frozen=True)
 class Store:
-    """Synchronous and safe to share between threads; :func:`in_loop` makes a call from an event loop, without a thread.
+    """Synchronous and thread-safe; :func:`in_loop` makes a call from an event loop, without a thread.
     Any call may raise :class:`StoreUnavailable`.
     """
 
@@ -121,8 +121,8 @@ class Store:
         )
 
     def forgets_at_restart(self) -> bool:
-        """Return whether the broker keeps nothing on disk, so that its restart loses every job: it has neither an
-        append-only file nor snapshots. ``False`` where it does not tell.
+        """Return whether the broker keeps nothing on disk, so that its restart loses every job: it has neither
+        an append-only file nor snapshots. ``False`` if it does not tell.
         """
         if self.client.call("INFO", "persistence")["aof_enabled"]:
             return False
@@ -134,7 +134,7 @@ class Store:
     def survives_power_loss(self) -> bool:
         """Return whether answered writes outlive a loss of power at the broker: it syncs its append-only file before
         each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since many
-        releases answer it before the sync. ``False`` also where the broker does not tell.
+        releases answer it before the sync. ``False`` also if the broker does not tell.
         """
         if not self.client.call("INFO", "persistence")["aof_enabled"]:
             return False

@@ -1,9 +1,9 @@
 """Says which keys and commands each user of the broker may use, as the rules of an access control list.
 
-A deployment gives the broker one user for the API and one, or one each, for worker hosts. Agents place and reap for the
-whole fleet, so a host's user changes jobs, hosts, leases and the queue; what admits people (API keys, sessions,
-sign-ins), the audit log and what uploads are known, it neither reads nor writes. Its rules follow from the scripts that
-a host calls: the keys and commands that those name are allowed and nothing else is.
+A deployment gives the broker one user for the API and one, or one each, for worker hosts. Agents place and reap
+for the whole fleet, so a host's user changes jobs, hosts, leases and the queue. It neither reads nor writes the
+credentials of people (API keys, sessions, sign-ins), the audit log or the records of uploads. Its rules follow
+from the scripts that a host calls: they allow the keys and commands of these scripts, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from service.jobs.store.keyspace import KEYS, PREFIX
 from service.jobs.store.scripts import Script
 
 CELERY_PREFIX = f"{PREFIX}celery:"
-"""Before each of Celery's own keys."""
+"""The prefix of Celery's own keys."""
 SHORTEST_PASSWORD = 32
-"""Characters. The list holds plain SHA-256 digests, which only a long random password makes useless to a reader."""
+"""The fewest characters of a password. The list holds plain SHA-256 digests, which are useless to a reader only if
+the password is long and random.
+"""
 
 _AnyScript = Script[..., Any]
 
@@ -48,7 +50,7 @@ HOST_SCRIPTS: tuple[_AnyScript, ...] = (
     stubs.tell_allocating,
     stubs.waiting,
 )
-"""What agents and supervisors call."""
+"""The scripts that agents and supervisors call."""
 API_SCRIPTS: tuple[_AnyScript, ...] = (
     stubs.add_counts,
     stubs.add_upload,
@@ -102,10 +104,10 @@ API_SCRIPTS: tuple[_AnyScript, ...] = (
     stubs.use_session,
     stubs.waiting,
 )
-"""What the API calls, and whoever restores a backup; scripts may be in both."""
+"""The scripts that the API and the restore of a backup call; a script may be in both lists."""
 
 _HOST_READS = ("EXISTS", "HGET", "HGETALL", "TIME", "XINFO|STREAM", "XRANGE", "XREVRANGE", "ZRANGE")
-"""Commands that agents and supervisors give outside scripts, on keys of :data:`HOST_SCRIPTS`."""
+"""Commands that agents and supervisors send outside scripts, on keys of :data:`HOST_SCRIPTS`."""
 _CONNECTION = ("CLIENT|SETINFO", "CLIENT|SETNAME", "EVAL", "EVALSHA", "PING", "SELECT")
 _CELERY = (
     "BRPOP", "DEL", "DISCARD", "EXEC", "HDEL", "HGET", "HSET", "LLEN", "LPUSH", "MULTI", "PEXPIRE", "RPOP",
@@ -116,19 +118,19 @@ _API_COMMANDS = (
     "+@read", "+@write", "+@connection", "+@transaction", "-@dangerous", "-@admin", "-@scripting",
     "+eval", "+evalsha", "+time", "+info", "+config|get",
 )  # fmt: skip
-"""Whatever reads and writes keys, and what tells whether the broker is durable."""
+"""All commands that read and write keys, and those that tell whether the broker is durable."""
 _NAME = re.compile(r"api|host(-[A-Za-z0-9._-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Role:
-    """Lists what the users of a role may do: patterns of keys, and words of access rules for commands."""
+    """Lists the rights of a role's users: patterns of keys, and access rules for commands."""
 
     keys: tuple[str, ...]
     commands: tuple[str, ...]
 
     def rule(self, user: str, password: str) -> str:
-        """Return the line of an access control list that admits ``user`` by ``password``, of which it has a digest."""
+        """Return the line of an access control list that admits ``user`` by the digest of ``password``."""
         digest = hashlib.sha256(password.encode()).hexdigest()
         keys = [f"~{pattern}" for pattern in self.keys]
         return " ".join(["user", user, "reset", "on", f"#{digest}", *keys, "-@all", *self.commands])
@@ -149,11 +151,11 @@ def _host() -> Role:
 
 HOST = _host()
 PROBE = "user probe reset on nopass -@all +ping"
-"""Whoever reaches the broker may ask whether it answers, which is what health checks do."""
+"""Anyone who reaches the broker may ask whether it answers, as health checks do."""
 
 
 def access_list(passwords: Mapping[str, str]) -> str:
-    """Return the file that a broker's ``aclfile`` names, for these users and their passwords.
+    """Return a broker's ``aclfile`` for these users and their passwords.
 
     ``api`` is the API's user; ``host``, and ``host-…`` with any name, are hosts'. Raises ``ValueError`` for another
     name, for a password shorter than :data:`SHORTEST_PASSWORD` or with white space, and without a user ``api`` and
@@ -170,7 +172,7 @@ def access_list(passwords: Mapping[str, str]) -> str:
 
 
 def role_of(user: str) -> Role:
-    """Return a user's role, by its name. Raises ``ValueError`` for a name that none has."""
+    """Return a user's role, by its name. Raises ``ValueError`` for a name without a role."""
     if not _NAME.fullmatch(user):
         raise ValueError(f"{user!r} is not a user of the broker; expected api, host, or host- with the name of a host")
     return API if user == "api" else HOST

@@ -1,8 +1,8 @@
-"""Keeps what a job published: a manifest in Redis, the bytes in the job's folder.
+"""Keeps the artifacts of jobs: a manifest in Redis, the bytes in the job's folder.
 
 A file is reached through the manifest only, never through a symbolic link or outside the folder, and the open file
-itself is checked: a job may lay something else in its place meanwhile. The manifest's entry is true at every moment:
-its bytes are those with the hash, although its job may be writing it anew.
+itself is checked: a job may replace it meanwhile. The manifest's entry is true at every moment: its bytes have its
+hash, even while its job writes the file anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ FOLDER = "inode/directory"
 _LONGEST_NAME = 512
 _LARGEST_DESCRIPTION = 16 << 20
 _TRIES = 3
-"""An entry may be replaced, and its content deleted, between the look at the manifest and that at the file."""
+"""Tries: an entry may be replaced, and its content deleted, after the manifest is read and before the file is opened.
+"""
 
 
 def checked_name(name: str) -> str:
@@ -61,7 +62,7 @@ class ArtifactStore:
     client: BrokerClient
     data: DataLayout
     objects: ObjectStore | None = None
-    """Where the files are, if hosts share no folder."""
+    """The store of the files if hosts share no folder."""
 
     def list(self, job_id: str) -> list[Artifact]:
         """Return all of a job's artifacts, by name."""
@@ -69,8 +70,8 @@ class ArtifactStore:
         return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
 
     def left(self, job_id: str) -> tuple[Artifact, ...]:
-        """Return the complete checkpoints of a job that has not published any: its attempt runs, or ended before. One
-        that is deleted meanwhile is left out.
+        """Return the complete checkpoints of a job that has not published them: its attempt still runs, or
+        ended before it could. One that is deleted meanwhile is left out.
         """
         if self.objects is not None:
             return tuple(_stored(folder) for folder in self._checkpoints(self.objects, job_id).values())
@@ -93,8 +94,9 @@ class ArtifactStore:
         raise NotFound(f"job {job_id} has no artifact {name!r}")
 
     def open(self, job_id: str, name: str) -> tuple[Artifact, BinaryIO | Folder | RemoteFile | RemoteFolder]:
-        """Return an artifact and its file, open, or its folder where the media type is :data:`FOLDER`. Folders may also
-        lie beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere.
+        """Return an artifact and its file, open, or its folder if the media type is :data:`FOLDER`. Folders may
+        also lie beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead
+        elsewhere.
         """
         paths = self.data.job(job_id)
         for _ in range(_TRIES):
@@ -124,13 +126,13 @@ class ArtifactStore:
         return content
 
     def steps_of_checkpoints(self, job_id: str) -> tuple[int, ...]:
-        """Return the steps of a job's complete checkpoints, in order: what another job can resume."""
+        """Return the steps of a job's complete checkpoints, in order: another job can resume these."""
         if self.objects is None:
             return steps_of_checkpoints(self.data.job(job_id))
         return tuple(sorted(_step(name) for name in self._checkpoints(self.objects, job_id)))
 
     def steps_of_weights(self, job_id: str) -> tuple[int, ...]:
-        """Return the steps of which a job has left weights, in order."""
+        """Return the steps at which a job has left weights, in order."""
         if self.objects is None:
             return steps_of_weights(self.data.job(job_id))
         model = []
@@ -140,11 +142,11 @@ class ArtifactStore:
         return tuple(sorted({*self.steps_of_checkpoints(job_id), *model}))
 
     def left_steps(self, job_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the steps of which a job has left weights, and those of its checkpoints."""
+        """Return the steps at which a job has left weights, and those of its checkpoints."""
         return self.steps_of_weights(job_id), self.steps_of_checkpoints(job_id)
 
     def fetch_records(self, job_id: str) -> None:
-        """Get what ranks of ended attempts reported and printed on other hosts; it stays here."""
+        """Fetch the reports and logs of ended attempts' ranks on other hosts; they stay here."""
         if self.objects is None:
             return
         owner, attempts = job_files(job_id), self.data.job(job_id).attempts
@@ -154,7 +156,7 @@ class ArtifactStore:
                 with Folder.open(attempts) as folder, folder.make(f".{number}") as draft:
                     for name, file in self.objects.tree(owner, manifest).files.items():
                         self.objects.fetch(file, draft, name)
-                    with contextlib.suppress(OSError):  # somebody else was faster
+                    with contextlib.suppress(OSError):  # another process was faster
                         folder.rename(f".{number}", str(number))
 
     def remove(self, job_id: str) -> None:
@@ -205,7 +207,7 @@ def _described(saved: Checkpoint) -> Artifact:
 
 
 def _content(paths: JobPaths, artifact: Artifact) -> BinaryIO | Folder | None:
-    """Open where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
+    """Open the file that holds the bytes. One that was entered without a copy is still where its job wrote it."""
     try:
         name = checked_name(artifact.name)
         with Folder.open(paths.root) as root:

@@ -1,9 +1,9 @@
 """Handles attempts as workers do: places, dispatches, claims, renews, ends and reaps them,
 and makes room for pending jobs by stopping preemptible ones of lower priority.
 
-Every write carries an :class:`AttemptRef`. It is refused with :class:`Superseded` unless the job is active at that
-very attempt and the host's part of it was claimed and not given up since. A part that was given up for lost may write
-again, and its attempt goes on, until somebody claims a newer one.
+Every write carries an :class:`AttemptRef`. It is refused with :class:`Superseded` unless that attempt of the
+job is active and the host's part of it is claimed and not given up. A part that was given up as lost may write
+again, and its attempt continues, until a newer one is claimed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from service.jobs.webhooks import ReachedThreshold
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""
 _LONGEST_PHASE = 60
-"""Characters that are kept of a phase's name."""
+"""The most characters of a phase's name; the rest is cut off."""
 _LATEST = 2.0**32
-"""Unix time that no clock shows: a rank's own claim counts only up to it."""
+"""A Unix time that no clock shows: a rank's own times count only up to it."""
 
 
 def parse_ref(text: str) -> AttemptRef:
-    """Parse what ``str(ref)`` gives."""
+    """Parse the text of ``str(ref)``."""
     job_id, attempt, host = text.split(":", 2)
     return AttemptRef(job_id, int(attempt), host)
 
@@ -63,7 +63,7 @@ class Attempts:
     limits: StoreLimits
 
     def place(self) -> list[str]:
-        """Start everything that fits now; any process may call this at any time. Returns the ids placed.
+        """Start every job that fits now; any process may call this at any time. Returns the ids placed.
 
         Order is priority, then age (a job that lost an attempt keeps its place). One host by best fit, else a gang
         over the fewest hosts that ``max_hosts`` allows, all or nothing. Later jobs may overtake one that does not fit
@@ -75,7 +75,7 @@ class Attempts:
     def settle_restored(self) -> list[str]:
         """Settle the jobs of a store that was restored from a backup, before anybody else uses it: running jobs are
         queued again without using a retry, jobs being cancelled are cancelled, and hosts are forgotten until they
-        report. Numbers of attempts leave a gap: a supervisor of the service that the backup is of is refused here.
+        report. Numbers of attempts leave a gap, so that supervisors of the backed-up service are refused here.
         """
         cursor, queued = "", list[str]()
         while True:
@@ -89,11 +89,12 @@ class Attempts:
         return [parse_ref(name) for name in stubs.due(self.client, self.limits.script_argument, _BATCH)]
 
     def claim(self, ref: AttemptRef, supervisor: str) -> Claim:
-        """Own a part. ``supervisor`` names one process: asking again under the same name gives the same claim,
-        any other is refused with :class:`Superseded`. The job is ``running`` when all its parts are claimed.
+        """Own a part.
 
-        Raises :class:`UnknownSpec`, with the part claimed, where the API knew what this host does not: a package that
-        an operator installed on one of them only, or removed since.
+        ``supervisor`` names one process: asking again under the same name gives the same claim, any other is refused
+        with :class:`Superseded`. The job is ``running`` when all its parts are claimed. Raises :class:`UnknownSpec`,
+        with the part claimed, if the API knew a package that this host does not: an operator installed it on one of
+        them only, or has removed it.
         """
         spec, placement, address = stubs.claim(
             self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, supervisor
@@ -119,11 +120,10 @@ class Attempts:
         batch: int = 0,
         reached: Sequence[ReachedThreshold] = (),
     ) -> None:
-        """Append events to the job's stream in order, set its progress and add to its phases, all or nothing. Of
-        ``reached`` the first of each name is told to whom the job's spec names.
-
-        ``batch`` numbers the calls of this part from 1 on: a batch that was taken before is not taken again, so a
-        call that got no answer may be repeated. Without it every call appends.
+        """Append events to the job's stream in order, set its progress and add to its phases, all or nothing. The
+        first entry of each name in ``reached`` is told to the receivers that the job's spec names. ``batch``
+        numbers the calls of this part from 1 on: no batch is taken twice, so a call that got no answer may be
+        repeated. Without it every call appends.
 
         ``state`` events belong to the service: they are refused with :class:`ValueError`, like unknown types.
         """
@@ -140,8 +140,8 @@ class Attempts:
     def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
         """Enter a published file in the manifest and append its ``artifact`` event; the same name is replaced.
 
-        Raises :class:`ValueError` for a name that is no plain relative path, and :class:`Conflict` where the job would
-        have more artifacts, or more bytes of them, than the limits allow.
+        Raises :class:`ValueError` for a name that is no plain relative path, and :class:`Conflict` if the job
+        would have more artifacts, or more bytes of them, than the limits allow.
         """
         event: ArtifactEvent = {
             "type": "artifact",
@@ -208,12 +208,12 @@ def _known(spec: str) -> CommonSpec:
 
 
 def _progress(event: ProgressEvent) -> str:
-    """Return its form in the job's record. Raises :class:`ValueError` for what could not be read there."""
+    """Return its form in the job's record. Raises :class:`ValueError` for values that could not be read back."""
     return Progress.model_validate({name: event.get(name) for name in Progress.model_fields}).model_dump_json()
 
 
 def _phases(events: Sequence[Event]) -> str:
-    """Return the phases that rank 0 tells of, by name and Unix time, as JSON; empty where there are none."""
+    """Return the phases that rank 0 reports, by name and Unix time, as JSON; empty if there are none."""
     told = [event for event in events if _is_phase(event) and event["rank"] == 0]
     begun = [(each["name"][:_LONGEST_PHASE], min(max(each["time"], 0.0), _LATEST)) for each in told]
     return orjson.dumps(begun).decode() if begun else ""
@@ -240,8 +240,8 @@ _MOST = 500
 
 @dataclass(frozen=True)
 class KnownJob:
-    """The fate of a job for which devices were requested: its state, empty where it is gone, and the allocation of its
-    newest attempt, empty where there is none.
+    """The fate of a job for which devices were requested: its state, empty if the job is gone, and the
+    allocation of its newest attempt, empty if there is none.
     """
 
     state: str
@@ -260,7 +260,7 @@ class Launching:
         return stubs.hold_launcher(self.client, launcher, worker, round(hold_s * 1000)) == 1
 
     def read(self, launcher: str, job_ids: Sequence[str]) -> tuple[list[PendingLaunch], dict[str, KnownJob]]:
-        """Return the first pending jobs in order, without those that quotas keep back, and what became of others."""
+        """Return the first pending jobs in order, without those that quotas keep back, and the fate of others."""
         limits = self.limits.script_argument
         pending, known = stubs.read_launching(self.client, limits, launcher, _MOST, *job_ids)
         return [_pending(row) for row in pending], {job_id: KnownJob(*rest) for job_id, *rest in known}
@@ -271,8 +271,9 @@ class Launching:
             stubs.tell_allocating(self.client, launcher, orjson.dumps(dict(reasons)).decode())
 
     def place(self, job_id: str, allocation: Allocation, hosts: Sequence[str]) -> int | Literal["waits", "over"]:
-        """Begin an attempt on all devices of the hosts of an allocation, of which the first leads; return its number,
-        ``waits`` until all of them are heard of, and ``over`` where the job has no use for them (any more).
+        """Begin an attempt on all devices of the hosts of an allocation, the first of which leads. Return its
+        number, ``waits`` until all of them have reported, or ``over`` if the job has no use for them (any
+        more).
         """
         limits, told = self.limits.script_argument, allocation.model_dump_json()
         answer, attempt = stubs.place_allocated(self.client, limits, job_id, told, *hosts)
@@ -307,8 +308,8 @@ class Preemptions:
     hosts: HostStore
 
     def make_room(self) -> Preemption | None:
-        """Ask jobs to make room, for one pending job at most; return whom, and for which. Any process may call this at
-        any time.
+        """Ask jobs to make room, for one pending job at most; return these jobs, and the pending one. Any
+        process may call this at any time.
         """
         seen = stubs.read_preemptible(self.client, _MOST_STOPPED)
         if not seen:

@@ -28,12 +28,12 @@ _ATTEMPTS = 1000
 
 REFUSALS_WINDOW_S = 60.0
 REFUSALS_RECORDED = {"address": 20, "all": 600}
-"""Refused requests that are recorded within a window: anybody who reaches the service can cause them."""
+"""The most refused requests recorded within a window: anyone who reaches the service can cause them."""
 
 
 @dataclass(frozen=True)
 class AuditFilter:
-    """Says which entries are asked for; ``None`` is any."""
+    """Selects entries; ``None`` is any."""
 
     since: datetime | None = None
     until: datetime | None = None
@@ -48,13 +48,13 @@ class AuditFilter:
         return (self.since is None or entry.time >= self.since) and (self.until is None or entry.time < self.until)
 
     def is_past(self, entry: AuditEntry) -> bool:
-        """Return whether no entry before this one is wanted."""
+        """Return whether no entry before this one matches."""
         return self.since is not None and entry.time < self.since - _CLOCKS_DIFFER
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """Records of one caller that wait to be written, and what came of it."""
+    """Records of one caller that wait to be written, and the outcome."""
 
     records: Sequence[AuditRecord]
     is_over: bool = False
@@ -78,8 +78,8 @@ class AuditLog:
     _known: list[AuditHead] = field(default_factory=lambda: [AuditHead()])
 
     def append(self, records: Sequence[AuditRecord]) -> None:
-        """Append entries. Callers that come while others are being written share one write. What runs in an event loop
-        may not wait like this: see :meth:`append_at_once`.
+        """Append entries. Callers that come while others are being written share one write. Code in an event
+        loop may not wait like this: see :meth:`append_at_once`.
         """
         assert current_call() is None
         mine = _Waiting(records)
@@ -92,7 +92,7 @@ class AuditLog:
             raise mine.error
 
     def append_at_once(self, records: Sequence[AuditRecord]) -> bool:
-        """Append entries, unless others are being written; return whether they were. Somebody has to call
+        """Append entries, unless others are being written; return whether they were. The caller calls
         :meth:`archive` now and then.
         """
         if not self._writing.acquire(blocking=False):
@@ -162,7 +162,7 @@ class AuditLog:
                 each.is_over = True
 
     def _write(self, records: Sequence[AuditRecord]) -> int:
-        """Append entries after the newest, whoever wrote it; return the length of the stream."""
+        """Append entries after the newest one of any writer; return the length of the stream."""
         for _ in range(_ATTEMPTS):
             head = self._known[0] if self._known[0].number else self.head()
             entries = chained(records, head)
@@ -174,8 +174,8 @@ class AuditLog:
         raise RuntimeError(f"others appended to the audit log {_ATTEMPTS} times while this process tried to")
 
     def archive(self) -> None:
-        """Move all but the newest entries from the stream to the files. Where these cannot be written, the entries stay
-        in the stream, and the next call tries again.
+        """Move all but the newest entries from the stream to the files. If the files cannot be written, the
+        entries stay in the stream, and the next call tries again.
         """
         try:
             with self.files.locked() as is_held:

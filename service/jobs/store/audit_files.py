@@ -15,13 +15,13 @@ from service.jobs.atomic import flush
 from service.jobs.audit import AuditHead
 
 _FILE_BYTES = 4 << 20
-"""A file that is larger is not appended to any more."""
+"""A larger file gets no more entries."""
 
 
 @dataclass(frozen=True)
 class AuditFiles:
-    """Files are named after the first entry in them, so that their names sort by age. Only the holder of the lock
-    writes; anybody may read meanwhile, as far as the last line feed.
+    """Files are named after the first entry in them, so that their names sort by age. Only the holder of the
+    lock writes; others may read meanwhile, as far as the last line feed.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class AuditFiles:
         return AuditHead()
 
     def append(self, first: int, lines: Sequence[bytes]) -> None:
-        """Append entries, of which ``first`` is the number of the first, and force them to disk. The incomplete line of
+        """Append entries, numbered from ``first`` on, and force them to disk. The incomplete line of
         a killed writer is cut off: that entry is still in the stream.
         """
         paths = self._paths()
@@ -103,7 +103,7 @@ def _first_number(path: Path) -> int:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines that have their end; none of a file that was deleted meanwhile, since it was too old."""
+    """Return the complete lines; none of a file that was deleted meanwhile because of its age."""
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Speaks to Redis, as nothing else does: a thread-safe client with explicit timeouts and the domain's exceptions."""
+"""The only client of Redis: thread-safe, with explicit timeouts and the domain's exceptions."""
 
 from __future__ import annotations
 
@@ -28,32 +28,24 @@ class StoreUnavailable(Exception):  # noqa: N818
 
 
 class BrokerRefused(StoreUnavailable):
-    """The broker answers, and does not admit us: another password, certificate or set of access rules is needed."""
+    """The broker answers, but does not admit us: another password, certificate or set of access rules is needed."""
 
 
 class BrokerCannotWrite(StoreUnavailable):
-    """The broker answers, and takes no writes now: its disk or its memory is full, or it is starting or a replica."""
+    """The broker answers, but takes no writes now: its disk or its memory is full, or it is starting or a replica."""
 
 
 class BrokerClient:
-    """Commands and scripts over a connection pool; safe to share between threads. Calls that run in an event loop
+    """Commands and scripts over a connection pool; thread-safe. Calls that run in an event loop
     (:mod:`~service.jobs.store.loop_calls`) share connections of their own, until :meth:`leave_loop`.
 
-    A command is never repeated behind the caller's back: one that timed out may have taken effect. What could not be
-    sent, or came while the broker was reading its data, had no effect, and is tried for ``outage_s``.
+    A command that timed out is never repeated unasked: it may have taken effect. One that could not be sent, or
+    arrived while the broker was reading its data, had no effect, and is tried for ``outage_s``.
     """
 
     def __init__(self, url: str, timeouts: BrokerTimeouts | None = None) -> None:
         timeouts = timeouts or BrokerTimeouts()
-        self._pool = PatientPool.from_url(
-            url,
-            decode_responses=True,
-            protocol=2,
-            socket_connect_timeout=timeouts.connect_s,
-            socket_timeout=timeouts.reply_s,
-            health_check_interval=timeouts.health_check_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = PatientPool.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts.of_a_pool())
         self._pool.outage = BrokerOutage(timeouts.outage_s)
         self._redis = redis.Redis.from_pool(self._pool)
         self._url = url
@@ -129,8 +121,8 @@ def translated() -> Iterator[None]:
 
 
 def _tls_refusal(error: BaseException) -> str | None:
-    """Return why one side would not have the other's certificate or its kind of TLS, if that is what ``error`` came of;
-    a connection that merely broke off may succeed the next time.
+    """Return why one side refused the other's certificate or its kind of TLS, if that caused ``error``; a
+    connection that merely broke may succeed the next time.
     """
     cause: BaseException | None = error
     while cause is not None:

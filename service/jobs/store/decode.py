@@ -1,4 +1,4 @@
-"""Converts what Redis holds to records: hashes of strings become typed, frozen data."""
+"""Converts the data of Redis to records: hashes of strings become typed, frozen data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _READ: dict[str, Callable[[str], Any]] = {
 """How the fields of a record become those of a job."""
 _READ_BY_SCRIPTS = ("reason", "shape", "avoid", "allocating", "queued_at")
 LISTED_FIELDS = (*(name for name in _READ if name not in ("spec", "children")), *_READ_BY_SCRIPTS)
-"""What ``brief_view`` in ``lua/lib/jobs.lua`` reads of a record: what lists show, and what that follows from."""
+"""The fields of a record that ``brief_view`` in ``lua/lib/jobs.lua`` reads: those that lists show, and those from
+which they follow.
+"""
 
 
 def job(flat: list[str]) -> Job:
@@ -54,7 +56,7 @@ def _values(flat: list[str]) -> dict[str, Any]:
 
 
 def reason_of(fields: dict[str, str]) -> str | None:
-    """Return why a job is in its state: the reason of its last move, or what it waits for."""
+    """Return why a job is in its state: the reason for its last move, or for its wait."""
     reason, waiting = fields.get("reason"), fields.get("waiting")
     return f"{reason}; {waiting}" if reason and waiting else reason or waiting or None
 

@@ -1,6 +1,6 @@
-"""Keeps which ended jobs are still to be exported, and to where.
+"""Keeps the ended jobs that are still to be exported, and their targets.
 
-The script that ends a job notes it. An export's failures so far are a field of the job, and are deleted with it.
+The script that ends a job notes them. An export's failures so far are a field of the job, and are deleted with it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class DueExport:
 
 @dataclass(frozen=True)
 class Exports:
-    """Hands out what is to be exported. Safe to share between threads and processes."""
+    """Hands out exports. Safe to share between threads and processes."""
 
     client: BrokerClient
     limits: StoreLimits
 
     def exist(self) -> bool:
-        """Return whether anything is to be exported, now or later; asking writes nothing."""
+        """Return whether there are exports to make, now or later; this writes nothing."""
         return bool(self.client.call("EXISTS", EXPORTS_DUE()))
 
     def due(self, most: int, hold_s: float) -> list[DueExport]:

@@ -29,21 +29,21 @@ from service.jobs.store.keyspace import PROJECTS, UPLOAD_HOLDERS, UPLOADS
 _CHUNK = 1 << 20
 _DRAFT = "upload-"
 _KEPT_FREE, _KEPT_SHARE = 1 << 26, 0.05
-"""Bytes of the disk that uploads leave, or a share of a small disk."""
+"""Bytes of the disk that uploads leave free, or a share of a small disk."""
 _LOOK_EVERY = 1 << 24
-"""Bytes of an upload after which its disk is looked at."""
+"""Bytes of an upload after which the free space of its disk is checked again."""
 _ABANDONED_S = 3600.0
-"""An upload that gets no byte for so long has lost its client."""
+"""An upload that receives no byte for so long has lost its client."""
 _DAY_S = 86_400.0
 
 
 class TooLarge(Exception):  # noqa: N818
-    """An upload went past the limit; nothing of it was kept."""
+    """An upload exceeded the limit; nothing of it was kept."""
 
 
 @dataclass(frozen=True)
 class UploadedBy:
-    """Names whose an upload is: a project, and the owner of the key that sent it."""
+    """Names the owner of an upload: a project, and the owner of the key that sent it."""
 
     project: str = DEFAULT_PROJECT
     owner: str = ""
@@ -72,8 +72,8 @@ class FileWriter:
         self._bytes = 0
 
     def expect(self, size: int) -> None:
-        """Raise :class:`TooLarge` for an upload of so many bytes, and :class:`OSError` where the disk has no room for
-        it: ahead of its content, which may take minutes. Some of the disk is kept for the broker, which needs it.
+        """Raise :class:`TooLarge` for an upload of so many bytes, and :class:`OSError` if the disk has no room
+        for it: before its content, which may take minutes. Some of the disk is reserved for the broker.
         """
         if size > self._max_file_bytes:
             limit = f"{self._max_file_bytes} bytes, the limit of this service (TRIVET_MAX_FILE_BYTES)"
@@ -85,7 +85,7 @@ class FileWriter:
             )
 
     def write(self, chunk: bytes) -> None:
-        """Append a chunk. Raises as :meth:`expect` does, as soon as it is too much."""
+        """Append a chunk. Raises like :meth:`expect`, as soon as the upload is too large."""
         total = self._bytes + len(chunk)
         if total > self._max_file_bytes or total // _LOOK_EVERY > self._bytes // _LOOK_EVERY:
             self.expect(total)
@@ -148,7 +148,9 @@ class FileWriter:
 
 @contextlib.contextmanager
 def _locked(data: DataLayout) -> Iterator[None]:
-    """Hold the lock under which contents come and go: else one that comes again might go with its last entry."""
+    """Hold the lock under which contents are added and deleted: otherwise one that is uploaded again might be deleted
+    with its last entry.
+    """
     with data.uploads_lock.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -156,7 +158,7 @@ def _locked(data: DataLayout) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Files:
-    """Uploaded files by id (``file_`` and the SHA-256 of the content). A project knows of its own only."""
+    """Uploaded files by id (``file_`` and the SHA-256 of the content). A project sees only its own."""
 
     client: BrokerClient
     data: DataLayout
@@ -164,7 +166,7 @@ class Files:
     keep_days: float | None
     """Days after its last use at which an upload expires; ``None`` keeps all."""
     objects: ObjectStore | None = None
-    """Where other hosts find the content, if hosts share no folder."""
+    """The store in which other hosts find the content, if hosts share no folder."""
 
     def writer(self, uploader: UploadedBy = UploadedBy()) -> FileWriter:
         """Return a writer for callers that receive chunks one at a time; use it as a context manager."""
@@ -186,7 +188,7 @@ class Files:
             return writer.commit(media_type, name)
 
     def delete_abandoned(self, age_s: float = _ABANDONED_S) -> list[Path]:
-        """Delete the drafts of uploads whose process was killed: those that were not written to for so many seconds."""
+        """Delete the drafts of uploads whose process was killed: those that got no data for so many seconds."""
         oldest = time.time() - age_s
         gone = []
         for draft in self.data.files.glob(f"{_DRAFT}*"):
@@ -209,8 +211,8 @@ class Files:
         return StoredFile.model_validate_json(text), path
 
     def fetch(self, file_id: str) -> None:
-        """Get the content of an upload from the object store, if there is one and it is not here. Raises
-        :class:`OSError`.
+        """Fetch the content of an upload from the object store, if there is one and the content is not here.
+        Raises :class:`OSError`.
         """
         if self.objects is not None:
             fetch_upload(self.objects, self.data, file_id)
@@ -220,7 +222,7 @@ class Files:
         return sorted(self.client.call("SMEMBERS", UPLOAD_HOLDERS(file_id)))
 
     def list(self, project: str, limit: int, start: int = 0) -> tuple[list[Upload], int]:
-        """Return a project's uploads from the ``start``-th on, the newest first, and how many there are."""
+        """Return a project's uploads from the ``start``-th on, newest first, and their number."""
         found = [StoredFile.model_validate_json(text) for text in self.client.call("HVALS", UPLOADS(project))]
         found.sort(key=lambda stored: ((stored.created_at and -stored.created_at.timestamp()) or 0.0, stored.id))
         chosen = found[start : start + limit]
@@ -246,8 +248,8 @@ class Files:
         self._forget(project, file_id, 0)
 
     def expire(self, most: int = 100) -> int:
-        """Delete uploads unused for ``keep_days``, at most so many; how many were deleted. What an unfinished job names
-        counts as used.
+        """Delete uploads unused for ``keep_days``, at most so many; return how many. An upload that an
+        unfinished job names counts as used.
         """
         if self.keep_days is None:
             return 0

@@ -1,4 +1,4 @@
-"""Measures the service for monitoring, adds up the counts of all processes, and remembers what alerts read."""
+"""Measures the service for monitoring, sums the counts of all processes, and keeps the samples that alerts read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from service.jobs.store_limits import StoreLimits
 
 @dataclass(frozen=True)
 class Counts:
-    """Adds and reads. The scripts count there themselves what happens in them."""
+    """Adds and reads counts. The scripts add their own."""
 
     client: BrokerClient
 
     def add(self, meter: Meter) -> None:
-        """Add what a process counted. While the broker is away the meter keeps it; raises :class:`StoreUnavailable`.
+        """Add the counts of a process.
 
-        A call whose answer was lost may have been counted, and is counted again: rather twice than not at all.
+        While the broker is away the meter keeps them; raises :class:`StoreUnavailable`. A call whose answer was lost
+        may have been counted, and is counted again: rather twice than not at all.
         """
         counted = meter.take()
         if not counted:
@@ -51,14 +52,14 @@ class Counts:
 
 
 _KEY_WARNING = timedelta(days=7)
-"""The time before its end in which a key counts as about to expire."""
+"""The time before its end during which a key counts as about to expire."""
 _MOST_HOSTS = 1000
-"""Hosts that have series of their own, in the order of their names."""
+"""The most hosts that have series of their own, in the order of their names."""
 
 
 @dataclass(frozen=True)
 class Gauges:
-    """Read at each scrape; nothing is remembered in the process, so every API process says the same."""
+    """Read at each scrape; the process keeps nothing, so all API processes give the same values."""
 
     client: BrokerClient
     limits: StoreLimits
@@ -67,7 +68,7 @@ class Gauges:
     keys: ApiKeys
 
     def numbers(self) -> Numbers:
-        """Return the values of all metrics but those of one process. Raises :class:`StoreUnavailable`."""
+        """Return the values of all metrics except those of one process. Raises :class:`StoreUnavailable`."""
         numbers = (
             self.counts.numbers() | self._keys() | self._jobs() | self._queue() | self._dispatch() | self._broker()
         )
@@ -83,7 +84,7 @@ class Gauges:
         return {state: int(self.client.call("ZCARD", JOBS_BY(f"state:{state}"))) for state in STATES}
 
     def round_trip_s(self) -> float:
-        """Write a value and read it back; seconds it took. Raises :class:`StoreUnavailable`."""
+        """Write a value and read it back; return the seconds that this took. Raises :class:`StoreUnavailable`."""
         key, value = f"{PREFIX}ready:{secrets.token_hex(8)}", secrets.token_hex(8)
         started = time.monotonic()
         self.client.call("SET", key, value, "PX", 1000)
@@ -101,7 +102,7 @@ class Gauges:
         return numbers
 
     def _keys(self) -> Numbers:
-        """Count the keys that somebody has to replace; a person's is made anew when the person signs in."""
+        """Count the keys that someone has to replace; a person's is made anew at each sign-in."""
         now = decode.moment(self.now_s() * 1000)
         held = (key for key in self.keys.list() if key.holder == "key" and key.successor is None)
         ends = [key.expires_at for key in held if key.expires_at is not None]
@@ -193,22 +194,22 @@ _KEPT = round(REMEMBERED_S / SAMPLE_S)
 
 @dataclass(frozen=True)
 class SampleStore:
-    """Takes one sample in :data:`SAMPLE_S`, whichever process is first; old ones go."""
+    """Takes one sample in :data:`SAMPLE_S`, in whichever process is first; old ones are dropped."""
 
     client: BrokerClient
 
     def is_due(self) -> bool:
-        """Return whether the caller is to take the next sample: true of one process in each period."""
+        """Return whether the caller is to take the next sample: true for one process in each period."""
         return bool(self.client.call("SET", SAMPLING(), 1, "NX", "PX", round(SAMPLE_S * 1000)))
 
     def record(self, moment: Moment) -> None:
-        """Remember what alerts read of these numbers, instead of the oldest."""
+        """Keep the numbers that alerts read, and drop the oldest sample."""
         watched = [(*series, value) for series, value in moment.numbers.items() if series.name in WATCHED]
         self.client.call("RPUSH", SAMPLES(), orjson.dumps({"at": moment.at, "numbers": watched}))
         self.client.call("LTRIM", SAMPLES(), -_KEPT, -1)
 
     def history(self) -> list[Moment]:
-        """Return the remembered samples by time. Those later than the last are from before a clock was set back."""
+        """Return the kept samples by time. Those later than the last are from before a clock was set back."""
         moments = [_moment(orjson.loads(text)) for text in self.client.call("LRANGE", SAMPLES(), 0, -1)]
         last = moments[-1].at if moments else 0.0
         return sorted((each for each in moments if each.at <= last), key=lambda each: each.at)

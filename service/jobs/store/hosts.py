@@ -38,11 +38,13 @@ class HostReport:
     versions: dict[str, str] = field(default_factory=dict)
     live: tuple[str, ...] = ()
     isolation: tuple[str, ...] = ()
-    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.records.ISOLATION_PARTS`."""
+    """The isolation of ranks from the host and from other jobs: parts of
+    :data:`service.jobs.records.ISOLATION_PARTS`.
+    """
     launchers: dict[str, str] = field(default_factory=dict)
-    """The launchers that this worker serves, and what each says of its devices."""
+    """The launchers that this worker serves, each with its account of its devices."""
     allocation: AllocatedDevices | None = None
-    """Devices that a launcher got for one job. Placement has none of them: the host declares none of its own."""
+    """Devices that a launcher got for one job. Placement does not see them: the host declares none of its own."""
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -86,24 +88,26 @@ class HostStore:
         return HeartbeatReply(drain == "1", tuple(_attempt(name, report.name) for name in kill))
 
     def leave(self, name: str) -> None:
-        """Sign a host off: it gets no more work, what runs there goes on, and its record goes when it holds nothing."""
+        """Sign a host off: it gets no more work, its attempts continue, and its record is deleted when it holds
+        nothing.
+        """
         stubs.leave(self.client, self.limits.script_argument, name)
 
     def list(self) -> list[Host]:
         return [_host(*entry) for entry in stubs.list_hosts(self.client, self.limits.script_argument, "")]
 
     def drain(self, name: str) -> Host:
-        """Give it no more work; what runs there goes on. Raises :class:`NotFound`."""
+        """Give it no more work; its attempts continue. Raises :class:`NotFound`."""
         stubs.drain(self.client, self.limits.script_argument, name, "1")
         return self._get(name)
 
     def resume(self, name: str) -> Host:
-        """Undo :meth:`drain`, and forget what is held against a failing host."""
+        """Undo :meth:`drain`, and forget the failures of a host."""
         stubs.drain(self.client, self.limits.script_argument, name, "0")
         return self._get(name)
 
     def capacity(self) -> FleetCapacity | None:
-        """Count the declared devices of the hosts that are heard of; ``None`` when they have none."""
+        """Count the declared devices of the reporting hosts; ``None`` if they have none."""
         devices: Counter[str] = Counter()
         has_cuda_for_auto = False
         for alive, record, *_ in stubs.list_hosts(self.client, self.limits.script_argument, ""):
@@ -153,7 +157,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
 
 
 def _allocated(fields: dict[str, str], has: AllocatedDevices, holdings: list[Holding], *, alive: bool) -> Host:
-    """Return a host of an allocation, which has the devices of that and declares none to placement."""
+    """Return a host of an allocation, which has the allocation's devices and declares none to placement."""
     held = {device for holding in holdings for device in holding.devices}
     free = tuple(device for device in range(has.devices) if device not in held)
     return Host(

@@ -37,8 +37,8 @@ def _text_of(spec: CommonSpec) -> str:
 
 
 def _idempotency_digest(project: str, owner: str, key: str) -> str:
-    """Return the name under which an idempotency key is kept; in the default project as it was before there were
-    others.
+    """Return the name under which an idempotency key is kept; the default project keeps the old form without a
+    project.
     """
     return hashed(json_of([owner, key] if project == DEFAULT_PROJECT else [project, owner, key]))
 
@@ -62,7 +62,7 @@ class Jobs:
         *,
         project: str = DEFAULT_PROJECT,
     ) -> tuple[Job, bool]:
-        """Accept a job that is checked in this process, see :meth:`submission` and :meth:`accept`.
+        """Check a job in this process and accept it, see :meth:`submission` and :meth:`accept`.
 
         Raises :class:`Rejected` with every reason why the job could never run.
         """
@@ -125,10 +125,10 @@ class Jobs:
         return spec.model_copy(update=changes)
 
     def known(self, submission: Submission) -> Job | None:
-        """Return the job that the idempotency key led to before; answered ahead of all checks, whose outcome may have
+        """Return the job to which the idempotency key led before; answered before all checks, whose outcome may have
         changed.
 
-        Raises :class:`Conflict` where it was used with another spec.
+        Raises :class:`Conflict` if it was used with another spec.
         """
         text = self.client.call("GET", IDEMPOTENCY(submission.idem)) if submission.idem else None
         if text is None:
@@ -140,7 +140,7 @@ class Jobs:
         return known
 
     def unknown(self, submissions: Sequence[Submission]) -> list[Submission]:
-        """Return those of a batch that no job stands for yet. Raises :class:`Conflict` as :meth:`known` does."""
+        """Return the submissions of a batch that have no job yet. Raises :class:`Conflict` like :meth:`known`."""
         if not any(submission.idem for submission in submissions):
             return list(submissions)
         texts = self.client.call("MGET", *(IDEMPOTENCY(submission.idem) for submission in submissions))
@@ -151,15 +151,17 @@ class Jobs:
         ]
 
     def check_request(self, submissions: Iterable[Submission]) -> CheckRequest:
-        """Return the specs with the fleet and the jobs that their check asks for: of those that they name, the ones
-        that the members of their projects may read.
+        """Return the specs with the fleet and the jobs that their check needs: of the jobs that they name,
+        those that the members of their projects may read.
         """
         submissions = list(submissions)
         specs = {submission.path: submission.spec for submission in submissions}
         return self.check_specs(specs, {submission.project for submission in submissions})
 
     def check_specs(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> CheckRequest:
-        """Return specs by path with what their check asks for, as members of all of ``projects`` may read it."""
+        """Return specs by path with the facts that their check needs, as far as members of all of ``projects`` may
+        read them.
+        """
 
         def visible(job_id: str) -> Job | None:
             job = self._lookup(job_id)
@@ -189,18 +191,18 @@ class Jobs:
         return found
 
     def accept(self, submission: Submission) -> tuple[Job, bool]:
-        """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power where the
-        broker syncs each write (:meth:`Store.survives_power_loss`). The flag says whether it is new: of two submissions
-        under one idempotency key the second gives the first one's job.
+        """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power if the
+        broker syncs each write (:meth:`Store.survives_power_loss`).
 
-        Raises :class:`Conflict` where the key was used with another spec, and :class:`Rejected` where a job that it
+        The flag says whether it is new: of two submissions under one idempotency key the second gives the first one's
+        job. Raises :class:`Conflict` if the key was used with another spec, and :class:`Rejected` if a job that it
         needs has ended badly since it was checked.
         """
         ((outcome, job_id, _, *records),) = self._accepted([submission])
         return _recorded(job_id, records[0]), outcome == "created"
 
     def accept_all(self, submissions: Sequence[Submission]) -> tuple[Accepted, ...]:
-        """Accept jobs that were checked, all or none of them, as :meth:`accept` does one. None is a sweep."""
+        """Accept jobs that were checked, all or none of them, like :meth:`accept`. None is a sweep."""
         outcomes = self._accepted(submissions)
         return tuple(Accepted(id=job_id, created=outcome == "created") for outcome, job_id, *_ in outcomes)
 
@@ -223,7 +225,7 @@ class Jobs:
         return outcomes
 
     def traceparent(self, job_id: str) -> str | None:
-        """Return the span of the request that submitted a job, or what its client gave as such."""
+        """Return the span of the request that submitted a job, or the one that its client named."""
         return valid_traceparent(self.client.call("HGET", JOB(job_id), "traceparent") or "")
 
     def get(self, job_id: str) -> Job:
@@ -235,11 +237,11 @@ class Jobs:
     def list(
         self, filters: JobFilter = ALL_JOBS, limit: int = 50, cursor: str | None = None, *, specs: bool = False
     ) -> JobPage:
-        """List jobs, newest first, as :meth:`Listing.newest` does."""
+        """List jobs, newest first, like :meth:`Listing.newest`."""
         return Listing(self.client, self.limits).newest(filters, limit, cursor, specs=specs)
 
     def visible_among(self, project: str, job_ids: Sequence[str]) -> set[str]:
-        """Return those of the jobs that the members of a project may read."""
+        """Return the jobs that the members of a project may read, out of these."""
         scores = self.client.call("ZMSCORE", JOBS_BY(f"visible:{project}"), *job_ids) if job_ids else []
         return {job_id for job_id, score in zip(job_ids, scores, strict=True) if score is not None}
 
@@ -254,8 +256,8 @@ class Jobs:
         return decode.job(stubs.cancel(self.client, self.limits.script_argument, job_id))
 
     def retry(self, job_id: str) -> Job:
-        """Queue a failed or cancelled job again with all its retries; :class:`Conflict` in any other state,
-        or when a job that it needs is gone, or failed and left nothing of what it needs."""
+        """Queue a failed or cancelled job again with all its retries. Raises :class:`Conflict` in any other
+        state, and if a job that it needs is gone, or failed without leaving what it needs."""
         for needed in orjson.loads(self.client.call("HGET", JOB(job_id), "weights") or "[]"):
             state = self.client.call("HGET", JOB(needed), "state")
             if state in TERMINAL - {"succeeded"} and not self.artifacts.steps_of_weights(needed):
@@ -269,20 +271,20 @@ class Jobs:
         return decode.job(stubs.share(self.client, job_id, project, "1"))
 
     def stop_sharing(self, job_id: str, project: str) -> Job:
-        """Undo :meth:`share`; jobs of that project that were accepted meanwhile keep what they need."""
+        """Undo :meth:`share`; jobs of that project that were accepted meanwhile keep their access."""
         return decode.job(stubs.share(self.client, job_id, project, ""))
 
     def delete(self, job_id: str) -> None:
-        """Forget a terminal job, of a sweep also its jobs, with their files; :class:`Conflict` while it is not over, or
-        still needed.
+        """Forget a terminal job, and for a sweep also its jobs, with their files. Raises :class:`Conflict`
+        while it is not over, or still needed.
         """
         for gone in stubs.delete(self.client, job_id):
-            if JOB_ID.fullmatch(gone):  # a host can add anything to the jobs of a sweep
+            if JOB_ID.fullmatch(gone):  # a host can add any text to the jobs of a sweep
                 self.artifacts.remove(gone)
                 remove_tree(self.data.tensorboard / gone)
 
     def adopt(self) -> None:
-        """Let jobs that were accepted before there were projects belong to the default one. Doing it again changes
+        """Give jobs that were accepted before there were projects to the default one. Repeating this changes
         nothing.
         """
         cursor = stubs.adopt(self.client, "", _ADOPTED_AT_ONCE)
@@ -292,8 +294,8 @@ class Jobs:
     def expire(self, age_s: float, most: int = 100) -> tuple[str, ...]:
         """Delete jobs that ended longer than ``age_s`` seconds ago, those submitted first, with their files.
 
-        At most ``most`` of each terminal state are deleted. What an unfinished job still needs stays, and hides nothing
-        that was submitted after it.
+        At most ``most`` of each terminal state are deleted. Jobs that an unfinished job still needs stay, and
+        do not keep later ones from being deleted.
         """
         gone: list[str] = []
         for state in sorted(TERMINAL):
@@ -327,7 +329,7 @@ class Jobs:
 
 def _recorded(job_id: str, record: stubs.Flat) -> Job:
     job = decode.job(record)
-    if job.id != job_id:  # a host wrote that, and the folder of a job is found by its id
+    if job.id != job_id:  # a host wrote this id, which leads to the folder of a job
         raise NotFound(f"there is no job {job_id}: its record is that of {job.id!r}")
     return job
 

@@ -1,4 +1,4 @@
-"""Keeps API keys: 256-bit secrets, of which only a peppered digest is kept.
+"""Keeps API keys: 256-bit secrets, stored only as peppered digests.
 
 A digest without salt is right for secrets that cannot be guessed; the pepper (random, made once, kept in Redis)
 makes a leaked digest useless elsewhere.
@@ -28,7 +28,7 @@ from service.jobs.store.keyspace import API_KEYS, API_KEYS_DISABLED, API_KEYS_US
 
 _USE_RESOLUTION_S = 60.0
 _CLOCKS_DIFFER = timedelta(minutes=5)
-"""The longest life that a client asked for by its own clock is not refused for this."""
+"""Tolerance for a client that asks for the longest life by its own clock."""
 _NO_ENTRY = orjson.dumps({"id": "0" * 16, "name": "", "scopes": ["read"], "digest": "0" * 64, "created_at": 0})
 """Stands in for the entry of a key that does not exist."""
 _NO_DIGEST = ""
@@ -41,7 +41,7 @@ class Credential:
 
     key_id: str
     session: str = ""
-    """The digest that the session is stored under."""
+    """The digest under which the session is stored."""
 
     def __str__(self) -> str:
         return f"{self.key_id}:{self.session}" if self.session else self.key_id
@@ -57,20 +57,20 @@ class ApiKeys:
     def create(
         self, name: str, scopes: Sequence[Scope], project: str | None = None, *, expires_at: datetime | None = None
     ) -> tuple[ApiKey, str]:
-        """Make a key of a project; return it and its secret. Where none is named, a key with the scope ``admin`` is an
-        operator's, and any other one of the default project.
+        """Make a key of a project; return it and its secret.
 
-        The key's owner becomes a member of the project, in the role of the greatest scope. Raises :class:`Rejected` for
-        no scopes, or unknown ones, for what is no project's name, and for an end that has passed or is later than
-        ``longest_s`` allows; :class:`NotFound` where there is no such project, and :class:`Conflict` where its owner is
-        a member in a lesser role, or a service account.
+        Without a project, a key with the scope ``admin`` is an operator's, and any other one belongs to the default
+        project. The key's owner becomes a member of the project, in the role of the greatest scope. Raises
+        :class:`Rejected` for no scopes, or unknown ones, for an invalid project name, and for an end that has passed
+        or is later than ``longest_s`` allows; :class:`NotFound` if there is no such project, and :class:`Conflict` if
+        its owner is a member in a lesser role, or a service account.
         """
         check_grant(scopes, project)
         return self._enter(*_new(name, scopes, project or project_of(scopes), self._end(expires_at)))
 
     def create_for(self, account: ServiceAccount, *, expires_at: datetime | None = None) -> tuple[ApiKey, str]:
-        """Make a key of a service account; return it and its secret. Raises :class:`NotFound`, :class:`Conflict` for an
-        account that is disabled, and :class:`Rejected` as :meth:`create` does.
+        """Make a key of a service account; return it and its secret. Raises :class:`NotFound`,
+        :class:`Conflict` for a disabled account, and :class:`Rejected` like :meth:`create`.
         """
         key, secret = _new(account.name, account.scopes, account.project, self._end(expires_at))
         return self._enter(key.model_copy(update={"holder": "account"}), secret)
@@ -99,10 +99,10 @@ class ApiKeys:
         return self.used(entry, used, role) if matches and entry and not _has_expired(known) else None
 
     def used(self, entry: str, last_used: str, role: str) -> ApiKey | None:
-        """Return the key that is stored as ``entry``, with no more than its owner's ``role`` in its project (``any``
-        where the key alone decides) allows; ``None`` where the owner is no member.
+        """Return the key that is stored as ``entry``, with at most the rights of its owner's ``role`` in its project
+        (``any`` if the key alone decides); ``None`` if the owner is no member.
 
-        Its use is noted once a minute at most: reading requests should not all be writes.
+        Its use is noted at most once a minute: not every read should cause a write.
         """
         if not role:
             return None
@@ -120,11 +120,11 @@ class ApiKeys:
         return sorted(keys, key=lambda key: (key.created_at, key.id))
 
     def admit(self, person: Person, *, life_s: float) -> ApiKey:
-        """Enter a person who signed in through the OpenID Connect provider, and return what speaks for them: a key that
-        has no secret, expires after ``life_s``, and is the same one at every sign-in. From now on this sign-in decides
-        the person's rights, as a member of the project and in earlier sessions too; a membership that the sign-in
-        before gave in another project ends. Raises :class:`Conflict` where the name is another's, and :class:`NotFound`
-        where there is no such project.
+        """Enter a person who signed in through the OpenID Connect provider, and return the person's key, which
+        has no secret, expires after ``life_s``, and is the same one at every sign-in. From now on this sign-in
+        decides the person's rights, as a member of the project and in earlier sessions too; a membership that
+        the previous sign-in gave in another project ends. Raises :class:`Conflict` if the name is another's,
+        and :class:`NotFound` if there is no such project.
         """
         former = self.find(person.id)
         now = decode.moment(round(time.time() * 1000))
@@ -150,19 +150,18 @@ class ApiKeys:
         return None if entry is None else _api_key(orjson.loads(entry))
 
     def revoke(self, key_id: str) -> None:
-        """Revoke a key, which stops working at once. Raises :class:`NotFound`."""
+        """Revoke a key; it stops working at once. Raises :class:`NotFound`."""
         if not self.client.call("HDEL", API_KEYS(), key_id):
             raise NotFound(f"there is no key {key_id}")
         self.client.call("HDEL", API_KEYS_USED(), key_id)
         self.client.call("SREM", API_KEYS_DISABLED(), key_id)
 
     def rotate(self, key_id: str, *, grace_s: float, expires_at: datetime | None = None) -> tuple[ApiKey, str]:
-        """Make a key that takes another's place: of the same owner, scopes and project. The other one works for
-        ``grace_s`` seconds more, unless it expires before. Where no end is named, the new one gets as long a life as
-        the other one had. Return it and its secret.
+        """Make a key that replaces another: with the same owner, scopes and project.
 
-        Raises :class:`NotFound`, and :class:`Conflict` for a key that has expired or was rotated before, and
-        :class:`Rejected` as :meth:`create` does.
+        The old one works for ``grace_s`` more seconds, unless it expires before. Without an end, the new one gets as
+        long a life as the old one had. Return it and its secret. Raises :class:`NotFound`, :class:`Conflict` for a
+        key that has expired or was rotated before, and :class:`Rejected` like :meth:`create`.
         """
         known = self.client.call("HGET", API_KEYS(), key_id)
         if known is None:
@@ -195,7 +194,7 @@ class ApiKeys:
         return successor.model_copy(update={"holder": key.holder}), secret
 
     def _end(self, asked: datetime | None) -> datetime | None:
-        """Return when a key that is made now is to expire. Raises :class:`Rejected`."""
+        """Return when a key made now expires. Raises :class:`Rejected`."""
         now = datetime.now(UTC)
         latest = None if self.longest_s is None else now + timedelta(seconds=self.longest_s)
         if asked is None:
@@ -208,12 +207,12 @@ class ApiKeys:
         return asked
 
     def ensure_admin(self) -> str | None:
-        """Make an operator's key unless one exists; its secret, or ``None``. Many may call this at once."""
+        """Make an operator's key unless one exists; return its secret, or ``None``. Safe to call concurrently."""
         key, secret = _new("admin", ("admin",), None, None)
         return secret if stubs.ensure_admin(self.client, key.id, self._entry(key, secret)) else None
 
     def ended(self, credentials: Sequence[Credential]) -> set[Credential]:
-        """Return those of the credentials that no longer admit anybody."""
+        """Return the credentials that are no longer valid."""
         ended = set(stubs.ended_credentials(self.client, *map(str, credentials))) if credentials else set()
         return {credential for credential in credentials if str(credential) in ended}
 
@@ -232,7 +231,7 @@ def _digest(secret: str, pepper: str) -> str:
 
 
 def check_grant(scopes: Sequence[Scope], project: str | None) -> None:
-    """Raise :class:`Rejected` for no scopes, or unknown ones, and for what is no project's name."""
+    """Raise :class:`Rejected` for no scopes, or unknown ones, and for an invalid project name."""
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         raise Rejected([Problem("scopes", "not a set of scopes", list(scopes), f"some of {', '.join(SCOPES)}")])
@@ -241,7 +240,7 @@ def check_grant(scopes: Sequence[Scope], project: str | None) -> None:
 
 
 def project_of(scopes: Sequence[Scope]) -> str | None:
-    """Return the project of a key that names none, as keys did before there were projects."""
+    """Return the project of a key that names none: one from before there were projects."""
     return None if "admin" in scopes else DEFAULT_PROJECT
 
 
@@ -281,7 +280,7 @@ def _within(role: str, key: ApiKey) -> ApiKey:
 
 @lru_cache(1024)
 def _stored_key(entry: str, last_used: str, role: str) -> ApiKey:
-    """Return the key of an entry, with no more than a role allows. The broker is asked for all three each time."""
+    """Return the key of an entry, with at most the rights of a role. The broker is asked for all three each time."""
     return _within(role, _api_key(orjson.loads(entry) | {"last_used_at": last_used or None}))
 
 

@@ -1,7 +1,7 @@
 """Names every key that Trivet keeps in Redis, for Python and for the Lua scripts.
 
-The scripts compute the keys of dependents, hosts and indexes from what they find, so their keys cannot be declared
-ahead: Trivet needs one primary (with replicas), not a cluster that splits keys over nodes.
+The scripts compute the keys of dependents, hosts and indexes from the data that they read, so their keys cannot
+be declared ahead: Trivet needs one primary (with replicas), not a cluster that splits keys over nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 PREFIX = "trivet:"
 
 _Lifetime = Literal["permanent", "expires"]
-"""``permanent`` keys go when what they describe goes; ``expires`` keys always carry a TTL."""
+"""``permanent`` keys are deleted with the object that they describe; ``expires`` keys always carry a TTL."""
 
 
 @dataclass(frozen=True)

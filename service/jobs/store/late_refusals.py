@@ -20,7 +20,7 @@ from service.jobs.submission.request import joined
 
 _MOST_NAMED = 3
 _MOST_READ = 1000
-"""Queued jobs, the newest, by which owners are counted: meanwhile the broker does nothing else."""
+"""The newest queued jobs, among which owners are counted: no more, since the broker does nothing else meanwhile."""
 _PAGE_BYTES = 2**21
 
 
@@ -87,7 +87,7 @@ def _quota_problem(spec: CommonSpec, place: str, quota: str, bound: str) -> Prob
 LATE_REFUSALS: Mapping[str, Callable[[CommonSpec, str, str, str], Problem]] = MappingProxyType(
     {"dependency": _dependency_problem, "quota": _quota_problem, "upload": _upload_problem}
 )
-"""By the outcome that the script of submission names: the problem with a spec, where the request's body holds it, the
-id of what it needs and the state of that, or the name of the quota that it is over and JSON of the project and what it
-allows.
+"""Functions that describe a refusal, by the outcome that the script of submission names. Their arguments: a
+spec, its place in the request's body, and the id and state of the job or upload that it needs, or the name of
+the exceeded quota and JSON of the project and its limits.
 """

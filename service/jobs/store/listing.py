@@ -1,4 +1,4 @@
-"""Lists jobs by filters, newest first or in the order in which people care for them, and counts them by state."""
+"""Lists jobs by filters, newest first or active ones first, and counts them by state."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from service.jobs.store_limits import StoreLimits
 from service.jobs.text import folded
 
 NO_SWEEP = "none"
-"""As ``sweep`` of a filter: jobs that are not one of a sweep."""
+"""As ``sweep`` of a filter: jobs that belong to no sweep."""
 _OF_A_SWEEP = "of_a_sweep"
-"""The index of jobs that are one of a sweep, see ``lua/submit_sweep.lua``."""
+"""The index of jobs that belong to a sweep, see ``lua/submit_sweep.lua``."""
 _PIECE = 500
-"""Named jobs that one script looks at."""
+"""Named jobs that one script reads."""
 _POSITION = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -42,11 +42,11 @@ class JobFilter:
     q: str | None = None
     project: str | None = None
     visible_to: str | None = None
-    """A project: only its own jobs, and those that are shared with it."""
+    """A project: only its own jobs, and those shared with it."""
     sweep: str | None = None
     """The id of a sweep, or :data:`NO_SWEEP`."""
     needs: str | None = None
-    """The id of a job: those that verify or check its model, take it up, or run after it."""
+    """The id of a job: those that verify or check its model, resume it, or run after it."""
 
     @property
     def indexes(self) -> list[str]:
@@ -73,7 +73,7 @@ class JobFilter:
 
     @property
     def script_argument(self) -> str:
-        """Return the filter, but for its text, as ``lua/lib/listing.lua`` reads it."""
+        """Return the filter, except for its text, as ``lua/lib/listing.lua`` reads it."""
         states = [[f"state:{state}" for state in self.states]] if self.states else []
         within = [*states, *([index] for index in self.indexes)]
         return orjson.dumps({"within": within, "outside": self.outside}).decode()
@@ -84,13 +84,13 @@ ALL_JOBS = JobFilter()
 
 @dataclass
 class _PageDraft:
-    """A page that is filled by several scripts."""
+    """A page that several scripts fill."""
 
     limit: int
     room: int
-    """Bytes of records that it still takes."""
+    """Bytes of records for which it still has room."""
     without: str
-    """The field that its records come without."""
+    """The field that its records lack."""
 
     def __post_init__(self) -> None:
         self.items: list[ListedJob] = []
@@ -110,15 +110,15 @@ class _PageDraft:
 
 @dataclass(frozen=True)
 class Listing:
-    """Reads lists of jobs. A page may hold fewer than ``limit`` jobs and still have a next one, as where their records
-    are long or few of very many match.
+    """Reads lists of jobs. A page may hold fewer than ``limit`` jobs and still have a next page: if their
+    records are long, or if few of very many match.
     """
 
     client: BrokerClient
     limits: StoreLimits
 
     def newest(self, filters: JobFilter, limit: int, cursor: str | None, *, specs: bool) -> JobPage:
-        """Return a page of jobs, newest first, with ``specs`` only where they are asked for."""
+        """Return a page of jobs, newest first; with their specs only if ``specs`` is set."""
         page = self._page(limit, specs=specs)
         if cursor is not None and JOB_ID.fullmatch(cursor) is None:
             raise _no_cursor(cursor)
@@ -126,10 +126,10 @@ class Listing:
         return JobPage(items=tuple(page.items), next_cursor=following or None)
 
     def active(self, filters: JobFilter, limit: int, cursor: str | None, *, specs: bool, queue: Queue) -> JobPage:
-        """Return a page of jobs in three parts: those that run, start or are being cancelled, newest first; the queued
-        ones in the order of the queue; those that are over, newest first.
+        """Return a page of jobs in three parts: those that run, start or are being cancelled, newest first; the
+        queued ones in the order of the queue; those that are over, newest first.
 
-        The cursor names the part and where in it to go on. A job that goes from one part to another between two pages
+        The cursor names the part and the position in it. A job that moves from one part to another between two pages
         may be on both or on neither.
         """
         page = self._page(limit, specs=specs)
@@ -149,8 +149,8 @@ class Listing:
         return JobPage(items=tuple(page.items))
 
     def named(self, ids: Sequence[str], filters: JobFilter, limit: int, cursor: str | None, *, specs: bool) -> JobPage:
-        """Return a page of those of the jobs that exist and match, in the order in which they are named; the cursor
-        names a position among them.
+        """Return a page of the named jobs that exist and match, in the given order; the cursor names a position
+        among them.
         """
         page = self._page(limit, specs=specs)
         if cursor is not None and _POSITION.fullmatch(cursor) is None:
@@ -159,8 +159,8 @@ class Listing:
         return JobPage(items=tuple(page.items), next_cursor=following or None)
 
     def counts(self, filters: JobFilter) -> JobCounts:
-        """Count the jobs that match by state; ``states`` of the filter are not heeded. No count goes beyond
-        ``limits.list_most``, nor does the search for a text look at more jobs: then the counts are not exact.
+        """Count the matching jobs by state; the filter's ``states`` are ignored. No count exceeds
+        ``limits.list_most``, and the search for a text reads no more jobs: beyond that, counts are not exact.
         """
         if filters.text:
             return self._counts_of_text(replace(filters, states=()))
@@ -199,11 +199,11 @@ class Listing:
         return _PageDraft(limit, self.limits.list_page_bytes, "" if specs else "spec")
 
     def _scripts(self) -> range:
-        """Return one number for each script that a page may run."""
+        """Return a range as long as the number of scripts that a page may run."""
         return range(self.limits.list_most // self.limits.list_scan)
 
     def _fill_newest(self, page: _PageDraft, filters: JobFilter, cursor: str) -> str:
-        """Add jobs after the cursor to a page; return the next cursor, empty where there are no more."""
+        """Add jobs after the cursor to a page; return the next cursor, empty if there are no more."""
         for _ in self._scripts():
             cursor, *views = stubs.list_jobs(
                 self.client,
@@ -221,11 +221,11 @@ class Listing:
         return cursor
 
     def _fill_queued(self, page: _PageDraft, filters: JobFilter, start: int, queue: Queue) -> str:
-        """Add jobs from a position of the queue on to a page; return the next position, empty where there are none."""
+        """Add jobs from a position of the queue on to a page; return the next position, empty if there is none."""
         return self._fill_these(page, filters, [job.id for job in queue.snapshot().jobs], start)
 
     def _fill_these(self, page: _PageDraft, filters: JobFilter, ids: Sequence[str], start: int) -> str:
-        """Add jobs from a position of a list on to a page; return the next position, empty where there are none."""
+        """Add jobs from a position of a list on to a page; return the next position, empty if there is none."""
         end = min(len(ids), start + self.limits.list_most)
         while start < end and not page.is_full:
             named = ids[start : min(start + _PIECE, end)]
@@ -253,7 +253,7 @@ _CURSOR = re.compile(
 
 
 def _parsed(cursor: str | None) -> tuple[_OrderPart, str]:
-    """Return the part of the order ``active`` that a cursor names, and where in it to go on."""
+    """Return the part of the order ``active`` that a cursor names, and the position in it."""
     if cursor is None:
         return _PARTS[0], ""
     found = _CURSOR.fullmatch(cursor)

@@ -1,9 +1,9 @@
-"""Runs calls of the store in an event loop, without a thread for each: where a call asks the broker, it is set aside
-until the answer is there, and the loop goes on with others meanwhile.
+"""Runs calls of the store in an event loop, without a thread for each: when a call asks the broker, it is suspended
+until the answer arrives, and the loop continues with others.
 
-A call is a greenlet, so that the store's classes are written once, for threads and for loops. What it does between two
-questions runs in the loop: it may neither take long, nor read files, nor hold a lock while it asks. What many calls ask
-at one moment goes to the broker and comes back in one trip.
+A call is a greenlet, so that the store's classes are written once, for threads and for loops. Its code between two
+questions runs in the loop: it may neither take long, nor read files, nor hold a lock while it asks. Simultaneous
+questions of many calls go to the broker and come back in one trip.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ R = TypeVar("R")
 
 
 async def in_loop(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return what a call of the store returns, or raise what it raises. A call that has begun runs to its end, even
-    after its caller stopped waiting.
+    """Make a call of the store: return its result, or raise its error. A call that has begun runs to its end,
+    even if its caller stops waiting.
     """
     outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     LoopCall(lambda: function(*args, **kwargs), outcome).switch()
@@ -45,7 +45,7 @@ class LoopCall(greenlet):  # type: ignore[misc]  # the library has no types
         self.gr_context = copy_context()
 
     def run(self) -> None:
-        """Make the call and tell who waits for it."""
+        """Make the call and wake its waiter."""
         try:
             result = self._function()
         except Exception as error:
@@ -56,7 +56,7 @@ class LoopCall(greenlet):  # type: ignore[misc]  # the library has no types
                 self._outcome.set_result(result)
 
     def wait(self) -> Any:
-        """Set the call aside until :meth:`go_on`; return what that is told, or raise it if it is an exception."""
+        """Suspend the call until :meth:`go_on`; return its argument, or raise it if it is an exception."""
         assert self.parent is not None
         told = self.parent.switch()
         if isinstance(told, Exception):
@@ -64,11 +64,11 @@ class LoopCall(greenlet):  # type: ignore[misc]  # the library has no types
         return told
 
     def go_on(self, told: Any = None) -> None:
-        """Go on with a call that waits."""
+        """Resume a suspended call."""
         self.switch(told)
 
     def sleep(self, seconds: float) -> None:
-        """Set the call aside for some time."""
+        """Suspend the call for some time."""
         self.loop.call_later(seconds, self.go_on)
         self.wait()
 
@@ -80,7 +80,7 @@ def current_call() -> LoopCall | None:
 
 
 _MOST_AT_ONCE = 4
-"""Trips that are under way at the same time, each over a connection of its own."""
+"""The most simultaneous trips, each over a connection of its own."""
 
 Words = tuple[str | int | float | bytes, ...]
 
@@ -88,19 +88,11 @@ Words = tuple[str | int | float | bytes, ...]
 class SharedTrips:
     """Gathers commands while the loop is busy, and sends them together. Belongs to one event loop.
 
-    No command is sent twice. When a connection breaks, all that went over it learn of that.
+    No command is sent twice. When a connection breaks, all calls whose commands it carried get the error.
     """
 
     def __init__(self, url: str, timeouts: BrokerTimeouts) -> None:
-        pool = PatientAsyncPool.from_url(
-            url,
-            decode_responses=True,
-            protocol=2,
-            socket_connect_timeout=timeouts.connect_s,
-            socket_timeout=timeouts.reply_s,
-            health_check_interval=timeouts.health_check_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        pool = PatientAsyncPool.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts.of_a_pool())
         pool.outage = BrokerOutage(timeouts.outage_s)
         self.loop = asyncio.get_running_loop()
         self._pool: Any = pool  # whose library has no types
@@ -135,12 +127,12 @@ class SharedTrips:
             call.go_on(answer)
 
     async def _answers(self, commands: list[Words]) -> list[Any]:
-        """Ask as the library's pipeline does, which spends more on itself than on the trip: over a connection that is
+        """Do the work of the library's pipeline, whose own overhead exceeds the trip, over a connection that is
         kept.
         """
         connection = self._idle.pop() if self._idle else self._pool.make_connection()
         try:
-            # What can be read before anything is asked is the end of the connection.
+            # A connection that is readable before any question was closed by the broker.
             if not connection.is_connected or await connection.can_read():
                 await self._pool.ensure_connection(connection)
             await connection.send_packed_command(connection.pack_commands(commands))
@@ -163,7 +155,7 @@ class SharedTrips:
             self._leave()
 
     async def close(self) -> None:
-        """Close the connections, once what is under way has come back."""
+        """Close the connections, once all trips have come back."""
         while self._under_way:
             await asyncio.wait(self._under_way)
         for connection in self._idle:

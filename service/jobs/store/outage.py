@@ -1,4 +1,4 @@
-"""Waits for a broker that restarts: a connection that could not be made has sent nothing, so it may be tried again."""
+"""Waits for a broker that restarts: a connection that was not made has sent nothing, so it may be tried again."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ class BrokerTimeouts:
     health_check_s: int = 30
     """A connection that was idle for longer is tried before it is used."""
     outage_s: float = 0.0
-    """A broker that takes no connection, or is reading its data, is waited for until so long after it went away."""
+    """Wait so long, from when it went away, for a broker that accepts no connection or is reading its data."""
+
+    def of_a_pool(self) -> dict[str, Any]:
+        """Return the arguments of a pool of connections, whose answers are text."""
+        waits = {"socket_connect_timeout": self.connect_s, "socket_timeout": self.reply_s}
+        return {**waits, "health_check_interval": self.health_check_s, "decode_responses": True, "protocol": 2}
 
 
 @dataclass
 class BrokerOutage:
-    """Bounds how long one broker is waited for, in seconds from when it was first found away: whoever comes late into a
-    long outage does not wait, and threads do not pile up. Safe to share between threads.
+    """Limits the wait for one broker, in seconds from when it was first found away: late callers in a long
+    outage do not wait, and threads do not pile up. Thread-safe.
     """
 
     patience_s: float
@@ -37,7 +42,7 @@ class BrokerOutage:
     _pause_s: float = _FIRST_PAUSE_S
 
     def pause(self) -> float | None:
-        """Note a failure; return for how long to sleep before the next try, or ``None`` where patience is over."""
+        """Note a failure; return how long to sleep before the next try, or ``None`` if patience is over."""
         now = time.monotonic()
         since = self._since if self._since is not None else now
         self._since = since
@@ -52,7 +57,7 @@ class BrokerOutage:
 
 
 class PatientPool(redis.ConnectionPool):
-    """Connections for threads, which wait in an outage."""
+    """Connections for threads, which wait during an outage."""
 
     outage: BrokerOutage
 
@@ -73,7 +78,7 @@ class PatientPool(redis.ConnectionPool):
 
 
 class PatientAsyncPool(redis_async.BlockingConnectionPool):
-    """Waits as :class:`PatientPool` does, for clients of one event loop."""
+    """Waits like :class:`PatientPool`, for clients of one event loop."""
 
     outage: BrokerOutage
 

@@ -28,19 +28,19 @@ from service.jobs.store.keyspace import ACCOUNTS, ARTIFACT_BYTES, JOBS_BY, PROJE
 from service.jobs.store_limits import StoreLimits
 
 _PLACEMENT = ("devices", "device_hours")
-"""Quotas that the script of placement keeps."""
+"""Quotas that the script of placement enforces."""
 _DEFAULT = Project(name=DEFAULT_PROJECT, description="jobs, keys and uploads that name no other project")
 
 
 @dataclass(frozen=True)
 class Projects:
-    """Projects by name. The default one is always there, and whoever has a key of it is its member."""
+    """Projects by name. The default one always exists, and every owner of a key of it is a member."""
 
     client: BrokerClient
     limits: StoreLimits
 
     def create(self, name: str, description: str = "") -> Project:
-        """Make a project. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for one that is taken."""
+        """Make a project. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for a taken one."""
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
         made = Project(name=name, description=description, created_at=decode.moment(round(time.time() * 1000)))
@@ -68,8 +68,8 @@ class Projects:
         return changed
 
     def limit(self, name: str, quotas: Mapping[str, Any]) -> Project:
-        """Change the quotas that are named; ``None`` takes one away. Raises :class:`NotFound`, and :class:`Rejected`
-        where jobs that name no time limit would get one that is refused.
+        """Change the named quotas; ``None`` removes one. Raises :class:`NotFound`, and :class:`Rejected` if the
+        default time limit of jobs would be refused.
         """
         project = self.get(name)
         limits = Quotas(**project.quotas.model_dump() | dict(quotas))
@@ -84,7 +84,7 @@ class Projects:
         return changed
 
     def usage(self, name: str) -> ProjectUsage:
-        """Return a project's use of all that has a quota."""
+        """Return a project's use of everything that has a quota."""
         uploads = self.client.call("HVALS", UPLOADS(name))
         held, used_ms = stubs.read_device_use(self.client, self.limits.script_argument, name)
         return ProjectUsage(
@@ -100,7 +100,7 @@ class Projects:
         stubs.delete_project(self.client, name)
 
     def members(self, name: str) -> list[ProjectMember]:
-        """List the members of a project by name; none of the default one, of which keys alone make members."""
+        """List the members of a project by name; none for the default one, whose members are the owners of its keys."""
         roles = self.client.call("HGETALL", PROJECT_MEMBERS(name))
         return sorted(
             (ProjectMember(name=owner, role=role) for owner, role in roles.items()), key=lambda member: member.name
@@ -123,14 +123,14 @@ def _entry(project: Project) -> str:
 
 @dataclass(frozen=True)
 class ServiceAccounts:
-    """Names of accounts are names of owners; no other key, and no person who signs in, has one of them."""
+    """Service accounts. Their names are names of owners, which no other key and no person who signs in has."""
 
     client: BrokerClient
     keys: ApiKeys
 
     def create(self, name: str, scopes: Sequence[Scope], project: str | None = None) -> ServiceAccount:
-        """Make an account without keys, of a project as in :meth:`ApiKeys.create`. Raises :class:`Rejected`, and
-        :class:`Conflict` for a name that is taken.
+        """Make an account without keys, of a project as in :meth:`ApiKeys.create`. Raises :class:`Rejected`,
+        and :class:`Conflict` for a taken name.
         """
         check_grant(scopes, project)
         account = ServiceAccount(

@@ -1,4 +1,4 @@
-"""Reads the queue, in the order of fair share: why each job waits, and when it may start."""
+"""Reads the queue, in the order of fair share, with each job's reason to wait and its likely start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAVIEST = 1e6
 
 @dataclass(frozen=True)
 class Shares:
-    """Fair share of the projects. Use is charged by the scripts that give out and take back devices."""
+    """Fair share of the projects. The scripts that allocate and free devices charge the use."""
 
     client: BrokerClient
     limits: StoreLimits
@@ -66,20 +66,20 @@ def _record(project: str, use: Use) -> ProjectShare:
 
 
 _PIECE = 500
-"""Jobs that one script reads: meanwhile the broker does nothing else."""
+"""The most jobs that one script reads: the broker does nothing else meanwhile."""
 _RECENT = 200
 _FEWEST_DURATIONS = 3
-"""Ended jobs of a kind that tell how long the next one takes."""
+"""Ended jobs of a kind from which the duration of the next one is estimated."""
 _FEW = 1000
-"""Queued jobs that are read anew for each reader."""
+"""The most queued jobs that are read anew for each reader."""
 _KEPT_FOR = 10.0
-"""A snapshot of more serves for so many times as long as it took to make: reading then takes at most about a tenth of
-the time, however many readers ask."""
+"""A larger snapshot is used for so many times as long as it took to make: reads then take at most about a tenth
+of the time, with any number of readers."""
 
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A queued job by who may ask for it; ``place`` is absent while it waits for other jobs."""
+    """A queued job with its owner and project; ``place`` is absent while it waits for other jobs."""
 
     id: str
     owner: str
@@ -89,7 +89,9 @@ class WaitingJob:
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """The queue at one moment: first what waits for devices, in the order of placement, then what waits for jobs."""
+    """The queue at one moment: first the jobs that wait for devices, in the order of placement, then those that wait
+    for jobs.
+    """
 
     jobs: tuple[WaitingJob, ...]
     pending: int
@@ -106,7 +108,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Queue:
-    """Tells of waiting jobs. All threads of a process share one snapshot at a time."""
+    """Lists waiting jobs. All threads of a process share one snapshot at a time."""
 
     client: BrokerClient
     limits: StoreLimits
@@ -147,8 +149,8 @@ class Queue:
         )
 
     def snapshot(self) -> QueueSnapshot:
-        """Return the whole queue, as it is or, where it is long, as it was a moment ago. It is read in pieces, so that
-        no script takes long.
+        """Return the whole queue: as it is or, if it is long, as it was a moment ago. It is read in pieces, so
+        that no script takes long.
         """
         with self._kept.lock:
             began = time.monotonic()
@@ -225,7 +227,7 @@ class Queue:
                 after = rows[-1][0]
 
     def _room(self) -> dict[str, float]:
-        """Return how many more devices projects may hold, as placement last saw it."""
+        """Return how many more devices projects may hold, as of the last placement."""
         seen = orjson.loads(self.client.call("GET", CAPACITY()) or "{}").get("projects", {})
         return {
             project: -math.inf if "hours" in bound else bound["devices"] - bound["held"]
@@ -234,7 +236,7 @@ class Queue:
         }
 
     def _typical_durations(self) -> dict[str, float]:
-        """Return the median of how many seconds recent jobs of each kind took, where there were enough."""
+        """Return the median duration in seconds of recent jobs of each kind that had enough of them."""
         flat = stubs.recent_durations(self.client, _RECENT)
         seen = defaultdict[str, list[float]](list)
         for kind, milliseconds in zip(flat[::2], flat[1::2], strict=True):

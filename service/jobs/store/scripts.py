@@ -104,8 +104,8 @@ def _check_stub(name: str, arguments: list[tuple[str, str]], stub: Callable[...,
 
 
 def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
-    """Return the whole text of a script: its arguments, the library files it uses, itself, and before them the names of
-    keys and the tables that they name. The broker runs all of it at each call.
+    """Return the whole text of a script: the names of keys and the tables that it uses, its arguments, its
+    library files, and itself. The broker runs all of it at each call.
     """
     body = [*_locals(arguments), *_libraries(source), source]
     words = set(re.findall(r"\w+", "\n".join(body)))

@@ -1,8 +1,8 @@
-"""Keeps the sessions of the dashboard: what a browser holds instead of an API key.
+"""Keeps the sessions of the dashboard, which a browser has instead of an API key.
 
-A session has two secrets. One is in a cookie, which the browser also sends to other servers on this host, since cookies
-know no ports. The other stays with the pages of the service's own origin, port included, and they send it along;
-neither admits anybody alone. Only digests are kept, for as long as the session may live.
+A session has two secrets. One is in a cookie, which the browser also sends to other servers on this host, since
+cookies ignore ports. The other stays with the pages of the service's own origin, port included, and they send it
+along; neither suffices alone. Only digests are kept, for as long as the session may live.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.keyspace import SESSION, SESSION_TICKET, SIGN_IN_FLOW, SIGN_INS
 
 _TICKET_S = 300
-"""How long a ticket admits to its path, for a download or an event stream that is opened again."""
+"""How long a ticket admits to its path, for a download or an event stream that is reopened."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,7 @@ class SessionSecrets:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Sessions end when they were not used for ``idle_s``, when they are ``longest_s`` old, at sign-out, and with their
-    key.
-    """
+    """Sessions end after ``idle_s`` without use, at the age of ``longest_s``, at sign-out, and with their key."""
 
     client: BrokerClient
     keys: ApiKeys
@@ -62,8 +60,8 @@ class Sessions:
         return self.keys.used(*found) if found else None
 
     def ticket(self, cookie: str, path: str) -> str:
-        """Return what admits the session to ``path`` without the page's secret, for :data:`_TICKET_S` seconds:
-        links and event streams cannot send a header.
+        """Return a ticket that admits the session to ``path`` without the page's secret, for :data:`_TICKET_S`
+        seconds: links and event streams cannot send a header.
         """
         ticket = secrets.token_urlsafe(32)
         name = SESSION_TICKET(_digest(cookie), _digest(ticket))
@@ -75,14 +73,14 @@ class Sessions:
         return Credential(key.id, _digest(cookie))
 
     def end(self, cookie: str) -> ApiKey | None:
-        """End a session, at once, and return its key; ``None`` of one that is over already."""
+        """End a session, at once, and return its key; ``None`` if it is over already."""
         name = SESSION(_digest(cookie))
         key_id = self.client.call("HGET", name, "key")
         return self.keys.find(key_id) if self.client.call("DEL", name) else None
 
 
 def _digest(secret: str) -> str:
-    """Hash a secret that cannot be guessed, for which no salt is needed."""
+    """Hash a secret that cannot be guessed, and so needs no salt."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -113,13 +111,13 @@ class SignIns:
 
 
 FLOW_S = 600
-"""How long somebody may take to sign in at the provider."""
+"""How long a sign-in at the provider may take."""
 
 
 @dataclass(frozen=True)
 class SignInFlow:
-    """A sign-in that has begun. ``state`` goes to the provider and comes back; ``browser`` stays in a cookie of the
-    browser that began it, so that a sign-in cannot be slipped to another person's browser.
+    """A sign-in that has begun. ``state`` goes to the provider and comes back; ``browser`` stays in a cookie of
+    the browser that began it, so that a sign-in cannot be completed in another person's browser.
     """
 
     state: str
@@ -142,7 +140,7 @@ class SignInFlows:
         return flow
 
     def take(self, state: str, browser: str) -> SignInFlow | None:
-        """Return the flow of a ``state`` and forget it; ``None`` where there is none, or another browser began it."""
+        """Return the flow of a ``state`` and forget it; ``None`` if there is none, or another browser began it."""
         text = self.client.call("GETDEL", SIGN_IN_FLOW(_digest(state)))
         if text is None:
             return None

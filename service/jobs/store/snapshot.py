@@ -14,8 +14,8 @@ _POLL_S = 0.05
 
 
 def write_snapshot(client: BrokerClient, folder: Path, within_s: float = 3600.0) -> Path:
-    """Return the file, in the broker's ``folder``; the caller deletes it. Raises :class:`StoreUnavailable` where the
-    broker does not get it done.
+    """Return the file, in the broker's ``folder``; the caller deletes it. Raises :class:`StoreUnavailable` if
+    the broker fails to write it.
     """
     deadline = time.monotonic() + within_s
     while not _begin(client):

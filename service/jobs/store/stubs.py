@@ -1,4 +1,6 @@
-"""Declares typed stubs of the scripts in ``lua/``; each is checked against its file's header at import."""
+"""Declares typed stubs of the scripts in ``lua/``; each is checked against its file's header at import, which says more
+of what the script does and costs.
+"""
 
 # mypy: disable-error-code="empty-body"
 # A stub declares a signature; its body is the Lua file.
@@ -10,135 +12,166 @@ from service.jobs.store.scripts import script
 Flat = list[str]
 """A hash as Redis gives it from a script: field, value, field, value, …"""
 Outcome = tuple[str, str, str, *tuple[Flat, ...]]
-"""What became of a submission, see ``lua/submit.lua``; the record of a single job follows."""
+"""The outcome of a submission, see ``lua/submit.lua``; the record of a single job follows."""
 
 
 @script("submit")
-def submit(*, limits: str, entries: str) -> list[Outcome]: ...
+def submit(*, limits: str, entries: str) -> list[Outcome]:
+    """Accept jobs, all or none; return what became of each."""
 
 
 @script("submit_sweep")
-def submit_sweep(*, limits: str, parent: str, children: str, metric: str, mode: str) -> tuple[str, str, str]: ...
+def submit_sweep(*, limits: str, parent: str, children: str, metric: str, mode: str) -> tuple[str, str, str]:
+    """Accept a sweep with its jobs, or none of it; return what became of its parent."""
 
 
 @script("get")
-def get(job_id: str) -> Flat: ...
+def get(job_id: str) -> Flat:
+    """Return a job's record, with what it waits for."""
 
 
 @script("list")
 def list_jobs(
     *, filters: str, text: str, cursor: str, limit: int, scan: int, without: str, page_bytes: int
-) -> tuple[str, *tuple[Flat, ...]]: ...
+) -> tuple[str, *tuple[Flat, ...]]:
+    """Return a page of jobs, newest first, after the id of the last one looked at, empty where no more follow."""
 
 
 @script("list_these")
 def list_these(
     filters: str, text: str, limit: int, without: str, page_bytes: int, *ids: str
-) -> tuple[int, *tuple[Flat, ...]]: ...
+) -> tuple[int, *tuple[Flat, ...]]:
+    """Return a page of the jobs named, in their order, after the number of names looked at."""
 
 
 @script("count_jobs")
-def count_jobs(filters: str, text: str, cursor: str, scan: int) -> tuple[str, *tuple[str | int, ...]]: ...
+def count_jobs(filters: str, text: str, cursor: str, scan: int) -> tuple[str, *tuple[str | int, ...]]:
+    """Count a piece of the jobs by state, after the id of the last one looked at, empty where no more follow."""
 
 
 @script("cancel")
-def cancel(limits: str, job_id: str) -> Flat: ...
+def cancel(limits: str, job_id: str) -> Flat:
+    """Cancel a queued job at once, and ask an active one to stop; return its record."""
 
 
 @script("retry")
-def retry(limits: str, job_id: str) -> Flat: ...
+def retry(limits: str, job_id: str) -> Flat:
+    """Queue a failed or cancelled job again; return its record."""
 
 
 @script("delete")
-def delete(job_id: str) -> list[str]: ...
+def delete(job_id: str) -> list[str]:
+    """Forget a terminal job, or a sweep with all its jobs; return the ids forgotten."""
 
 
 @script("adopt")
-def adopt(cursor: str, most: int) -> str: ...
+def adopt(cursor: str, most: int) -> str:
+    """Give a piece of the jobs from before there were projects to the default one; return where to go on."""
 
 
 @script("place")
-def place(limits: str) -> list[str]: ...
+def place(limits: str) -> list[str]:
+    """Give free devices to pending jobs; return the ids placed."""
 
 
 @script("hold_launcher")
-def hold_launcher(launcher: str, worker: str, hold_ms: int) -> int: ...
+def hold_launcher(launcher: str, worker: str, hold_ms: int) -> int:
+    """Return 1 if this worker is the one that asks the launcher for devices, for ``hold_ms`` from now."""
 
 
 @script("read_launching")
-def read_launching(limits: str, launcher: str, most: int, *ids: str) -> tuple[list[list[str]], list[list[str]]]: ...
+def read_launching(limits: str, launcher: str, most: int, *ids: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the first pending jobs of a launcher, and the states of the jobs named."""
 
 
 @script("tell_allocating")
-def tell_allocating(launcher: str, reasons: str) -> int: ...
+def tell_allocating(launcher: str, reasons: str) -> int:
+    """Note why pending jobs have no devices of their launcher yet."""
 
 
 @script("place_allocated")
-def place_allocated(limits: str, job_id: str, allocation: str, *hosts: str) -> tuple[str, str]: ...
+def place_allocated(limits: str, job_id: str, allocation: str, *hosts: str) -> tuple[str, str]:
+    """Begin an attempt on the hosts of an allocation; return ``placed`` with its number, ``waits`` or ``over``."""
 
 
 @script("oldest_wait")
-def oldest_wait() -> int: ...
+def oldest_wait() -> int:
+    """Return for how many ms the oldest job that waits for devices has waited."""
 
 
 @script("read_queue")
-def read_queue(after: str, most: int) -> tuple[int, *tuple[list[str], ...]]: ...
+def read_queue(after: str, most: int) -> tuple[int, *tuple[list[str], ...]]:
+    """Return the store's time in ms, then a piece of the queue, in order of age."""
 
 
 @script("read_running")
-def read_running(state: str, after: str, most: int) -> list[list[str]]: ...
+def read_running(state: str, after: str, most: int) -> list[list[str]]:
+    """Return a piece of the jobs in a state that holds devices, with what tells when they end."""
 
 
 @script("read_device_use")
-def read_device_use(limits: str, project: str) -> tuple[str, str]: ...
+def read_device_use(limits: str, project: str) -> tuple[str, str]:
+    """Return the devices that a project holds, and the device-ms that it has used in the window."""
 
 
 @script("set_quotas")
-def set_quotas(project: str, entry: str, placement_quotas: str) -> int: ...
+def set_quotas(project: str, entry: str, placement_quotas: str) -> int:
+    """Keep a project with changed quotas."""
 
 
 @script("read_uses")
-def read_uses(limits: str) -> list[list[str]]: ...
+def read_uses(limits: str) -> list[list[str]]:
+    """Return what each project has used and holds, with its weight."""
 
 
 @script("read_preemptible")
-def read_preemptible(most: int) -> tuple[()] | tuple[list[str], list[list[str]]]: ...
+def read_preemptible(most: int) -> tuple[()] | tuple[list[str], list[list[str]]]:
+    """Return pending jobs that nothing but devices keeps waiting, and running ones that may make room for them."""
 
 
 @script("preempt")
-def preempt(limits: str, job_id: str, pool: str, victims: str) -> int: ...
+def preempt(limits: str, job_id: str, pool: str, victims: str) -> int:
+    """Ask running jobs to make room for a pending one; return 1 if they were asked."""
 
 
 @script("recent_durations")
-def recent_durations(most: int) -> Flat: ...
+def recent_durations(most: int) -> Flat:
+    """Return kind and ms of the newest jobs that succeeded."""
 
 
 @script("waiting")
-def waiting(*ids: str) -> list[Flat]: ...
+def waiting(*ids: str) -> list[Flat]:
+    """Return the records of those of the jobs that are queued, with why they wait."""
 
 
 @script("oldest_dispatch")
-def oldest_dispatch(limits: str) -> int: ...
+def oldest_dispatch(limits: str) -> int:
+    """Return for how many ms the oldest part that was placed has waited for a claim."""
 
 
 @script("queue_depths")
-def queue_depths() -> list[tuple[str, str, str]]: ...
+def queue_depths() -> list[tuple[str, str, str]]:
+    """Return for each device that can be asked for the jobs that wait, and for how many ms the oldest has."""
 
 
 @script("add_counts")
-def add_counts(counted: str) -> int: ...
+def add_counts(counted: str) -> int:
+    """Add the counts of one process to those of all."""
 
 
 @script("due")
-def due(limits: str, most: int) -> list[str]: ...
+def due(limits: str, most: int) -> list[str]:
+    """Return the names of the parts to dispatch now."""
 
 
 @script("claim")
-def claim(limits: str, job_id: str, attempt: int, host: str, supervisor: str) -> tuple[str, str, str]: ...
+def claim(limits: str, job_id: str, attempt: int, host: str, supervisor: str) -> tuple[str, str, str]:
+    """Make a supervisor the owner of a part; return spec, placement and the address of the leading host."""
 
 
 @script("renew")
-def renew(limits: str, job_id: str, attempt: int, host: str) -> str: ...
+def renew(limits: str, job_id: str, attempt: int, host: str) -> str:
+    """Extend the lease of a claimed part; return ``run``, ``stop`` or ``lost``."""
 
 
 @script("emit")
@@ -152,19 +185,23 @@ def emit(  # noqa: PLR0917 - the order of the script's arguments
     phases: str,
     reached: str,
     *entries: str,
-) -> int: ...
+) -> int:
+    """Append events of a claimed part; return 0 for a batch that is there already."""
 
 
 @script("record_artifact")
-def record_artifact(*, limits: str, job_id: str, attempt: int, host: str, name: str, entry: str, event: str) -> int: ...
+def record_artifact(*, limits: str, job_id: str, attempt: int, host: str, name: str, entry: str, event: str) -> int:
+    """Enter an artifact of a claimed part; return 0 for an entry that is there already."""
 
 
 @script("finish")
-def finish(*, limits: str, job_id: str, attempt: int, host: str, status: str, result: str, error: str) -> Flat: ...
+def finish(*, limits: str, job_id: str, attempt: int, host: str, status: str, result: str, error: str) -> Flat:
+    """End a claimed part, and the attempt with its last one; return the job's record."""
 
 
 @script("reap")
-def reap(limits: str, most: int) -> list[str]: ...
+def reap(limits: str, most: int) -> list[str]:
+    """Give up what nobody answers for; return the ids of the jobs that it was of."""
 
 
 @script("beat")
@@ -182,128 +219,160 @@ def beat(
     allocation: str,
     clock_ms: int,
     live: str,
-) -> list[str]: ...
+) -> list[str]:
+    """Report a host; return whether it is draining (``1``), then the attempts that it shall kill."""
 
 
 @script("leave")
-def leave(limits: str, host: str) -> int: ...
+def leave(limits: str, host: str) -> int:
+    """Say goodbye for a host: it gets no more work."""
 
 
 @script("drain")
-def drain(limits: str, host: str, draining: str) -> int: ...
+def drain(limits: str, host: str, draining: str) -> int:
+    """Stop (``1``) or start (``0``) giving work to a host."""
 
 
 @script("list_hosts")
-def list_hosts(limits: str, name: str) -> list[tuple[str, Flat, list[str], list[str], list[str]]]: ...
+def list_hosts(limits: str, name: str) -> list[tuple[str, Flat, list[str], list[str], list[str]]]:
+    """Return every known host, or the one named: whether it is alive, its record, its free devices, what it holds."""
 
 
 @script("ensure_admin")
-def ensure_admin(key_id: str, entry: str) -> int: ...
+def ensure_admin(key_id: str, entry: str) -> int:
+    """Enter a key unless an operator's exists; return 1 if it was entered."""
 
 
 @script("rotate_key")
-def rotate_key(*, key_id: str, known: str, entry: str, successor_id: str, successor: str) -> int: ...
+def rotate_key(*, key_id: str, known: str, entry: str, successor_id: str, successor: str) -> int:
+    """Enter the successor of a key, and the key as it is from now on."""
 
 
 @script("admit_person")
-def admit_person(*, key_id: str, entry: str, project: str, owner: str, role: str) -> int: ...
+def admit_person(*, key_id: str, entry: str, project: str, owner: str, role: str) -> int:
+    """Enter what somebody who signed in through the provider may do."""
 
 
 @script("create_account")
-def create_account(name: str, entry: str, project: str) -> int: ...
+def create_account(name: str, entry: str, project: str) -> int:
+    """Enter a service account under a name that is no key's yet."""
 
 
 @script("switch_account")
-def switch_account(name: str, entry: str, disabled: int) -> int: ...
+def switch_account(name: str, entry: str, disabled: int) -> int:
+    """Disable or enable a service account with all of its keys."""
 
 
 @script("delete_account")
-def delete_account(name: str) -> int: ...
+def delete_account(name: str) -> int:
+    """Delete a service account; return how many keys were revoked with it."""
 
 
 @script("look_up_key")
-def look_up_key(key_id: str) -> tuple[str, str, str, str]: ...
+def look_up_key(key_id: str) -> tuple[str, str, str, str]:
+    """Return a key's entry, its last use, the pepper and its owner's role; empty where there is none."""
 
 
 @script("enter_key")
-def enter_key(*, key_id: str, entry: str, project: str, owner: str, role: str, holder: str) -> int: ...
+def enter_key(*, key_id: str, entry: str, project: str, owner: str, role: str, holder: str) -> int:
+    """Enter a key, and make its owner a member of its project as far as that is needed."""
 
 
 @script("set_member")
-def set_member(project: str, owner: str, role: str) -> int: ...
+def set_member(project: str, owner: str, role: str) -> int:
+    """Give the owner of keys a role in a project, or take it away."""
 
 
 @script("delete_project")
-def delete_project(project: str) -> int: ...
+def delete_project(project: str) -> int:
+    """Forget a project that has no jobs, no uploads and no keys."""
 
 
 @script("add_upload")
-def add_upload(project: str, file: str, entry: str) -> str: ...
+def add_upload(project: str, file: str, entry: str) -> str:
+    """Enter an upload; return its entry, empty where the project would be over its quota."""
 
 
 @script("describe_uploads")
-def describe_uploads(project: str, *files: str) -> list[tuple[str, int, list[str], str]]: ...
+def describe_uploads(project: str, *files: str) -> list[tuple[str, int, list[str], str]]:
+    """Return the last use of each upload, and the newest jobs that name it."""
 
 
 @script("stale_uploads")
-def stale_uploads(before_ms: int, most: int) -> list[str]: ...
+def stale_uploads(before_ms: int, most: int) -> list[str]:
+    """Return the names of uploads that were last used before a time of day."""
 
 
 @script("forget_upload")
-def forget_upload(project: str, file: str, before_ms: int) -> int: ...
+def forget_upload(project: str, file: str, before_ms: int) -> int:
+    """Forget an upload of a project; return 1 if no project has its content any more."""
 
 
 @script("share")
-def share(job_id: str, project: str, wanted: str) -> Flat: ...
+def share(job_id: str, project: str, wanted: str) -> Flat:
+    """Let the members of another project read a job, or no longer; return its record."""
 
 
 @script("begin_session")
-def begin_session(session: str, page: str, key_id: str, idle_ms: int, longest_ms: int) -> int: ...
+def begin_session(session: str, page: str, key_id: str, idle_ms: int, longest_ms: int) -> int:
+    """Begin a session of a key."""
 
 
 @script("use_session")
-def use_session(session: str, page: str, ticket: str, path: str, idle_ms: int) -> tuple[()] | tuple[str, str, str]: ...
+def use_session(session: str, page: str, ticket: str, path: str, idle_ms: int) -> tuple[()] | tuple[str, str, str]:
+    """Return entry, last use and owner's role of a session's key, and let the session live on; or nothing."""
 
 
 @script("ended_credentials")
-def ended_credentials(*credentials: str) -> list[str]: ...
+def ended_credentials(*credentials: str) -> list[str]:
+    """Return those of the credentials that no longer admit anybody."""
 
 
 @script("count_within")
-def count_within(counter: str, window_ms: int) -> int: ...
+def count_within(counter: str, window_ms: int) -> int:
+    """Count one more in a window of time; return how many there were."""
 
 
 @script("append_audit")
-def append_audit(number: int, previous: str, newest: str, *lines: str) -> tuple[int, str, str]: ...
+def append_audit(number: int, previous: str, newest: str, *lines: str) -> tuple[int, str, str]:
+    """Append entries that follow the newest; return how many there are, and the newest's number and hash."""
 
 
 @script("settle_restored")
-def settle_restored(limits: str, cursor: str, most: int) -> list[str]: ...
+def settle_restored(limits: str, cursor: str, most: int) -> list[str]:
+    """Settle a piece of the jobs of a restored backup; return where to go on, then the ids queued again."""
 
 
 @script("add_webhook")
-def add_webhook(webhook: str, entry: str, most: int) -> int: ...
+def add_webhook(webhook: str, entry: str, most: int) -> int:
+    """Keep a webhook."""
 
 
 @script("delete_webhook")
-def delete_webhook(webhook: str) -> int: ...
+def delete_webhook(webhook: str) -> int:
+    """Forget a webhook and its deliveries."""
 
 
 @script("make_deliveries")
-def make_deliveries(change: str, keep_ms: int, most: int, *pieces: str) -> int: ...
+def make_deliveries(change: str, keep_ms: int, most: int, *pieces: str) -> int:
+    """Turn a noted change into deliveries; return 1 if this call made them."""
 
 
 @script("due_deliveries")
-def due_deliveries(most: int, hold_ms: int) -> list[str]: ...
+def due_deliveries(most: int, hold_ms: int) -> list[str]:
+    """Take deliveries to be sent now: webhook or job, the webhook's JSON, the delivery's, and so on."""
 
 
 @script("due_exports")
-def due_exports(most: int, hold_ms: int) -> list[str]: ...
+def due_exports(most: int, hold_ms: int) -> list[str]:
+    """Take exports to be made now: job and target, JSON of what has failed, and so on."""
 
 
 @script("note_export")
-def note_export(*, limits: str, job_id: str, target: str, state: str, again_ms: int, event: str) -> int: ...
+def note_export(*, limits: str, job_id: str, target: str, state: str, again_ms: int, event: str) -> int:
+    """Keep what came of an export; return 1 if the job is still there."""
 
 
 @script("note_delivery")
-def note_delivery(*, webhook: str, delivery: str, text: str, again_ms: int, succeeded: int, disable_ms: int) -> int: ...
+def note_delivery(*, webhook: str, delivery: str, text: str, again_ms: int, succeeded: int, disable_ms: int) -> int:
+    """Keep what came of a delivery; return 1 if its webhook is disabled from now on."""

@@ -1,4 +1,4 @@
-"""The stored data of a submitted job: its record, its indexes, and what tells two submissions apart."""
+"""Builds the stored data of a submitted job: its record, its indexes, and the hash that tells two submissions apart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANDOM_CHARACTERS = 11
 
 
 def _notice_fields(spec: CommonSpec) -> dict[str, str]:
-    """Return what a job's record holds of its ``notify``: the URL, and the states, each between spaces."""
+    """Return the form of ``notify`` in a job's record: the URL, and the states, each between spaces."""
     if spec.notify is None:
         return {}
     return {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
@@ -28,7 +28,7 @@ def _notice_fields(spec: CommonSpec) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Submission:
-    """A spec that its owner submits; ``path`` is where the request's body holds it, ``idem`` the digest of the
+    """A spec that its owner submits; ``path`` is its place in the request's body, ``idem`` the digest of the
     idempotency key, empty without one.
     """
 
@@ -66,13 +66,13 @@ class Submission:
 
     @cached_property
     def only_for_weights(self) -> list[str]:
-        """Return the jobs that need not succeed: the spec takes weights that they have left, and no more."""
+        """Return the jobs that need not succeed: the spec takes only weights that they have left."""
         others = {dependency.job_id for dependency in self.spec.dependencies() if dependency.weights is None}
         return [job_id for job_id in self.needed if job_id not in others]
 
     @cached_property
     def indexes(self) -> list[str]:
-        """Return the indexes that the job is in for as long as there is a record of it."""
+        """Return the indexes that contain the job for as long as its record exists."""
         spec, project = self.spec, self.project
         labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
         files = [f"file:{project}/{file_id}" for file_id in self.uploads]
@@ -88,7 +88,7 @@ class Submission:
         ]
 
     def record(self) -> dict[str, str]:
-        """Return the fields of the job's hash that submission knows, all of them strings."""
+        """Return the fields of the job's hash that submission sets, all of them strings."""
         spec = self.spec
         ranks = spec.parallel.world_size
         is_local = self.launcher == LOCAL

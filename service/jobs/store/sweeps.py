@@ -20,7 +20,7 @@ from service.jobs.sweeps import Parameters
 
 @dataclass(frozen=True)
 class Sweeps:
-    """Writes sweeps, whose jobs are then jobs like others."""
+    """Writes sweeps, whose jobs are then like all others."""
 
     client: BrokerClient
     limits: StoreLimits
@@ -29,7 +29,7 @@ class Sweeps:
     def accept(self, parent: Submission, children: Sequence[tuple[Parameters, CommonSpec]]) -> tuple[Job, bool]:
         """Accept a sweep that was checked, with all its jobs; return its parent, and whether it is new.
 
-        Raises as :meth:`Jobs.accept` does.
+        Raises like :meth:`Jobs.accept`.
         """
         assert parent.spec.sweep is not None
         best = parent.spec.sweep.best
@@ -50,8 +50,8 @@ class Sweeps:
 
 
 def _without_devices(parent: Submission) -> dict[str, object]:
-    """Return the entry of a parent: it needs no devices, is told of nowhere, and its jobs wait in its stead for those
-    that it names.
+    """Return the entry of a parent: it needs no devices, notifies no one, and its jobs wait in its stead for
+    those that it names.
     """
     entry = parent.entry()
     record = {name: value for name, value in parent.record().items() if name not in ("shape", "exports")}

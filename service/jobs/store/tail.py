@@ -25,12 +25,12 @@ LARGEST_ID_PART = 2**64 - 1
 """Redis keeps both parts of an id in 64 bits."""
 _ID = re.compile(r"(\d{1,20})(?:-(\d{0,20}))?", re.ASCII)
 _MAX_CONNECTIONS = 32
-"""However many subscribers catch up at once."""
+"""The most connections, however many subscribers catch up at once."""
 
 
 @dataclass(frozen=True)
 class RawEvent:
-    """An event as it lies in the stream: its position, its type, and its JSON text, not parsed."""
+    """An event as stored in the stream: its position, its type, and its JSON text, not parsed."""
 
     job_id: str
     id: str
@@ -107,9 +107,9 @@ class StreamTail:
         return newest[0][0].decode() if newest else None
 
     async def recent_jobs(self, count: int, project: str | None = None) -> tuple[list[str], int]:
-        """Return the newest ``count`` jobs, the newest ``count`` queued ones, and every active one, of which there are
-        no more than devices: of all, or of a ``project``, whose newest are those that its members may read. And when
-        that was, in ms by the broker's clock: nothing that had begun by then is missing.
+        """Return the newest ``count`` jobs, the newest ``count`` queued ones, and every active one (no more
+        than there are devices): of all, or of a ``project``, whose newest are those that its members may read.
+        Also return the time, in ms by the broker's clock: no job that had begun by then is missing.
         """
         own = "" if project is None else f":{project}"
         async with self._client.pipeline(transaction=False) as pipeline:
@@ -124,7 +124,7 @@ class StreamTail:
         return jobs, seconds * 1000 + microseconds // 1000
 
     async def first_ids(self, job_ids: Collection[str]) -> dict[str, str]:
-        """Return the id of the first event of each of the jobs that have any."""
+        """Return the id of the first event of each job that has any."""
         ids = list(job_ids)
         async with self._client.pipeline(transaction=False) as pipeline:
             for job_id in ids:
@@ -134,7 +134,7 @@ class StreamTail:
         return {job_id: found[0][0].decode() for job_id, found in zip(ids, answers, strict=True) if found}
 
     async def visible_among(self, project: str, job_ids: Collection[str]) -> set[str]:
-        """Return those of the jobs that the members of a project may read."""
+        """Return the jobs that the members of a project may read, out of these."""
         ids = list(job_ids)
         if not ids:
             return set()
@@ -143,7 +143,7 @@ class StreamTail:
         return {job_id for job_id, score in zip(ids, scores, strict=True) if score is not None}
 
     async def now(self) -> str:
-        """Return a cursor at the present moment of the broker's clock."""
+        """Return a cursor at the current time of the broker's clock."""
         with translated():
             seconds, microseconds = await self._client.time()
         return f"{seconds * 1000 + microseconds // 1000}-0"

@@ -1,5 +1,5 @@
-"""Keeps webhooks and their deliveries: made from the notes of scripts about jobs, sent by any process that takes them,
-never lost.
+"""Keeps webhooks and their deliveries: they are made from the scripts' notes about jobs, sent by any process
+that takes them, and never lost.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MOST_DELIVERIES = 200
 """Number of deliveries kept of each webhook, the newest ones."""
 _KEEP_S = 30 * 86_400.0
 _HOLD_S = 60.0
-"""After so long a delivery that somebody took and did not end is sent by another."""
+"""After so long, another process sends a delivery that was taken and not ended."""
 
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """A delivery that its caller is to send now. ``sender`` is the id of a webhook, or of a job whose spec asks for
+    """A delivery for its caller to send now. ``sender`` is the id of a webhook, or of a job whose spec asks for
     it.
     """
 
@@ -51,15 +51,15 @@ class DueDelivery:
 
 @dataclass(frozen=True)
 class Webhooks:
-    """Every step is atomic: a change that was noted leads to deliveries, each of which is sent at least once."""
+    """Every step is atomic: a noted change leads to deliveries, each of which is sent at least once."""
 
     client: BrokerClient
 
     def create(
         self, url: str, states: Sequence[JobState], kinds: Sequence[str], *, project: str | None, by: str
     ) -> tuple[Webhook, str]:
-        """Keep a webhook; return it and the secret that its deliveries are signed by. Raises :class:`Conflict` where
-        there are too many.
+        """Keep a webhook; return it and the secret that signs its deliveries. Raises :class:`Conflict` if there
+        are too many.
         """
         webhook_id, secret = f"hook_{secrets.token_hex(8)}", new_secret()
         entry = {
@@ -70,8 +70,8 @@ class Webhooks:
         return _webhook(entry), secret
 
     def exist(self) -> bool:
-        """Return whether there is anything to tell, or may be; asking writes nothing, as every script does that looks
-        at the clock.
+        """Return whether there is anything to deliver, or may be; this writes nothing, unlike a script that
+        reads the clock.
         """
         return bool(self.client.call("EXISTS", WEBHOOKS_PRESENT(), WEBHOOK_CHANGES(), WEBHOOK_DUE()))
 
@@ -92,26 +92,26 @@ class Webhooks:
         return self.notices(webhook_id, limit)
 
     def notices(self, sender: str, limit: int) -> list[WebhookDelivery]:
-        """Return the newest deliveries that the spec of a job asked for, newest first."""
+        """Return the newest deliveries requested by the spec of a job, newest first."""
         ids = self.client.call("ZRANGE", WEBHOOK_DELIVERIES(sender), 0, limit - 1, "REV")
         texts = self.client.call("MGET", *(WEBHOOK_DELIVERY(sender, each) for each in ids)) if ids else []
         return [WebhookDelivery.model_validate_json(text) for text in texts if text is not None]
 
     def secret(self, project: str) -> str:
-        """Return the secret that signs the notices which specs of a project's jobs ask for; it is made when it is asked
-        for first.
+        """Return the secret that signs the notices to the receivers in specs of a project's jobs; the first
+        call makes it.
         """
         self.client.call("HSETNX", WEBHOOK_SECRETS(), project, new_secret())
         return str(self.client.call("HGET", WEBHOOK_SECRETS(), project))
 
     def renew_secret(self, project: str) -> str:
-        """Replace the secret of a project; return the new one, by which everything is signed from now on."""
+        """Replace the secret of a project; return the new one, which signs everything from now on."""
         secret = new_secret()
         self.client.call("HSET", WEBHOOK_SECRETS(), project, secret)
         return secret
 
     def make_deliveries(self, most: int) -> int:
-        """Turn up to ``most`` noted changes into deliveries; return how many there were."""
+        """Turn up to ``most`` noted changes into deliveries; return their number."""
         changes = self.client.call("XRANGE", WEBHOOK_CHANGES(), "-", "+", "COUNT", most)
         hooks = self.list() if changes else []
         for change_id, fields in changes:
@@ -149,8 +149,8 @@ class Webhooks:
         return sorted(found, key=lambda webhook: (webhook.created_at, webhook.id))
 
     def note(self, webhook_id: str, delivery: WebhookDelivery, again_s: float | None, disable_s: float) -> bool:
-        """Record an attempt to send a delivery, which is due again after ``again_s`` seconds; return whether its
-        webhook is disabled from now on, since all its deliveries have failed for ``disable_s``.
+        """Record an attempt to send a delivery, which is due again after ``again_s`` seconds; return whether
+        its webhook is now disabled because all its deliveries have failed for ``disable_s``.
         """
         is_disabled = stubs.note_delivery(
             self.client,

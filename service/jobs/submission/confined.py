@@ -19,7 +19,7 @@ from service.jobs.records import shortened
 from service.jobs.submission.request import CheckLimits, request_adapter
 
 OUT_OF_MEMORY = errno.ENOMEM
-"""Exit code of a check that was refused memory."""
+"""Exit code of a check that ran out of memory."""
 LENGTH = struct.Struct("!Q")
 """The request's length in bytes, which comes before it."""
 _MOST_OPEN_FILES = 64
@@ -29,10 +29,10 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
-    """Answer the requests of ``connection``, one after another, and exit once it is closed, or one has failed.
+    """Answer the requests of ``connection``, one after another, and exit once it is closed or a request has failed.
 
-    An answer is lines of a word and what belongs to it: ``opening`` and the id of each file that is read, then
-    ``answer`` or ``failed`` and JSON, of a traceback with the latter. All requests share the limits; the first that is
+    An answer consists of lines: ``opening`` with the id of each file that is read, then ``answer`` with JSON,
+    or ``failed`` with a traceback as JSON. All requests share the limits; the first that is
     reached ends the process: by SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
     """
     code = 0
@@ -66,7 +66,7 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 
 def _confine(limits: CheckLimits) -> None:
-    """Limit this process in memory beyond what it has, in processor time and in open files. It cannot write files."""
+    """Limit this process's further memory, its processor time and its open files. It cannot write files."""
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
     for kind, most in (
         (resource.RLIMIT_AS, memory),

@@ -1,4 +1,4 @@
-"""Defines the messages to a limited process: what a text holds, whether a job could run, and how its pipeline would."""
+"""Defines the requests to a limited process: read a text, check jobs, plan a pipeline."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
 _MOST_PROBLEMS = 100
-"""Problems in one answer; a document with more is refused for the first ones."""
+"""Most problems in one answer; a document with more is refused for the first ones."""
 _LONGEST_DOCUMENT = 1_000_000
 """The most characters of a document's JSON, and of the paths of its fields; the answer is one line."""
 LeftSteps = tuple[tuple[int, ...], tuple[int, ...]]
 """The steps of which a job has left weights, and those of its checkpoints."""
 _Opening = Callable[[str], None]
-"""Told the id of each uploaded file before it is read."""
+"""Called with the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
 
 
@@ -42,16 +42,16 @@ def joined(*paths: str) -> str:
 
 
 class CheckLimits(FrozenModel):
-    """Bounds what one request may use: bytes of memory and seconds of processor time."""
+    """Limits of one request: bytes of memory and seconds of processor time."""
 
     memory_bytes: int
     processor_s: int
 
 
 class CheckRequest(FrozenModel):
-    """Asks whether jobs could run: their specs as JSON, each under the path at which a body holds it (empty where it is
-    the body), and all that the check asks for besides, which is the fleet, the jobs that the specs name, and the folder
-    of uploaded files.
+    """Asks whether jobs could run. It has their specs as JSON, each under its path in the body (empty if it is
+    the body), and the other facts of the check: the fleet, the jobs that the specs name, and the folder of
+    uploaded files.
     """
 
     asks: Literal["check"] = "check"
@@ -62,7 +62,7 @@ class CheckRequest(FrozenModel):
     uploads: frozenset[str]
     """Ids of the files that the specs name and their projects have."""
     left: dict[str, LeftSteps] | None = None
-    """What training jobs have left, where hosts share no folder and so a check cannot look."""
+    """Steps that training jobs have left, if hosts share no folder, so that a check cannot look."""
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class CheckRequest(FrozenModel):
         uploads: Collection[str],
         left: Callable[[str], LeftSteps] | None = None,
     ) -> CheckRequest:
-        """Return the request about specs by path; ``visible`` is asked for jobs that they name, ``lookup`` for those
+        """Return the request about specs by path; ``visible`` finds jobs that they name, ``lookup`` those
         behind their models, each once.
         """
         texts = {path: spec.model_dump_json(by_alias=True) for path, spec in specs.items()}
@@ -85,7 +85,7 @@ class CheckRequest(FrozenModel):
         return cls(specs=texts, fleet=fleet, jobs=jobs, data=data.root, uploads=frozenset(uploads), left=steps)
 
     def problems(self, opening: _Opening = lambda _: None) -> list[Problem]:
-        """Return every reason why one of the jobs could never run, up to a number of them."""
+        """Return the reasons why one of the jobs could never run, up to a limit."""
         layout = DataLayout(self.data)
 
         def path_of(file_id: str) -> Path | None:
@@ -132,7 +132,7 @@ class CheckRequest(FrozenModel):
 
     @property
     def opens_files(self) -> bool:
-        """Return whether the check reads what somebody uploaded."""
+        """Return whether the check reads uploaded files."""
         return bool(self.uploads)
 
     def answer(self, opening: _Opening) -> bytes:
@@ -164,7 +164,7 @@ class PlanRequest(FrozenModel):
 
 
 class ReadDocument(FrozenModel):
-    """What a text of YAML or JSON holds, as JSON, and where its fields stand; or why it holds none."""
+    """The document of a YAML or JSON text, as JSON, with the places of its fields; or why there is none."""
 
     content: str | None = None
     positions: dict[str, Position] = Field(default_factory=dict)
@@ -174,7 +174,7 @@ class ReadDocument(FrozenModel):
 
 
 class ReadRequest(FrozenModel):
-    """Asks what a text of YAML or JSON holds. A few lines whose aliases stand for gigabytes are refused."""
+    """Asks for the document of a YAML or JSON text. A few lines whose aliases expand to gigabytes are refused."""
 
     asks: Literal["read"] = "read"
     text: str
@@ -185,7 +185,7 @@ class ReadRequest(FrozenModel):
         return self.read().model_dump_json().encode()
 
     def read(self) -> ReadDocument:
-        """Return the document of a text, or why it is none."""
+        """Return the document of a text, or why it has none."""
         try:
             content = _content(self.text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -199,7 +199,7 @@ class ReadRequest(FrozenModel):
 
 
 def _content(text: str) -> str:
-    """Return the value of a text of JSON. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
+    """Return the value of a JSON text. Raises ``yaml.YAMLError``, ``ValueError`` and ``RecursionError``."""
     value = documents.parse(text)
     documents.check_json(value, "")
     content = json.dumps(value, ensure_ascii=False)

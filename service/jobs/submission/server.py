@@ -1,8 +1,9 @@
 """``python -m service.jobs.submission.server FD``: forks a process with limits for each check.
 
-What checks need is imported once, so that a check starts within milliseconds. The server itself reads no file and no
-request. Over its control socket (``FD``, one message each) it is told to begin a check, with the check's own
-connection beside the message, or to end one; it tells how each ended. When the other end is closed it ends all of them.
+It imports everything that checks need once, so that a check starts within milliseconds. The server itself reads
+no file and no request. Messages on its control socket (``FD``) tell it to begin a check, together with the
+check's own connection, or to end one; it reports how each ended. When the other end is closed, it ends all
+checks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NO_NEW_PRIVILEGES = 38
 
 
 class CheckCommand(FrozenModel):
-    """Begin the check ``number`` within ``limits``, or end it where there are none."""
+    """Begin the check ``number`` within ``limits``, or end it if there are none."""
 
     number: int
     limits: CheckLimits | None

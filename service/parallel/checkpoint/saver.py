@@ -46,11 +46,13 @@ class Saver(Protocol):
     def wait(self) -> None:
         """Return when everything that was taken is published; raises :class:`CheckpointError` where a write failed."""
 
-    def __enter__(self) -> Saver: ...
+    def __enter__(self) -> Saver:
+        """Return the saver itself."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        """Wait for what is being written; after an error only for a little."""
 
 
 class DirectSaver:

@@ -33,9 +33,11 @@ class Observer(Protocol):
     A computation begins when its device has all that it needs, or will have on its own stream.
     """
 
-    def run(self, schedule: Schedule) -> AbstractContextManager[None]: ...
+    def run(self, schedule: Schedule) -> AbstractContextManager[None]:
+        """Hear of a whole run."""
 
-    def computing(self, instruction: Instruction) -> AbstractContextManager[None]: ...
+    def computing(self, instruction: Instruction) -> AbstractContextManager[None]:
+        """Hear of a computation."""
 
 
 class Unobserved:

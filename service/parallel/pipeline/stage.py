@@ -20,7 +20,8 @@ class PipelineModel(Protocol):
     before_blocks: tuple[str, ...]
     after_blocks: tuple[str, ...]
 
-    def forward(self, x: Tensor) -> Tensor: ...
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the stage."""
 
 
 @dataclass(frozen=True)

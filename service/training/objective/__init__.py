@@ -1,4 +1,4 @@
-"""Holds what training minimises and evaluation reports: one file per objective, found by its declaration."""
+"""Holds the objectives of training and evaluation: one file for each, found by its declaration."""
 
 from service.training.objective.base import Factory, Objective, ObjectiveContext, objective_for
 

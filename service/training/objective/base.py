@@ -1,4 +1,4 @@
-"""Defines what every objective offers; a package that brings its own derives from :class:`Objective`."""
+"""Defines the interface of objectives; a package with its own derives from :class:`Objective`."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Objective(ABC):
         """
 
     def adapt(self, stage: nn.Module, part: Part) -> None:  # noqa: B027 - most need the outputs only
-        """Adapt a stage of this rank; called once for each after it was built, before it is sharded."""
+        """Adapt a stage of this rank; called once for each after its construction, before it is sharded."""
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
-        """Return the modules that the stage's forward calls as a whole: FSDP gathers each by itself."""
+        """Return the modules that the stage's forward calls as a whole: FSDP gathers each separately."""
         blocks = getattr(stage, "blocks", None)
         return blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
 
 
 Factory = Callable[[Any, ObjectiveContext], Objective]
-"""Makes an objective from its configuration: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""
+"""Makes an objective from its configuration; an :class:`~service.jobs.plugins.ObjectiveKind` names one."""
 
 
 def objective_for(config: ObjectiveConfig, context: ObjectiveContext) -> Objective:

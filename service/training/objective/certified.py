@@ -1,4 +1,4 @@
-"""Certified training: the loss of the worst case within a box, by bounds that are differentiated.
+"""Trains certifiably: the loss is that of the worst case within a box, by differentiable bounds.
 
 IBP: Gowal et al., 2018. CROWN-IBP: Zhang et al., 2020. The last linear layers are merged with the difference of two
 logits, which bounds the margin more tightly than the logits do.
@@ -143,7 +143,7 @@ class _BoundedForward:
 def _check_within(x: Tensor, config: Certified) -> None:
     """Compare in the samples' own type, in which 0.1 is a float32 and no more than a limit of 0.1."""
     if config.lower is None and config.upper is None:
-        return  # the host waits for a device only where there is something to compare
+        return  # the host waits for a device only if there is something to compare
     for extreme in x.detach().aminmax():
         below = config.lower is not None and bool(extreme < config.lower)
         above = config.upper is not None and bool(extreme > config.upper)

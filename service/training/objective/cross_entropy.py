@@ -1,4 +1,4 @@
-"""Cross entropy, for class labels and for tokens."""
+"""Computes cross entropy, for class labels and for tokens."""
 
 from __future__ import annotations
 

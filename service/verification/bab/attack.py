@@ -1,14 +1,14 @@
-"""Attacks: the search for a counterexample by gradients, before a branch and bound and inside it.
+"""Attacks: searches for counterexamples by gradients, before a branch and bound and inside it.
 
 :func:`attack` comes before a search: projected gradient descent (PGD, Madry et al., 2018) on the distance of an input
-from one disjunct. Each disjunct has many starts: the best of many random inputs, and inputs that first went where a
-random combination of the outputs grows, so that the starts differ in what the network makes of them (output-diversified
+from one disjunct. Each disjunct has many starts: the best of many random inputs, and inputs that first moved
+where a random combination of the outputs grows, so that the starts differ in their outputs (output-diversified
 initialization, ODI, Tashiro et al., 2020).
 
 Inside a search over inputs, :func:`attack_from_many_samples` attacks the whole box now and then, and
 :func:`attack_boxes` the open boxes of every round; a search over activations attacks the minimisers of its bounds by
 :func:`descend_to_nearest_disjunct`. How many starts and steps each of them takes is in
-:class:`~service.verification.bab.settings.AttackSettings`. All confirm what they find by
+:class:`~service.verification.bab.settings.AttackSettings`. All confirm their candidates by
 :meth:`~service.verification.bab.model.ModelUnderVerification.first_confirmed`.
 
 The distance of an input from a disjunct is the largest of its rows' ``rows · y − thresholds``: 0 or less satisfies it.
@@ -54,7 +54,7 @@ def attack_from_many_samples(
 ) -> Counterexample | None:
     """Attack by short steps from the best of very many random inputs: counterexamples may be rare.
 
-    It is part of a search over inputs, whatever a job says of the attack before it.
+    It is part of a search over inputs, whatever the job's budget for the attack before it.
     """
     settings = model.settings.attack
     restarts = max(settings.search_restarts, settings.search_restarts_per_disjunct * specification.disjunct_count)
@@ -63,9 +63,9 @@ def attack_from_many_samples(
 
 
 def gradient_batch_size(model: ModelUnderVerification) -> int:
-    """Return for how many inputs gradients are computed together; all ranks that have the model call it.
+    """Return the number of inputs whose gradients are computed together; all ranks that have the model call it.
 
-    Raises :class:`~service.bounds.memory.MemoryShortageError` where there is no memory for one.
+    Raises :class:`~service.bounds.memory.MemoryShortageError` if there is not enough memory for one.
     """
     settings = model.settings.attack
     floats = settings.value_copies * model.engine.entries + settings.input_copies * model.network.graph.input.size
@@ -74,10 +74,10 @@ def gradient_batch_size(model: ModelUnderVerification) -> int:
 
 
 class _ProjectedGradientDescent:
-    """Descent in one specification's box from ``restarts`` starts, which take turns at the disjuncts as their targets.
+    """Descent in one specification's box from ``restarts`` starts, whose targets are the disjuncts in turn.
 
-    ``targets`` ``(restarts,)`` are the disjuncts that the starts descend to. Everything random comes from one generator
-    on the host, so that ranks and devices do the same.
+    ``targets`` ``(restarts,)`` are the disjuncts that the starts descend to. One generator on the host gives
+    all random numbers, so that ranks and devices do the same.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ def descend_to_nearest_disjunct(
 def _confirm_nearest(
     model: ModelUnderVerification, specification: Specification, x: Tensor, distances: Tensor
 ) -> Counterexample | None:
-    """Return the first of ``x`` ``(n, features)`` that the model confirms, if ``distances`` ``(n,)`` from a disjunct
-    show any: as many as :class:`AttackSettings` calls ``candidates`` are tried, the nearest first.
+    """Return the first of ``x`` ``(n, features)`` that the model confirms, if any of the ``distances`` ``(n,)``
+    from a disjunct allow one. Tries at most ``candidates`` of :class:`AttackSettings`, the nearest first.
     """
     if not bool((distances <= 0).any()):
         return None
@@ -269,8 +269,8 @@ def _confirm_nearest(
 
 @torch.no_grad()
 def excess_at(model: ModelUnderVerification, specification: Specification, x: Tensor, batch_size: int) -> Tensor:
-    """Return the :meth:`Specification.excess` ``(n, rows)`` at inputs ``(n, features)``, +inf where the outputs are no
-    numbers.
+    """Return the :meth:`Specification.excess` ``(n, rows)`` at inputs ``(n, features)``, +inf if outputs are
+    NaN.
     """
     parts = model.in_parts(len(x), batch_size, lambda part: specification.excess(model.outputs(x[part]), x[part]))
     return torch.cat(parts).nan_to_num(nan=torch.inf)

@@ -1,4 +1,4 @@
-"""Defines a search as the driver sees it, and their reports: :class:`SearchStrategy`, progress, result, decision."""
+"""Defines the driver's view of a search, :class:`SearchStrategy`, and its reports: progress, result, decision."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Technique(Enum):
 class SearchProgress:
     """A moment of a search.
 
-    ``domains`` were bounded, ``open`` wait; ``bound`` is the least margin over all inputs that is proved so far,
-    never less than at an earlier moment of the same search. A margin is how far the nearest disjunct is from being
-    satisfied: the property holds where it is positive. Of parts that are cut off a box no more than that is known;
-    once there are any the bound ends at 0.
+    ``domains`` were bounded, ``open`` wait; ``bound`` is the proved lower bound of the margin over all inputs,
+    and never falls during a search. A margin is the distance of the nearest disjunct
+    from being satisfied: the property holds where it is positive. Parts that were cut off a box are only known
+    to have positive margins, so once there are any, the bound is at most 0.
     """
 
     domains: int
@@ -44,8 +44,8 @@ ProgressListener = Callable[[SearchProgress], None]
 class SearchResult:
     """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that the model confirmed.
 
-    ``shortage`` tells of the memory for lack of which something was left undecided; ``is_over`` that more time would
-    change nothing.
+    ``shortage`` describes the missing memory if something was left undecided for it; ``is_over`` says that more
+    time would change nothing.
     """
 
     verdict: Verdict
@@ -57,7 +57,7 @@ class SearchResult:
 
 
 class Search(Protocol):
-    """A branch and bound over one specification, which may go on where it stopped."""
+    """A branch and bound over one specification, which can continue where it stopped."""
 
     def run(self, deadline: float) -> SearchResult:
         """Search until it is decided, or ``deadline`` (``time.monotonic``) has passed. Results of earlier calls
@@ -69,7 +69,7 @@ class SearchStrategy(Protocol):
     """Begins a search, which plans until ``deadline`` (``time.monotonic``).
 
     ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round. Raises
-    :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, where it cannot begin.
+    :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, if it cannot begin.
     """
 
     def __call__(
@@ -79,7 +79,8 @@ class SearchStrategy(Protocol):
         method: Method,
         deadline: float,
         listener: ProgressListener,
-    ) -> Search: ...
+    ) -> Search:
+        """Return the search, begun."""
 
 
 @dataclass(frozen=True)

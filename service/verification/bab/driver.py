@@ -60,11 +60,11 @@ def decide(
     *,
     restarts: int | None = None,
 ) -> Decision:
-    """Decide the query within about ``limit`` seconds and the model's memory; *unknown* where they do not suffice.
+    """Decide the query within about ``limit`` seconds and the model's memory; *unknown* if these do not suffice.
 
     The attack before the search has ``restarts`` starts, or as many as the model's settings say, and at least
-    ``restarts_per_disjunct`` for each disjunct; with 0 there is none. A search tries inputs of its own all the same.
-    What ``progress`` raises ends the search. Raises ``ValueError`` for a query without disjuncts.
+    ``restarts_per_disjunct`` for each disjunct; with 0 there is none. A search tries its own inputs all the
+    same. An exception of ``progress`` ends the search. Raises ``ValueError`` for a query without disjuncts.
     """
     if not query.disjuncts:
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
@@ -139,7 +139,7 @@ class _Decider:
         return None
 
     def _attack(self, specification: Specification, deadline: float, restarts: int | None) -> Counterexample | None:
-        """Attack one specification; without the memory for it there is no attack, which proves nothing anyway."""
+        """Attack one specification; without enough memory there is no attack, which would prove nothing anyway."""
         try:
             seed = self.model.search_group.axis.rank
             found = attack(self.model, specification, deadline, seed, restarts)
@@ -185,8 +185,8 @@ class _Decider:
         return result, technique
 
     def _courses(self, specification: Specification) -> list[Course]:
-        """Return the searches that may decide a specification. Where more than a few inputs vary, half of a box is
-        hardly easier than the box: activations are split first.
+        """Return the searches that may decide a specification. If more than a few inputs vary, half a box is
+        hardly easier than the box, so activations are split first.
         """
         settings, splittable = self.model.settings, _has_activations(self.model)
         technique = technique_for(specification, settings.inputs.most_inputs)
@@ -207,7 +207,7 @@ class _Decider:
         return self.model.search_group.anywhere(self.model.engine.late(deadline), self.model.device)
 
     def _guarded(self, run: Callable[[], SearchResult]) -> SearchResult:
-        """Return the result of a turn, or none if memory runs out."""
+        """Return the result of a turn, or ``None`` if memory runs out."""
         try:
             return run()
         except Exception as error:
@@ -219,7 +219,7 @@ class _Decider:
         return SearchResult(Verdict.UNKNOWN, None, 0, -inf, shortage)
 
     def _least(self, bounds: Sequence[float]) -> float:
-        """Return the least bound over all specifications: nothing is known of those that are still to come."""
+        """Return the least bound over all specifications; nothing is known about later ones yet."""
         return min(bounds, default=inf) if len(bounds) == len(self.specifications) else -inf
 
     def end(self, verdict: Verdict, technique: Technique, counterexample: Counterexample | None = None) -> Decision:
@@ -229,7 +229,7 @@ class _Decider:
 
 
 def _has_activations(model: ModelUnderVerification) -> bool:
-    """Return whether every stage of the model has some; all ranks must ask together."""
+    """Return whether every stage of the model has activations to split; all ranks must ask together."""
     entries = torch.tensor([Preactivations.of(model.network).entries])
     return bool(model.engine.gathered(entries).all())
 
@@ -258,7 +258,7 @@ def _bound_without_splits(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """Bound the whole box by the method, and by optimisation where CROWN leaves it open."""
+    """Bound the whole box by the method, and by optimisation if CROWN leaves it open."""
     bound, shortage = -inf, None
     is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
     for bounding in (method, ALPHA_CROWN) if is_crown else (method,):

@@ -2,8 +2,8 @@
 
 A counterexample of a disjunct has all of its rows at most at their thresholds, so that any γ ≥ 0 bounds a hidden value
 there by z ≥ min (z + γ·(row·y − threshold)), one pass from the output with z added on the way. The closer a search is
-to a proof, the fewer inputs are left and the tighter these bounds: they are taken again as long as that gains. Where
-the ends of a value cross there is no counterexample.
+to a proof, the fewer inputs are left and the tighter these bounds: they are repeated as long as that gains. If
+the ends of a value cross, there is no counterexample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _InvpropObjective(DualObjective):
     """Ends of hidden values, each a domain of its own, over the inputs where a disjunct of the specification holds.
 
     A domain's ``disjunct`` is the :meth:`number` of an end; its weights are the γ of the rows, any numbers ≥ 0, in
-    units in which 1 is much: ``lacking`` ``(disjuncts,)`` is by how much the whole box is not proved.
+    units in which 1 is large: ``lacking`` ``(disjuncts,)`` is the missing margin of the whole box.
     """
 
     def __init__(self, objective: DualObjective, specification_rows: DisjunctRows, pressure: float) -> None:
@@ -71,7 +71,7 @@ class _InvpropObjective(DualObjective):
 
 
 class Invprop:
-    """Tightens the bounds of hidden values for the disjuncts of ``objective``, which takes what is found."""
+    """Tightens the bounds of hidden values for the disjuncts of ``objective``, which takes the results."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Invprop:
         self.failing = _InvpropObjective(objective, specification_rows, settings.pressure)
         self.domain_bounds = DomainBounds(self.failing, memory, domain_bounds)
         self.preactivations: Sequence[Preactivation] = after_relaxations(objective.network)[::-1]
-        """The last ones gain most, and what they gain helps the others."""
+        """The last layers gain most, and their gains help the others."""
 
     @torch.no_grad()
     def tighten(
@@ -93,7 +93,7 @@ class Invprop:
     ) -> Sequence[Preactivation] | None:
         """Return the preactivations that gained; ``None`` if there is no counterexample.
 
-        ``margin`` is that of the whole box. What time does not suffice for is left as it is.
+        ``margin`` is that of the whole box. Bounds for which the time does not suffice stay as they are.
         """
         self.failing.lacking[disjunct] = max(-margin, self.settings.least_lacking)
         gained = []

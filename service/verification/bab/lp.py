@@ -1,7 +1,7 @@
 """Decides domains in which every operator is affine as linear programs (HiGHS), in float64.
 
-A solver is not trusted: its multipliers give a bound in closed form, as in beta-CROWN, which proves whatever they are
-worth; and its point is a counterexample only if the model agrees.
+The solver is not trusted: its multipliers give a bound in closed form, as in β-CROWN, which holds for any
+multipliers; and its point is a counterexample only if the model agrees.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _AffineMap:
     constant: Array
 
     def least(self, weights: Array) -> float:
-        """Return the least value of a combination of the entries, less what rounding may have added."""
+        """Return the least value of a combination of the entries, less the possible rounding error."""
         slopes, constant = weights @ self.matrix, float(weights @ self.constant)
         size = float(weights @ (np.abs(self.matrix).sum(axis=1) + np.abs(self.constant)))
         return constant - float(np.abs(slopes).sum()) - RELATIVE_MARGIN[torch.float64] * size
@@ -66,7 +66,7 @@ class LinearPrograms:
         network, axis = self.model.network, self.model.network.tp_group.axis
         graph = capture(self.model.float64_module, network.graph.input.shape)
         divided = any(OPERATORS[node.operator].crossing is not None for node in graph.nodes[1:])
-        # What the module itself does not divide its graph was divided for.
+        # The graph was divided even if the module itself is not.
         return from_graph(graph if divided else shard(graph, axis), axis)
 
     @property
@@ -148,7 +148,9 @@ class LinearPrograms:
         return unstable.index_fill(1, split, False).any(dim=1)
 
     def _sides(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
-        """Return, by non-linear node, whether what decides about its piece is above 0 in a domain, ``(1, *shape)``."""
+        """Return, by non-linear node, whether the value that selects its piece is above 0 in a domain, ``(1,
+        *shape)``.
+        """
         preactivations = Preactivations.of(self.network)
         splits = self._neuron_index.localised(domain.index, domain.sign)
         positive = (bounds.lower >= 0).scatter(1, splits.index[splits.sign > 0][None], True)

@@ -54,12 +54,12 @@ class RampedGraph(ExecutableGraph):
         return super().forward(x.reshape(-1, *self._shape)).flatten(1)
 
     def deciding(self, x: Tensor) -> Tensor:
-        """Return all values ``(n, entries)`` that steps are decided by."""
+        """Return all values ``(n, entries)`` that decide steps."""
         values = self._deciding_values(x)
         return torch.cat([values[name].flatten(1) for name, _ in self._deciding], dim=1)
 
     def sides(self, x: Tensor) -> Tensor:
-        """Return the sides of their steps ``(n, entries)`` that these values are on."""
+        """Return on which side of their step each of these values is, ``(n, entries)``."""
         values = self._deciding_values(x)
         return torch.cat([operator.side(values[name]).to(x).flatten(1) for name, operator in self._deciding], dim=1)
 
@@ -87,10 +87,10 @@ class ModelUnderVerification:
     """A model in the forms that a search needs, on this rank.
 
     ``module`` and the engine's network are in ``dtype``; ``float64_module`` is the module in float64, ``runtime``
-    onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do those that
-    have the model together. ``options`` is for bounds that are optimised, and has the memory for everything;
-    ``heuristics`` choose what is split, ``settings`` tune the rest. ``traced`` keeps what :attr:`ramped` made, and
-    ``splits`` what searches split, where it has room for that.
+    onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do the
+    ranks that share the model. ``options`` is for optimised bounds, and has the memory for everything;
+    ``heuristics`` choose the splits, ``settings`` tune the rest. ``traced`` keeps the result of :attr:`ramped`,
+    and ``splits`` the splits of searches, as far as it has room.
     """
 
     module: nn.Module
@@ -136,8 +136,8 @@ class ModelUnderVerification:
 
     @property
     def ramped(self) -> RampedGraph | None:
-        """Return the model in float64, whose steps let gradients through; ``None`` of one without steps, and where
-        other ranks have a part of it.
+        """Return the model in float64 with steps that pass gradients; ``None`` if it has no steps, or if other
+        ranks have a part of it.
         """
         if not self.engine.is_alone or not has_steps(self.network.graph):
             return None
@@ -148,7 +148,7 @@ class ModelUnderVerification:
         return self.traced[module]
 
     def in_parts(self, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
-        """Run ``run`` for some of ``total`` inputs at a time, fewer where memory runs out and no other rank waits."""
+        """Run ``run`` for some of ``total`` inputs at a time; fewer if memory runs out and no other rank waits."""
         return in_parts(total, at_once, run, self.device, alone=self.engine.is_alone)
 
     def together(self, stage: str, run: Callable[[], T]) -> T:
@@ -172,7 +172,7 @@ class ModelUnderVerification:
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs for inputs ``(n, features)``, differentiable.
 
-        On tensor-parallel ranks they are equal to the last bit, as decisions from them have to be.
+        On tensor-parallel ranks they are equal to the last bit, so that decisions from them are too.
         """
         tp_group = self.network.tp_group
         return tp_group.agree(self.module(tp_group.agree(x)))
@@ -182,8 +182,9 @@ class ModelUnderVerification:
         """Return the first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or
         ``None``.
 
-        Each is moved into the exact box or ball first, and its outputs are compared exactly. Of a box without a float64
-        input, what the nearest one misses may change the outputs; where the search is rigorous, rounding may, too.
+        Each is moved into the exact box or ball first, and its outputs are compared exactly. If a box contains
+        no float64 input, the distance of the nearest one may change the outputs; in a rigorous search, rounding
+        may too.
         """
         tp_group = self.network.tp_group
         exact = tp_group.agree(specification.nearest(candidates.double()))
@@ -196,8 +197,9 @@ class ModelUnderVerification:
         return None
 
     def _is_confirmed(self, specification: Specification, x: Tensor, outputs: Tensor) -> bool:
-        """Return whether onnxruntime agrees that ``x`` ``(features,)`` violates the property, and all outputs that
-        rounding, or what ``x`` misses of the exact box, leaves possible beside ``outputs`` ``(outputs,)``.
+        """Return whether onnxruntime agrees that ``x`` ``(features,)`` violates the property, at ``outputs``
+        ``(outputs,)`` and at all other outputs that rounding, or the distance of ``x`` from the exact box,
+        leaves possible.
         """
         if self.runtime is not None:
             runtime_outputs = torch.from_numpy(self.runtime.flat(np.asarray(x.cpu()))).to(x.device)
@@ -217,7 +219,7 @@ class ModelUnderVerification:
         return exact is not None and specification.reached_by(x.tolist(), exact, exact)
 
     def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
-        """Bound where outputs ``(outputs,)`` go, to first order and twice that, when the input moves by ``missed``."""
+        """Bound the outputs ``(outputs,)`` when the input moves by ``missed``, by twice the first order."""
         with torch.enable_grad():
             inputs = x[None].to(self.dtype).requires_grad_()
             slopes = [gradient_at(inputs, output, keep=True)[0] for output in self.outputs(inputs)[0]]

@@ -1,7 +1,8 @@
-"""Ranks that search one specification together: each has subproblems of its own, and once a round they synchronise.
+"""Lets ranks search one specification together: each has its own subproblems, and once per round they synchronise.
 
-That is one small all-gather. It tells every rank the status of all, so that all end together, and which ranks have no
-subproblem left, so that those that have plenty hand over half of theirs. A group of one rank does none of this.
+That is one small all-gather. It gives every rank the status of all, so that all end together. It also shows
+which ranks have no subproblem left, so that ranks with plenty hand over half of theirs. A group of one rank does none
+of this.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from service.verification.bab.specification import Counterexample
 class SearchStatus:
     """The status of a rank, or of all: subproblems that wait and that were bounded, and the least margin of all.
 
-    ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes long.
-    ``width`` is how many numbers a domain has when it is handed over; ``is_over`` says that no time would change
-    anything.
+    ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes
+    long. ``width`` is the number of numbers of a domain in transfer; ``is_over`` says that more time would
+    change nothing.
     """
 
     open: int = 0
@@ -51,7 +52,7 @@ class Move:
 
 @dataclass(frozen=True)
 class GroupState:
-    """The state that all ranks know after a round: all statuses, a counterexample if there is one, who hands over."""
+    """The state that all ranks know after a round: all statuses, a counterexample if there is one, and the moves."""
 
     all: SearchStatus
     counterexample: Counterexample | None
@@ -120,9 +121,9 @@ class SearchGroup:
         return GroupState(everyone, self.first(counterexample, device), moves)
 
     def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
-        """Carry out the moves that were planned, and return the rows that this rank is to receive.
+        """Carry out the planned moves, and return the rows for this rank.
 
-        Where a rank has no memory for a move, its rows go back to their sender.
+        If a rank has no memory for a move, its rows go back to their sender.
         """
         received = []
         for move in state.moves:

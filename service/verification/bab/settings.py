@@ -1,4 +1,4 @@
-"""Settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true.
+"""Holds the settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true.
 
 Shares of the time are in :mod:`.time_plan`. A job sets only its ``budget`` (``service/jobs/spec/verify.py``), which
 :mod:`service.verification.task` and :mod:`service.verification.search_runner` hand on.
@@ -23,13 +23,13 @@ class AttackSettings:
     Before a search, ``samples`` random inputs are evaluated, and the best ``restarts`` of them descend for ``steps``
     steps, or ``restarts_per_disjunct`` for each disjunct where that is more; as many other starts are first moved by
     ``diversifying_steps`` steps of ODI. ``values`` are the entries of all of the network's values that the samples may
-    take. A job says ``restarts`` itself, as ``budget.restarts``. ``first_steps`` are the shortest and the longest first
+    take. A job sets ``restarts`` as ``budget.restarts``. ``first_steps`` are the shortest and the longest first
     step as shares of the box's width, of which the last one keeps the share ``last_step``; a step of ODI is
     ``diversifying_step`` of the width.
 
     In a search over inputs, the whole box is attacked again from ``search_restarts`` starts, or
     ``search_restarts_per_disjunct``, by ``search_first_steps``; and the best ``box_starts`` points of a round's boxes
-    take ``box_steps`` steps, each half as long as the one before. None of these is the job's to say: without them a
+    take ``box_steps`` steps, each half as long as the one before. A job sets none of these: without them a
     search would falsify nothing.
 
     ``candidates`` is how many inputs that seem to violate the property are looked at in float64 at a time.
@@ -62,7 +62,7 @@ class AttackSettings:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Looking at the steps of a model that jumps, in :mod:`service.verification.bab.steps`.
+    """Attacks at the steps of a model that jumps, in :mod:`service.verification.bab.steps`.
 
     It tries ``points`` of every kind: any inputs, corners, and inputs at which ``climbs`` steps made a value that
     decides steps nearly least or greatest. Each of the ``rounds`` narrows twice as many pairs of them to a step, by
@@ -104,7 +104,7 @@ class OptimiserSettings:
     adam_epsilon: float = 1e-12
 
     def within(self, options: BoundOptions, deadline: float = inf) -> OptimiserSettings:
-        """Scale the number of steps, and the decay per step, by how many a method takes beside the usual number."""
+        """Scale the number of steps and the decay per step to a method's number of steps."""
         usual, wanted = Ascent().iterations, options.ascent.iterations
         iterations = -(-self.iterations * wanted // usual)
         return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
@@ -133,10 +133,10 @@ class DomainBoundsSettings:
     """Batches of domains that are bounded together.
 
     A pass with gradients keeps roughly ``floats_per_value`` numbers of each domain for each value, and for each that
-    is relaxed ``floats_per_piecewise`` (by two lines) or ``floats_per_curved`` (by one of many curves or planes).
-    A batch on the host takes at most ``largest_host_bytes``, beyond which none is faster, and has at most
+    is relaxed ``floats_per_piecewise`` (by two lines) or ``floats_per_curved`` (by one of many curves or planes). A
+    batch on the host takes at most ``largest_host_bytes``, beyond which none is faster, and has at most
     ``most_domains`` anywhere: more are no faster, and other processes may want the memory, too. Free memory is asked
-    for again after ``plan_seconds``: a driver takes its time to answer.
+    for again after ``plan_seconds``: a driver answers slowly.
     """
 
     floats_per_value: int = 8
@@ -152,8 +152,8 @@ class DomainBoundsSettings:
 class PoolSettings:
     """Domains that wait.
 
-    Beyond ``crowded_bytes`` those with the largest margins are taken first, which leave least behind. A pool that is
-    larger than one in ``memory_divisor`` bytes of the device's free memory and its own waits in host memory.
+    Beyond ``crowded_bytes`` those with the largest margins are taken first, which leave least behind. A pool
+    that exceeds one in ``memory_divisor`` bytes of its own and the device's free memory is kept in host memory.
     """
 
     crowded_bytes: int = 2**32
@@ -260,9 +260,9 @@ class InputSearchSettings:
 
     It is for at most ``most_inputs`` inputs that vary: halving one of many gains nothing. A round has at most
     ``largest_batch`` boxes, whose rows take at most ``entries`` numbers, by kind of device. No input is split below the
-    share ``smallest_width`` of the whole width, and is clipped to where a counterexample may be ``clipping_rounds``
-    times. Beyond ``crowded_entries`` of a pool, by kind of device, boxes leave the device and wait without what is
-    known of their values.
+    share ``smallest_width`` of the whole width, and each box is clipped ``clipping_rounds`` times to where a
+    counterexample may be. Beyond ``crowded_entries`` of a pool, by kind of device, boxes leave the device and
+    wait without the bounds of their values.
 
     Of every open box ``points_per_box`` points are tried as counterexamples. After ``first_attack`` boxes all of the
     box is attacked again, and then whenever there are ``later_attacks`` times as many, by ``samples_per_box`` samples
@@ -286,9 +286,9 @@ class InputSearchSettings:
 class SearchSettings:
     """All of a decision's settings.
 
-    Where inputs may be split, which is so up to ``most_inputs`` of :class:`InputSearchSettings`, the search over them
-    takes turns with one over activations. It begins where at most ``several_inputs`` vary, and with a long turn where
-    at most ``few_inputs`` do.
+    If inputs may be split, that is, up to ``most_inputs`` of :class:`InputSearchSettings`, the search over them
+    takes turns with one over activations. It begins if at most ``several_inputs`` vary, and with a long turn if
+    at most ``few_inputs`` vary.
     """
 
     time: TimePlan = field(default_factory=TimePlan)

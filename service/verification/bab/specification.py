@@ -32,10 +32,10 @@ class Specification:
     """A counterexample has ``rows · y ≤ thresholds`` for all rows of one disjunct, float64.
 
     ``rows`` ``(rows, outputs)``; ``disjunct`` ``(rows,)`` numbers the disjunct of each row, from 0 without gaps. A row
-    is within ``residues`` ``(rows, outputs)`` of the exact one. Where that is far larger or smaller than 1, both are
-    multiples of it by a power of 2. ``lower``, ``upper`` ``(features,)`` are ends around the exact box; ``first``,
-    ``last`` the least and the greatest float64 inputs in it. Without any, both are one input that is at most ``missed``
-    ``(features,)`` away from the box. With ``distance``, the set is also at most that far from ``middle``
+    is within ``residues`` ``(rows, outputs)`` of the exact one. If that row is far larger or smaller than 1,
+    both are multiples of it by a power of 2. ``lower``, ``upper`` ``(features,)`` are ends around the exact box;
+    ``first``, ``last`` the least and the greatest float64 inputs in it. If there are none, both are one input at most
+    ``missed`` ``(features,)`` away from the box. With ``distance``, the set is also at most that far from ``middle``
     ``(features,)``. ``exact_disjuncts`` are the disjuncts themselves. With ``input_rows`` ``(rows, features)``, which
     are 0 in rows of outputs, it has ``rows · y + input_rows · x ≤ thresholds``.
     """
@@ -76,7 +76,7 @@ class Specification:
         """Return float64 inputs ``(n, features)`` moved into the exact set, or as near to its box as ``missed``."""
         if self.distance is not None:
             away = x - self.middle
-            # A little less than the distance: no rounding of the sum may lead outside.
+            # A little less than the distance, so that rounding the sum cannot lead outside.
             rounding = torch.finfo(x.dtype).eps * (self.middle.norm() + self.distance)
             room = (self.distance * (1 - 1e-12) - rounding).clamp(min=0)
             share = (room / away.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
@@ -100,7 +100,7 @@ class Specification:
         )
 
     def lost(self, dtype: torch.dtype, reach: Tensor) -> Tensor:
-        """Return by how much rows ``(rows,)`` in a type may differ from the exact ones.
+        """Return the largest difference of rows ``(rows,)`` in a type from the exact ones.
 
         Outputs are at most ``reach`` ``(outputs,)`` in size.
         """
@@ -108,7 +108,7 @@ class Specification:
         return (1 + 1e-9) * torch.where(error > 0, error * reach, 0).sum(dim=1)
 
     def allowing(self, lost: Tensor) -> Specification:
-        """Raise the thresholds by this much ``(rows,)``; where it is not finite, any output reaches them."""
+        """Raise the thresholds by this amount ``(rows,)``; if it is not finite, any output reaches them."""
         known = lost.isfinite()
         rows = torch.where(known[:, None], self.rows, 0)
         thresholds = self.thresholds + torch.where(known, lost, 0)
@@ -132,9 +132,9 @@ class Specification:
         return Interval(least.to(dtype), (rising @ self.upper + falling @ self.lower).to(dtype))
 
     def offsets(self, least: Tensor, most: Tensor) -> Tensor:
-        """Return the thresholds for bounds ``(rows,)`` of ``rows · y``: thresholds, and what rounding may explain.
+        """Return the thresholds for bounds ``(rows,)`` of ``rows · y``: thresholds plus the margin for rounding.
 
-        Where a bound is not finite, rounding may explain whatever can be told in this type.
+        If a bound is not finite, rounding may explain any difference in this type.
         """
         dtype, largest = least.dtype, torch.finfo(least.dtype).max
         thresholds = self.thresholds.to(dtype)
@@ -148,8 +148,8 @@ class Specification:
         return start.scatter_reduce(1, index, values, "amax")
 
     def distance_to_nearest(self, excess: Tensor) -> Tensor:
-        """Return how far inputs of an :meth:`excess` ``(n, rows)`` are from satisfying the nearest disjunct, ``(n,)``:
-        0 or less satisfies it.
+        """Return the distance of inputs with an :meth:`excess` ``(n, rows)`` from satisfying the nearest
+        disjunct, ``(n,)``: 0 or less satisfies it.
         """
         return self.per_disjunct(excess).amin(dim=1)
 
@@ -171,7 +171,7 @@ def _box_of(disjunct: Disjunct) -> tuple[object, ...]:
 
 
 def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball | None) -> Specification:
-    # A disjunct without halfspaces asks for any output: a row of zeros is always satisfied.
+    # A disjunct without halfspaces accepts any output: a row of zeros is always satisfied.
     flat = [(index, each) for index, one in enumerate(disjuncts) for each in one.halfspaces or (ANYWHERE,)]
     rows, residues = torch.zeros(2, len(flat), outputs, dtype=torch.float64)
     thresholds = torch.zeros(len(flat), dtype=torch.float64)
@@ -179,8 +179,8 @@ def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball |
         coefficients, threshold = _scaled(halfspace)
         above = rounded_up(threshold)
         if not isfinite(above):
-            continue  # every output of finite size satisfies it
-        # Of float64 bounds, those that are above the number below are those that are not below the threshold.
+            continue  # every finite output satisfies it
+        # A float64 bound is above the next lower number exactly if it is not below the threshold.
         thresholds[row] = nextafter(above, -inf) if halfspace.strict else above
         for output, factor in coefficients:
             nearest = float(factor)
@@ -243,7 +243,7 @@ def _scaled(halfspace: Halfspace) -> tuple[list[tuple[int, Fraction]], Fraction]
 def _ends(low: Number, high: Number, after: bool, before: bool) -> tuple[float, float, float, float, float]:
     """Return ends around an input's interval, the first and the last number in it, and how far they are from it.
 
-    The interval begins after ``low``, or ends before ``high``, where these are said not to be in it.
+    The interval begins after ``low``, or ends before ``high``, if these are excluded.
     """
     below, first, last, above = rounded_down(low), rounded_up(low), rounded_down(high), rounded_up(high)
     first = nextafter(first, inf) if after and Fraction(first) == low else first

@@ -1,7 +1,7 @@
 """Records the trees that searches split, so that they can be shown: the first domains of each, and counts of the rest.
 
-A domain carries the number of its node. Once a tree has as many nodes as it may, what descends from a node is only
-counted there: such domains carry the node's number too, as :func:`_counted_at` writes it.
+A domain carries the number of its node. Once a tree has its most nodes, descendants of a node are only counted
+there: they carry the node's number too, as :func:`_counted_at` writes it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ UNKNOWN = -1
 DIGITS = 6
 """Significant digits of recorded numbers."""
 _MOST_ROWS = 8
-"""A tree may have this many times the nodes that it shows; it drops others that the search is done with."""
+"""A tree may have this many times the nodes that it shows; beyond, it drops finished nodes."""
 
 
 def _counted_at(node: int) -> int:
-    """Return the number that descendants of a node carry which have no nodes of their own; its own inverse."""
+    """Return the number that descendants without their own nodes carry; the function is its own inverse."""
     return -node - 2
 
 
 @dataclass(eq=False)
 class _RecordedDomain:
-    """``side`` 1 or −1 of ``at`` is where the entry ``on`` is in this domain; a root has no such condition.
+    """In this domain the entry ``on`` is on the side ``side`` (1 or −1) of ``at``; a root has no such condition.
 
-    Of the domains below that have no nodes, ``below`` were bounded, ``proved`` and ``stuck`` have ended so.
+    Of the descendants without nodes, ``below`` were bounded, ``proved`` were proved and ``stuck`` got stuck.
     """
 
     parent: int
@@ -52,7 +52,7 @@ class _RecordedDomain:
 
     @property
     def open_below(self) -> int:
-        """Return how many domains without nodes wait: each split ended one and began two."""
+        """Return the number of waiting domains without nodes: each split ended one and began two."""
         leaves = 1 + self.below // 2 if self.below else 0
         return max(leaves - self.proved - self.stuck, 0)
 
@@ -79,7 +79,8 @@ class SearchTree:
     def split(self, parents: Tensor, on: Tensor, at: Tensor, margins: Tensor) -> Tensor:
         """Return the nodes ``(2, n)`` of the upper and the lower halves of domains, whose ``parents`` are ``(n,)``.
 
-        ``on`` and ``at`` ``(n,)`` say where they were split, ``margins`` ``(2, n)`` what is proved of the halves.
+        ``on`` and ``at`` ``(n,)`` say where they were split; ``margins`` ``(2, n)`` are the proved margins of the
+        halves.
         """
         if not self.nodes:
             return torch.full_like(margins, UNKNOWN, dtype=torch.int64)
@@ -95,12 +96,12 @@ class SearchTree:
         return found
 
     def proved(self, domains: Tensor, margins: Tensor) -> None:
-        """Tell that domains are proved, with these margins."""
+        """Record that domains are proved, with these margins."""
         if self._end(domains, VERIFIED):
             self.tighten(domains, margins)
 
     def stick(self, domains: Tensor) -> None:
-        """Tell that domains are given up: nothing splits them further."""
+        """Record that domains are given up: nothing splits them further."""
         self._end(domains, STUCK)
 
     def tighten(self, domains: Tensor, margins: Tensor) -> None:
@@ -121,7 +122,7 @@ class SearchTree:
                 node.is_dropped, self.kept = True, self.kept - 1
 
     def finish(self, disjunct: int | None = None) -> None:
-        """Tell that all domains, or all of one disjunct, are proved."""
+        """Record that all domains, or all of one disjunct, are proved."""
         for root in range(self.roots) if disjunct is None else [disjunct]:
             for number in self._within(root):
                 node = self.nodes[number]
@@ -163,7 +164,7 @@ class SearchTree:
         }
 
     def _halves(self, parent: int, on: int, at: float, above: float, below: float) -> tuple[int, int]:
-        """Return the nodes of two halves: those that they have if the domain was split before, as memory ran out."""
+        """Return the nodes of two halves; they exist if the domain was already split before memory ran out."""
         node = self.nodes[parent]
         if node.halves is not None:
             return node.halves

@@ -1,4 +1,4 @@
-"""Attacks on functions that jump, as floors, signs and comparisons do: gradients say nothing of a step.
+"""Attacks functions that jump, such as floors, signs and comparisons: gradients say nothing about a step.
 
 :func:`attack_at_steps` descends as if steps were ramps, to the steps, however far away. The remaining counterexamples
 are narrow: inputs between two steps, or beyond one only at a corner. :class:`StepSides` tries corners, inputs where the
@@ -49,7 +49,7 @@ def step_sides(model: ModelUnderVerification, specification: Specification) -> S
 
 @dataclass(eq=False)
 class StepSides:
-    """Looks at both sides of the steps of a model, at corners and at extremes of the values that decide steps."""
+    """Tries both sides of a model's steps, corners, and extremes of the values that decide steps."""
 
     model: ModelUnderVerification
     specification: Specification
@@ -68,7 +68,7 @@ class StepSides:
         return self.settings.values // self.model.engine.entries
 
     def of_all(self, deadline: float) -> Counterexample | None:
-        """Look in all of the box: between points of every kind, and then between those that were found at steps."""
+        """Try the whole box: between points of every kind, and then between points that were found at steps."""
         count = max(2, min(self.settings.points, self._most))
         x = torch.cat([self._uniform(count), self._corners(count), self._extremes(count)])
         for _ in range(self.settings.rounds):
@@ -83,7 +83,7 @@ class StepSides:
         return self._confirmed(x)
 
     def of_boxes(self, boxes: Interval) -> Counterexample | None:
-        """Look at two opposite corners of each of some boxes ``(n, features)``, and at the steps between them."""
+        """Try two opposite corners of each of some boxes ``(n, features)``, and the steps between them."""
         chosen = self._order(len(boxes.lower))[: max(1, min(self.settings.boxes, self._most))]
         lower, upper = boxes.lower[chosen].double(), boxes.upper[chosen].double()
         is_upper = self._random(lower.shape) < 0.5
@@ -112,7 +112,7 @@ class StepSides:
         return self._numbers(self.box.lower + shares * self.box.width)
 
     def _corners(self, count: int) -> Tensor:
-        """Return all corners, where no more than ``count`` are different, or some."""
+        """Return all corners if at most ``count`` are different, else some."""
         features = self.box.lower.shape[1]
         varying = (self.box.width[0] > 0).nonzero().flatten()
         if 2 ** len(varying) <= count:
@@ -124,7 +124,7 @@ class StepSides:
         return self._numbers(torch.where(is_upper, self.box.upper, self.box.lower))
 
     def _extremes(self, count: int) -> Tensor:
-        """Return inputs where one of the values that steps are decided by is about as small or as large as it gets."""
+        """Return inputs where one of the values that decide steps is nearly minimal or maximal."""
         x = self._uniform(count)
         entries = self.graph.sides(x[:1]).shape[1]
         entry = self._order(entries).repeat_interleave(2).repeat(-(-count // (2 * entries)))[:count]

@@ -65,11 +65,11 @@ class TimePlan:
         return max(self.least_turn, self.few_inputs_first * left) if is_few else self.least_turn
 
     def next_turn(self, taken: float) -> float:
-        """Return the seconds of a turn after searches that have ``taken`` so many together."""
+        """Return the seconds of a turn after searches that have ``taken`` this time together."""
         return max(self.least_turn, self.turn * taken)
 
     def last_start_of_optimised_root(self, deadline: float, crown_seconds: float) -> float:
-        """Return after which moment a root that CROWN bounded in ``crown_seconds`` is not bounded by optimisation."""
+        """Return the moment after which a root that CROWN bounded in ``crown_seconds`` is no longer optimised."""
         return deadline - self.optimised_root_cost * crown_seconds
 
     def first_refinement(self, now: float, deadline: float) -> float:
@@ -89,11 +89,11 @@ class TimePlan:
         return now + min(max(seconds, self.quick_seconds), self.refining * (deadline - now))
 
     def iterations_for_layer(self, left: float, pass_seconds: float) -> int:
-        """Return how often a layer's bounds may be improved, of which one pass without a gradient takes that long."""
+        """Return how often a layer's bounds may be improved, given the time of one pass without a gradient."""
         return int(self.optimised_layer * left / (self.passes_per_iteration * pass_seconds))
 
     def is_refinement_worthwhile(self, before: int, after: int) -> bool:
-        """Return whether so many relaxations became exact that more of the same is better than splits."""
+        """Return whether enough relaxations became exact that more refinement is better than splits."""
         return after < (1 - self.worthwhile) * before
 
     def programs_deadline(self, now: float, deadline: float) -> float:

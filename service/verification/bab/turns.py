@@ -1,7 +1,8 @@
-"""Searches of one specification that take turns: what has brought its bound nearer to a proof has the longer ones.
+"""Lets searches of one specification take turns; the one whose bound is closer to a proof gets longer turns.
 
-Halving inputs decides most networks of few inputs, and splitting activations those of few activations. Which it is
-shows only while both are at work. Nothing is lost by a change: a search goes on where it stopped.
+Halving inputs decides most networks with few inputs, and splitting activations decides those with few
+activations. Which is better shows only while both run. A change loses nothing, since a search continues where
+it stopped.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Turns:
         return self._result(course), course.technique
 
     def _next(self, waiting: Sequence[Course], last: Course, taken: float) -> tuple[Course, float]:
-        """Return whose turn is next, and how long it is: each has one, and the one of the best bound a longer one."""
+        """Return whose turn is next, and its length: each search gets a turn, and the one with the best bound a
+        longer one.
+        """
         course = waiting[(waiting.index(last) + 1) % len(waiting)] if last in waiting else waiting[0]
         if len(waiting) == 1:
             return course, inf
@@ -88,7 +91,7 @@ class Turns:
         return listen
 
     def _result(self, course: Course) -> SearchResult:
-        """Return the last course's result, with the domains and the best bound of all."""
+        """Return the last search's result, with the domains of all and the best bound."""
         found = [each.latest for each in self.courses]
         shortage = next((each.shortage for each in found if each.shortage is not None), None)
         domains, bound = sum(each.domains for each in found), max(each.bound for each in found)

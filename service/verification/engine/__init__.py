@@ -1,4 +1,5 @@
-"""Engines: what bounds a model, on one device, on tensor-parallel ranks or in pipeline stages, in either arithmetic.
+"""Provides engines, which bound a model on one device, on tensor-parallel ranks or in pipeline stages, in either
+arithmetic.
 
 The loader of a task chooses one; nothing else in verification asks where a model is or whether bounds are rigorous.
 The interface and the two arithmetics are in :mod:`.base`. :mod:`.stages` has the engine of a rank with all layers and

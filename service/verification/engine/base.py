@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
@@ -24,86 +25,66 @@ from service.parallel.tensor import local_copy
 T = TypeVar("T")
 
 
-class Arithmetic(ABC):
-    """The arithmetic of an engine, and what it asks of a search.
+def _same(value: T) -> T:
+    return value
 
-    ``dtype`` is the type in which a job computes its bounds; ``note`` follows a method's name in results. ``refines``
-    says that a search may tighten intermediate bounds by methods that have no rigorous form.
+
+def _in_double(module: nn.Module) -> nn.Module:
+    return local_copy(module).double()
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The arithmetic of an engine, and what it asks of a search: plain, or rigorous.
+
+    ``dtype`` is the type in which a job computes its bounds; ``note`` follows a method's name in results. ``certifies``
+    says that every claim must be checked over the reals; ``refines`` that a search may tighten intermediate bounds by
+    methods that have no rigorous form.
     """
 
     dtype: torch.dtype
     note: str
+    certifies: bool
     refines: bool
+    bounder: Callable[[Method], Bounder]
+    """Returns a bounder of networks by a method, in this arithmetic."""
+    module_to_bound: Callable[[nn.Module], nn.Module]
+    """Returns the module to bound: one of the same function, in the type that this arithmetic takes."""
+    for_activation_search: Callable[[Network], Network]
+    """Returns the network with the tightest relaxations that a search over activations may use."""
 
-    @abstractmethod
     def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
         """Return this arithmetic for a model that computes in ``dtype``."""
-
-    @abstractmethod
-    def bounder(self, method: Method) -> Bounder:
-        """Return a bounder of networks by ``method`` in this arithmetic."""
-
-    @abstractmethod
-    def module_to_bound(self, module: nn.Module) -> nn.Module:
-        """Return the module to bound: one of the same function, in the type that this arithmetic takes."""
-
-    @abstractmethod
-    def for_activation_search(self, network: Network) -> Network:
-        """Return the network with the tightest relaxations that a search over activations may use."""
-
-    @abstractmethod
-    def certifying(self, make: Callable[[], T]) -> T | None:
-        """Return ``make()`` if a claim must be checked over the reals, and ``None`` otherwise."""
-
-
-@dataclass(frozen=True)
-class _PlainArithmetic(Arithmetic):
-    """Floating point of the model's own width, rounded to nearest: margins for rounding are estimates."""
-
-    dtype: torch.dtype
-    note: str = ""
-    refines: bool = True
-
-    def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
+        if self.certifies:
+            return self
         return PLAIN_DOUBLE if dtype == torch.float64 else PLAIN
 
-    def bounder(self, method: Method) -> Bounder:
-        return method.plain
-
-    def module_to_bound(self, module: nn.Module) -> nn.Module:
-        return module
-
-    def for_activation_search(self, network: Network) -> Network:
-        return with_softmax_sums(network)
-
     def certifying(self, make: Callable[[], T]) -> T | None:
-        return None
+        """Return ``make()`` if a claim must be checked over the reals, and ``None`` otherwise."""
+        return make() if self.certifies else None
 
 
-class _RigorousArithmetic(Arithmetic):
-    """Float64 with every rounding accounted for: bounds hold for the function over the reals."""
-
-    dtype, note, refines = torch.float64, " (rigorous)", False
-
-    def for_numbers(self, dtype: torch.dtype) -> Arithmetic:
-        return self
-
-    def bounder(self, method: Method) -> Bounder:
-        return method.rigorous
-
-    def module_to_bound(self, module: nn.Module) -> nn.Module:
-        return local_copy(module).double()
-
-    def for_activation_search(self, network: Network) -> Network:
-        return network
-
-    def certifying(self, make: Callable[[], T]) -> T | None:
-        return make()
-
-
-PLAIN: Arithmetic = _PlainArithmetic(torch.float32)
-PLAIN_DOUBLE: Arithmetic = _PlainArithmetic(torch.float64)
-RIGOROUS: Arithmetic = _RigorousArithmetic()
+PLAIN = Arithmetic(
+    torch.float32,
+    "",
+    certifies=False,
+    refines=True,
+    bounder=attrgetter("plain"),
+    module_to_bound=_same,
+    for_activation_search=with_softmax_sums,
+)
+"""Floating point of the model's own width, rounded to nearest: margins for rounding are estimates."""
+PLAIN_DOUBLE = replace(PLAIN, dtype=torch.float64)
+RIGOROUS = Arithmetic(
+    torch.float64,
+    " (rigorous)",
+    certifies=True,
+    refines=False,
+    bounder=attrgetter("rigorous"),
+    module_to_bound=_in_double,
+    for_activation_search=_same,
+)
+"""Float64 with every rounding accounted for: bounds hold for the function over the reals."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,31 +97,18 @@ class BoundingEngine(ABC):
     network: Network
     arithmetic: Arithmetic
     device: torch.device
-
-    @property
-    @abstractmethod
-    def is_alone(self) -> bool:
-        """Return whether this rank has the whole model, so that no other waits for a step of it."""
-
-    @property
-    def stages(self) -> Staged | None:
-        """Return the pipeline stages of the model; ``None`` where this rank has a part of every layer."""
-        return None
-
-    @property
-    @abstractmethod
-    def outputs(self) -> int:
-        """Return the number of the model's outputs."""
-
-    @property
-    @abstractmethod
-    def entries(self) -> int:
-        """Return the number of entries of all of the model's values; the same on all stages of a model."""
-
-    @property
-    @abstractmethod
-    def widest(self) -> int:
-        """Return the number of entries of the model's largest value; the same on all stages of a model."""
+    stages: Staged | None
+    """The pipeline stages of the model; ``None`` where this rank has a part of every layer."""
+    outputs: int
+    """The number of the model's outputs."""
+    entries: int
+    """The number of entries of all of the model's values; the same on all stages of a model."""
+    widest: int
+    """The number of entries of the model's largest value; the same on all stages of a model."""
+    is_alone: bool
+    """Whether this rank has the whole model, so that no other waits for a step of it."""
+    refines: bool
+    """Whether a search over activations may tighten the intermediate bounds that all its domains share."""
 
     @abstractmethod
     def gathered(self, values: Tensor, dim: int = 0) -> Tensor:
@@ -209,11 +177,6 @@ class BoundingEngine(ABC):
         if not self.is_alone:
             return None
         return self.arithmetic.certifying(lambda: exact_outputs(self.network, x))
-
-    @property
-    @abstractmethod
-    def refines(self) -> bool:
-        """Return whether a search over activations may tighten the intermediate bounds that all its domains share."""
 
     @abstractmethod
     def for_activation_search(self) -> BoundingEngine:

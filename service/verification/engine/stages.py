@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 from torch import Tensor, nn
 
@@ -16,47 +14,24 @@ from service.bounds.stages import Staged, StagedAnalysis
 from service.verification.engine.base import PLAIN, Arithmetic, BoundingEngine
 
 
-@dataclass(frozen=True, eq=False)
 class StagesEngine(BoundingEngine):
     """A :class:`BoundingEngine` whose network is one stage of the model; the ranks of a stage may share it by tensor
     parallelism. Boxes and rows are of the whole model, and flat.
     """
 
-    staged: Staged
-
-    @classmethod
-    def of(cls, staged: Staged, arithmetic: Arithmetic = PLAIN) -> StagesEngine:
-        """Return the engine of a divided model."""
-        return cls(staged.network, arithmetic, staged.line.device, staged)
-
-    @property
-    def is_alone(self) -> bool:
-        return False
-
-    @property
-    def stages(self) -> Staged:
-        return self.staged
-
-    @property
-    def outputs(self) -> int:
-        return self.staged.outputs
-
-    @property
-    def entries(self) -> int:
-        return self.staged.entries
-
-    @property
-    def widest(self) -> int:
-        return self.staged.widest
+    def __init__(self, staged: Staged, arithmetic: Arithmetic = PLAIN) -> None:
+        sizes = staged.outputs, staged.entries, staged.widest
+        super().__init__(staged.network, arithmetic, staged.line.device, staged, *sizes, is_alone=False, refines=False)
+        self._staged = staged
 
     def gathered(self, values: Tensor, dim: int = 0) -> Tensor:
-        return self.staged.line.joined(values, dim)
+        return self._staged.line.joined(values, dim)
 
     def differentiable(self, module: nn.Module) -> nn.Module:
         return module
 
     def bounder(self, method: Method) -> Bounder:
-        return self.staged.method(self.arithmetic.bounder(method))
+        return self._staged.method(self.arithmetic.bounder(method))
 
     def repeated_bounder(self, method: Method) -> Bounder:
         return self.bounder(method)
@@ -67,10 +42,6 @@ class StagesEngine(BoundingEngine):
     def shaped_rows(self, rows: Tensor) -> Tensor:
         return rows[None]
 
-    @property
-    def refines(self) -> bool:
-        return False
-
     def for_activation_search(self) -> StagesEngine:
         return self
 
@@ -79,7 +50,7 @@ class StagesEngine(BoundingEngine):
         return analysis.entering
 
     def rigorous_analysis(self, method: Method, box: Interval, options: BoundOptions) -> PlaneAnalysis:
-        analysis = self.staged.method(method.rigorous)(self.network, box, options)
+        analysis = self._staged.method(method.rigorous)(self.network, box, options)
         assert isinstance(analysis, StagedAnalysis)
         return analysis
 
@@ -87,29 +58,22 @@ class StagesEngine(BoundingEngine):
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, eq=False)
 class NetworkEngine(BoundingEngine):
     """A :class:`BoundingEngine` whose network is the whole model, or this rank's shards of every layer."""
 
-    network: Network
-    arithmetic: Arithmetic = PLAIN
-    device: torch.device = CPU
-
-    @property
-    def is_alone(self) -> bool:
-        return self.network.is_alone
-
-    @property
-    def outputs(self) -> int:
-        return self.network.graph.output.size
-
-    @property
-    def entries(self) -> int:
-        return sum(node.size for node in self.network.graph.nodes)
-
-    @property
-    def widest(self) -> int:
-        return self.network.widest
+    def __init__(self, network: Network, arithmetic: Arithmetic = PLAIN, device: torch.device = CPU) -> None:
+        graph = network.graph
+        super().__init__(
+            network,
+            arithmetic,
+            device,
+            stages=None,
+            outputs=graph.output.size,
+            entries=sum(node.size for node in graph.nodes),
+            widest=network.widest,
+            is_alone=network.is_alone,
+            refines=arithmetic.refines and network.tp_group.axis.size == 1,
+        )
 
     def gathered(self, values: Tensor, dim: int = 0) -> Tensor:
         return values
@@ -130,12 +94,9 @@ class NetworkEngine(BoundingEngine):
     def shaped_rows(self, rows: Tensor) -> Tensor:
         return rows.reshape(1, -1, *self.network.graph.output.shape)
 
-    @property
-    def refines(self) -> bool:
-        return self.arithmetic.refines and self.network.tp_group.axis.size == 1
-
     def for_activation_search(self) -> NetworkEngine:
-        return replace(self, network=self.arithmetic.for_activation_search(self.network))
+        network = self.arithmetic.for_activation_search(self.network)
+        return NetworkEngine(network, self.arithmetic, self.device)
 
     def entering(self, analysis: Analysis, box: Interval) -> Interval:
         return self.shaped(box)

@@ -1,7 +1,7 @@
-"""Load a verification job by its source: a trained job's model, an ONNX file, or an archive of instances.
+"""Loads a verification job by its source: a trained job's model, an ONNX file, or an archive of instances.
 
 Each source reads the model and its property, checks that they fit each other, and prepares the model for bounding;
-:mod:`.task_loader` is what they share.
+:mod:`.task_loader` is common to all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["LoadedTasks", "bring_runtime", "load_tasks"]
 
 
 def bring_runtime(spec: VerifySpec) -> None:
-    """Import onnxruntime, where the job needs it: a thread may start the device meanwhile.
+    """Import onnxruntime if the job needs it, while a thread may start the device.
 
     Its errors are raised where it is used.
     """
@@ -45,9 +45,9 @@ def bring_runtime(spec: VerifySpec) -> None:
 
 
 def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> LoadedTasks:
-    """Return a task for each model of the job; of several models, those that cannot be bounded are told apart.
+    """Return a task for each model of the job; among several, models that cannot be bounded are listed separately.
 
-    So is a model that is too large for this rank's memory, where no other rank waits for it. Raises
+    So is a model that is too large for this rank's memory, if no other rank waits for it. Raises
     :class:`~service.bounds.graph.UnsupportedModelError` or ``PropertyError`` when no model or the property can be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
@@ -72,7 +72,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
 
 
 def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
-    """Yield for each model of the archive a task with its instances, or the reason why there is none.
+    """Yield, for each model of the archive, a task with its instances, or the reason why there is none.
 
     On a mesh an unsupported model raises, since every rank would have to skip it.
     """
@@ -115,7 +115,7 @@ def _content(archive: Path, pair: Pair) -> bytes:
 
 
 def _checked(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[int, int]) -> Queried:
-    """Return the queries, once those of a model are known to fit its sizes."""
+    """Return the queries after checking that each fits its model's sizes."""
     for instance in part:
         check_sizes(opened.pairs[instance].name, asked.queries[instance], sizes)
     return asked

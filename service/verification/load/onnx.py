@@ -75,7 +75,7 @@ def chosen_source(model: FromOnnx, data: DataLayout) -> OnnxSource:
 def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> OnnxSource:
     """Return the source with the labels of the file among its outputs, where the property is about as many as that.
 
-    Labels beside scores are else left out. All ranks find the same.
+    Labels beside scores are else left out. All ranks get the same result.
     """
     from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415 - brings onnx
     from service.formats.onnx import LARGEST_READ, OnnxError, outline_of, unpacked  # noqa: PLC0415 - brings onnx
@@ -86,7 +86,7 @@ def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> On
     content = source.read()
     try:
         has_labels = outline_of(unpacked(content, LARGEST_READ)).has_labels
-    except OnnxError:  # whoever loads it says so
+    except OnnxError:  # the loader reports it
         return source
     try:
         if has_labels:
@@ -101,7 +101,7 @@ def load_onnx(
 ) -> Task | RefusedModel:
     """Load a model whole, or this rank's share of it where others have the rest.
 
-    ``part`` has the instances that are about it, where some of the property's are about others.
+    ``part`` has the instances about it, if the property has instances about other models.
     """
     from service.bounds.onnx.model import check_at, load_both  # noqa: PLC0415 - brings onnx
     from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415
@@ -128,7 +128,7 @@ def load_onnx(
 def _load_divided(
     source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes, part: Sequence[int] | None
 ) -> Task:
-    """Load this rank's stage and shards alone, on which counterexamples are checked, too."""
+    """Load only this rank's stage and shards; counterexamples are checked on them too."""
     from service.bounds.onnx.model import check, check_at  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
     from service.bounds.onnx.stored import store, store_type, stored, stored_precision, type_of  # noqa: PLC0415
@@ -177,9 +177,11 @@ def _told(runtime: Running, difference: float, inputs: int) -> str | None:
 def _points(
     asked: Property, part: Sequence[int] | None, runtime: Running, loader: TaskLoader, graph: Graph | None = None
 ) -> Tensor:
-    """Return inputs of the property that are numbers of the model's own type, in the one that it has here."""
+    """Return inputs of the property that are numbers of the model's own type, in its present type."""
     own = torch.from_numpy(np.empty(0, runtime.dtype))
-    if graph is None or not is_small(graph):  # a GPU loads kernels for longer than a CPU takes for a small one
+    if graph is None or not is_small(
+        graph
+    ):  # for a small model, a GPU spends longer loading kernels than a CPU needs in all
         own = own.to(loader.device)
     found = points(asked, range(asked.count) if part is None else part, own, graph)
     found = found[found.isfinite().all(dim=1)].to(loader.device)
@@ -187,7 +189,7 @@ def _points(
 
 
 def is_small(graph: Graph) -> bool:
-    """Return whether a CPU tries all candidates in some hundredths of a second."""
+    """Return whether a CPU can try all candidates in some hundredths of a second."""
     constants = sum(each.numel() for each in ExecutableGraph(graph).buffers())
     return sum(node.size for node in graph.nodes) <= MOST_NUMBERS // CANDIDATES and constants <= MOST_CONSTANTS
 
@@ -220,9 +222,9 @@ class _FirstRankRuntime:
 
 
 BOXES, EACH = 4, 6
-"""The boxes of a property that points are drawn from, and the points of each."""
+"""The number of a property's boxes from which points are drawn, and the points of each."""
 CANDIDATES, MOST_NUMBERS, CHOSEN = 256, 2**22, 12
-"""How many points are tried for the pieces that they take, in how many numbers at once, and how many are kept."""
+"""The number of points that are tried for new pieces, the numbers at once, and the number of points that are kept."""
 MOST_CONSTANTS = 2**16
 """The numbers in the constants of a graph that counts as small."""
 
@@ -256,7 +258,7 @@ def within(lower: Tensor, upper: Tensor, count: int, generator: torch.Generator)
 
 
 def _covering(graph: Graph, candidates: Tensor) -> list[int]:
-    """Choose points one by one, each the one that takes most pieces which those before have not taken."""
+    """Choose points one by one, each the point that reaches the most new pieces."""
     taken = _pieces(graph, candidates)
     chosen = list[int]()
     for _ in range(min(CHOSEN, len(candidates))):
@@ -271,7 +273,7 @@ def _covering(graph: Graph, candidates: Tensor) -> list[int]:
 
 def _pieces(graph: Graph, x: Tensor) -> Tensor:
     """Return statements about values at points, bool ``(points, statements)``: their signs, and which operands they
-    equal. They tell the pieces of activations and of extremes apart, whatever the operator.
+    equal. They distinguish the pieces of activations and of extremes, whatever the operator.
     """
     statements = list[Tensor]()
     by_name, values = graph.by_name, dict[str, Tensor]()

@@ -52,8 +52,8 @@ def _layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
 @dataclass(frozen=True, eq=False)
 class TaskLoader:
     """Makes tasks on this rank of the job's mesh; ``line`` connects the stages that each model is divided into. Models
-    compute in ``dtype``. The reporter is told when models are read, and what follows is their preparation. ``traces``
-    has those that earlier jobs have made.
+    compute in ``dtype``. The reporter gets the phase ``preparing`` once models are read. ``traces`` has those
+    of earlier jobs.
     """
 
     spec: VerifySpec
@@ -75,10 +75,12 @@ class TaskLoader:
         return arithmetic_of(self.spec).for_numbers(self.dtype)
 
     def engine_of_module(self, module: nn.Module, input_shape: Sequence[int]) -> BoundingEngine:
-        """Trace a module, this rank's part of the model, and return what bounds the model; all ranks of it call it."""
+        """Trace a module, this rank's part of the model, and return the model's engine; all ranks of the model call
+        it.
+        """
         self.report.phase("preparing")
         if self.line.size > 1:
-            return StagesEngine.of(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
+            return StagesEngine(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_content(self, module: nn.Module, input_shape: Sequence[int], content: str) -> BoundingEngine:
@@ -91,10 +93,10 @@ class TaskLoader:
         return NetworkEngine(from_graph(graph, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_graph(self, graph: Graph) -> BoundingEngine:
-        """Return what bounds the model of a traced graph, which has all stages; all ranks of the model call it."""
+        """Return the engine of a model whose traced graph has all stages; all ranks of the model call it."""
         self.report.phase("preparing")
         if self.line.size > 1:
-            return StagesEngine.of(divide_into_stages(graph, self.mesh.tp, self.line), self.arithmetic)
+            return StagesEngine(divide_into_stages(graph, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(from_graph(graph.to(self.device), self.mesh.tp), self.arithmetic, self.device)
 
     def task(self, module: nn.Module, engine: BoundingEngine, asked: Property, runtime: Running | None = None) -> Task:
@@ -113,7 +115,7 @@ class TaskLoader:
         return [layer for layers in gathered for layer in layers]
 
     def unless_too_large(self, load: Callable[[], Task], asked: Callable[[], Property]) -> Task | RefusedModel:
-        """Return the task, or that there is not enough memory to prepare it, where no other rank waits."""
+        """Return the task, or the shortage of memory to prepare it if no other rank waits."""
         try:
             return load()
         except Exception as error:

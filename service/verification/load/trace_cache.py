@@ -1,7 +1,7 @@
-"""Traces of networks that earlier jobs of the same owner have made on this host.
+"""Keeps traces of networks on this host for later jobs of the same owner.
 
-A trace takes half a second of a processor for a few operators, as much as the whole search of many a small query. It
-depends on the model's content, the type and device that it is traced for, and the code that traces: that is its name.
+A trace takes half a second of a processor for a few operators, as much as the whole search of a typical small
+query. It depends on the model's content, its type and device, and the tracing code, and is named by them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.jobs.cache import used
 
 FOLDER = "traces"
 LARGEST = 64 << 20
-"""Bytes beyond which a trace is not kept: what bounds of so many weights take makes its seconds few."""
+"""Bytes beyond which a trace is not kept: bounds of so many weights take far longer than the trace."""
 _TRACED_BY = ("bounds", "formats", "parallel")
 """Folders of the sources that a trace depends on."""
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def _code() -> str:
-    """Return a digest of the code that reads and traces models: a trace of other code is another trace."""
+    """Return a digest of the code that reads and traces models, since other code makes other traces."""
     digest = hashlib.sha256(sys.version.encode())
     for package in ("torch", "onnx", "onnxruntime"):
         digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
@@ -55,8 +55,8 @@ class TraceCache:
     folder: Path | None = None
 
     def graph(self, model: str, dtype: torch.dtype, device: torch.device, trace: Callable[[], Graph]) -> Graph:
-        """Return the trace of a model, named by its content, for bounds in this type on this device: ``trace()`` where
-        none is kept, or where what is kept cannot be read.
+        """Return the trace of a model, named by its content, for bounds in this type on this device;
+        ``trace()`` makes it if none is kept, or the kept one cannot be read.
         """
         if self.folder is None:
             return trace()
@@ -77,14 +77,14 @@ def _kept(path: Path) -> Graph | None:
         used(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # another job left it, as it liked
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # another job left it, in whatever form
         logger.warning("a kept trace cannot be read, and is made anew: %s", error)
         return None
     return graph
 
 
 def _keep(path: Path, graph: Graph) -> None:
-    """Keep a trace for later jobs, which is no reason for this one to fail: a disk may be full."""
+    """Keep a trace for later jobs. An error here, such as a full disk, must not fail this job."""
     with contextlib.suppress(OSError, NotStorableError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
         atomic_write(path, to_bytes(graph))

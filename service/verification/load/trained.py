@@ -79,7 +79,7 @@ def _robust_tokens(
     """Return the first ``count`` test sequences, embedded and flattened; the class is the token that follows.
 
     ``embed`` maps ids ``(batch, sequence)`` to ``(batch, sequence, dim)``; all ranks that share it call this.
-    Raises :class:`PropertyError` where the data does not fit.
+    Raises :class:`PropertyError` if the data does not fit.
     """
     asked = spec.robustness
     gives = asked.data.gives

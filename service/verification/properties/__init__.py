@@ -1,4 +1,4 @@
-"""Properties that can be asked of a model: one file and one line per form of property."""
+"""Reads properties of models: one file and one line per form of property."""
 
 from __future__ import annotations
 

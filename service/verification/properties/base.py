@@ -1,4 +1,4 @@
-"""A property as boxes and linear inequalities on the output, instance by instance."""
+"""Defines a property as boxes and linear inequalities on the output, instance by instance."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ class InstanceBatch:
 
 
 class Property(Protocol):
-    """All instances of one specification. ``eps`` is the radius, where there is one."""
+    """All instances of one specification. ``eps`` is the radius, if there is one."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Return the number of instances."""
 
     @property
-    def eps(self) -> float | None: ...
+    def eps(self) -> float | None:
+        """Return the radius, where there is one."""
 
     @property
     def has_labels(self) -> bool:
@@ -52,16 +54,29 @@ class Property(Protocol):
         """Return the user's name for the instance, if there is one."""
 
     def label(self, instance: int) -> int | None:
-        """Return the class of its sample, where there is one."""
+        """Return the class of its sample, if there is one."""
 
     def seconds(self, instance: int) -> float | None:
-        """Return the seconds of search, where the property says so itself."""
+        """Return the seconds of search, if the property itself sets them."""
 
     def query(self, instance: int) -> Query | None:
-        """Return the conditions of a counterexample of the instance; ``None`` where nothing has to hold."""
+        """Return the conditions of a counterexample of the instance; ``None`` if nothing has to hold."""
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         """Return these instances as tensors, in the dtype and on the device of ``like``."""
+
+
+class Unnamed:
+    """Instances of which nothing is known beside their boxes; a property answers what it knows more of."""
+
+    def name(self, instance: int) -> str | None:
+        return None
+
+    def label(self, instance: int) -> int | None:
+        return None
+
+    def seconds(self, instance: int) -> float | None:
+        return None
 
 
 def below(coefficients: Mapping[int, float], threshold: float) -> Halfspace:

@@ -1,4 +1,4 @@
-"""Bounds of the outputs on one box, with or without halfspaces that must hold there."""
+"""Reads the property of one box: bounds of the outputs, with or without halfspaces that must hold there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
-from service.verification.properties.base import InstanceBatch, PropertyError, below
+from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 
 
 @dataclass(frozen=True, eq=False)
-class OneBox:
+class OneBox(Unnamed):
     """One instance; the witness is the centre. Without halfspaces there is nothing to prove, only bounds."""
 
     box: Box
@@ -25,17 +25,8 @@ class OneBox:
     eps: float | None = None
     has_labels: bool = False
 
-    def name(self, instance: int) -> None:
-        return None
-
-    def label(self, instance: int) -> None:
-        return None
-
-    def seconds(self, instance: int) -> None:
-        return None
-
     def query(self, instance: int) -> Query | None:
-        """Return the query for a violation; equality is none."""
+        """Return the query for a violation; equality is not a violation."""
         disjuncts = tuple(Disjunct(self.box.lower, self.box.upper, (each,)) for each in self._violations)
         return Query(len(self.box.lower), self.classes, disjuncts) if disjuncts else None
 
@@ -61,7 +52,7 @@ class OneBox:
 
 
 def one_box(spec: BoxProperty, features: int, classes: int, layout: DataLayout | None = None) -> OneBox:
-    """Return the property; raise :class:`PropertyError` where the box or a halfspace does not fit the model."""
+    """Return the property; raise :class:`PropertyError` if the box or a halfspace does not fit the model."""
     if len(spec.box.lower) != features:
         raise PropertyError(f"property.box.lower has {len(spec.box.lower)} entries, the model takes {features}")
     for index, halfspace in enumerate(spec.box.output):

@@ -1,4 +1,4 @@
-"""VNN-LIB queries as a property: one instance for each."""
+"""Reads VNN-LIB queries as a property, with one instance for each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Bundle, Query, VnnlibError, parse, rounded_down, rounded_up, sources
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VnnlibProperty
-from service.verification.properties.base import InstanceBatch, PropertyError
+from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed
 
 
 @dataclass(frozen=True, eq=False)
-class Queried:
+class Queried(Unnamed):
     """The bounds asked for are those on the smallest box around all of a query's; the verdict is the search's.
 
-    ``names`` are the queries' paths in their archive, empty for those that were no archive's; ``limits`` the seconds
-    of search of each, where there are any.
+    ``names`` are the queries' paths in their archive, empty without one; ``limits`` are the seconds of search
+    of each, if set.
     """
 
     queries: Sequence[Query]
@@ -35,9 +35,6 @@ class Queried:
 
     def name(self, instance: int) -> str | None:
         return self.names[instance] or None
-
-    def label(self, instance: int) -> None:
-        return None
 
     def seconds(self, instance: int) -> float | None:
         return self.limits[instance] if self.limits else None
@@ -64,7 +61,7 @@ def _around(query: Query) -> tuple[Tensor, Tensor]:
 
 
 def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayout | None) -> Queried:
-    """Read the queries; raise :class:`PropertyError` where a file cannot be read or does not fit the model."""
+    """Read the queries; raise :class:`PropertyError` if a file cannot be read or does not fit the model."""
     if layout is None:
         raise PropertyError("property.vnnlib needs the folder of uploaded files")
     found = [each for path, file in spec.files for each in _read(path, layout, file, (features, outputs))]
@@ -72,8 +69,8 @@ def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayou
 
 
 def paired(opened: Bundle) -> Queried:
-    """Read the queries of an archive's pairs, each about a model of its own. :class:`PropertyError` where a query
-    cannot be read.
+    """Read the queries of an archive's pairs, each about its own model. Raises :class:`PropertyError` if a
+    query cannot be read.
     """
     queries: dict[str, Query] = {}
     for pair in opened.pairs:
@@ -108,7 +105,7 @@ def _parsed(where: str, text: str) -> Query:
 
 
 def check_sizes(where: str, query: Query, expected: tuple[int, int]) -> None:
-    """Raise :class:`PropertyError` where the query is not about as many inputs and outputs as a model has."""
+    """Raise :class:`PropertyError` if the query's numbers of inputs and outputs differ from the model's."""
     if (query.inputs, query.outputs) != expected:
         raise PropertyError(
             f"{where} has {query.inputs} inputs and {query.outputs} outputs, "

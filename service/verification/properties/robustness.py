@@ -1,4 +1,4 @@
-"""L∞ and L2 robustness of a classifier on the samples of a test split."""
+"""Reads the L∞ or L2 robustness of a classifier on the samples of a test split."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
-from service.verification.properties.base import InstanceBatch, PropertyError, below
+from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 
 
 @dataclass(frozen=True, eq=False)
-class RobustSamples:
+class RobustSamples(Unnamed):
     """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise or by norm.
 
     The ball is clipped to ``limits``, the least and the greatest number of an input, which no sample exceeds; without
-    them what is certified holds for all of it. The witness is the sample itself, so a misclassified one is its own
+    them, the whole ball is certified. The witness is the sample itself, so a misclassified one is its own
     counterexample.
     """
 
@@ -46,14 +46,8 @@ class RobustSamples:
     def count(self) -> int:
         return len(self.samples)
 
-    def name(self, instance: int) -> None:
-        return None
-
     def label(self, instance: int) -> int:
         return int(self.samples.take(torch.tensor([instance])).targets[0])
-
-    def seconds(self, instance: int) -> None:
-        return None
 
     def query(self, instance: int) -> Query:
         """Return a disjunct for each other class that comes above the label. A tie changes no class."""
@@ -101,7 +95,7 @@ def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 def robust_samples(
     spec: RobustnessProperty, features: int, classes: int, layout: DataLayout | None = None
 ) -> RobustSamples:
-    """Return the first ``count`` test samples; raise :class:`PropertyError` where the data does not fit.
+    """Return the first ``count`` test samples; raise :class:`PropertyError` if the data does not fit.
 
     ``layout`` has uploaded files.
     """

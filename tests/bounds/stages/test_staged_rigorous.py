@@ -19,7 +19,7 @@ def cut_into_stages(graph: Any, axis: Any, line: Any) -> Any:
 
     staged = divide_into_stages(shard(graph, axis), axis, line)
     module = InStages(ExecutableGraph(staged.network.graph), line)
-    return ModelUnderVerification(module, StagesEngine.of(staged, RIGOROUS), module, None, torch.float64)
+    return ModelUnderVerification(module, StagesEngine(staged, RIGOROUS), module, None, torch.float64)
 
 
 pytestmark = pytest.mark.distributed

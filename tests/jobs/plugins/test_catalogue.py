@@ -15,7 +15,7 @@ from service.jobs.plugins import DataConfig, DataSource, Features, ModelConfig, 
 from service.jobs.plugins.catalogue import Catalogue, catalogue, installed
 from service.jobs.spec.families import FAMILIES, MlpConfig
 
-BUILT_IN = ModelFamily(MlpConfig, "service.models.mlp:build")
+BUILT_IN = ModelFamily(MlpConfig, "service.models.mlp:Mlp")
 
 
 class NoFamily(ModelConfig):

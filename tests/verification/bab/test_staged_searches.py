@@ -96,7 +96,7 @@ def decisions(meshes: list[dict[str, int]]) -> dict[str, dict[str, Any]]:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line, own = StageLink(mesh, device), built(mesh)
         staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
-        engine, search_group = StagesEngine.of(staged), SearchGroup(mesh.dp)
+        engine, search_group = StagesEngine(staged), SearchGroup(mesh.dp)
         subjects = {
             "stages": ModelUnderVerification(model, engine, local_copy(model), None, torch.float64, search_group)
         }

@@ -1,4 +1,4 @@
-"""The kernels themselves, in Triton. One program works on one row of coefficients, ``n`` entries in blocks.
+"""Defines the kernels, in Triton. One program works on one row of coefficients, ``n`` entries in blocks.
 
 Pointers come with the strides of batch and row; a stride of 0 repeats. Entries of a row are contiguous. Numbers that
 say nothing about how entries lie in memory are not specialised on: each variant takes a quarter of a second to build.

@@ -1,4 +1,4 @@
-"""Least values over boxes, and what patches show of images."""
+"""Computes least values over boxes, and patches of images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def backward_least(a, centre, radius, onto, to_a, n, rows, a_batch, a_row, BLOCK
 
 @triton.jit
 def _shown(e, here, instance, down, across, channels, tall, broad, height, width):
-    """Return where entries ``e`` of a patch ``(channels, height, width)`` are in its image, and which are."""
+    """Return the positions of entries ``e`` of a patch ``(channels, height, width)`` in its image, and which are
+    inside.
+    """
     channel, rest = e // (height * width), e % (height * width)
     y, x = down + rest // width, across + rest % width
     inside = here & (y >= 0) & (y < tall) & (x >= 0) & (x < broad)

@@ -1,4 +1,4 @@
-"""Coefficients through lines; lines of rows of a matrix, or with free slopes, too."""
+"""Propagates coefficients through lines, also from rows of a matrix and with free slopes."""
 
 from __future__ import annotations
 

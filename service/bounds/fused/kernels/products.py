@@ -1,4 +1,4 @@
-"""Coefficients of products of two bounded values."""
+"""Propagates coefficients of products of two bounded values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of matrix products, and steps along gradients."""
+"""Computes gradients of matrix products, and steps along gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def ones(out, BLOCK: tl.constexpr):
-    """Write ones: the smallest kernel there is, which tells whether kernels can be built here."""
+    """Write ones: the smallest kernel, which shows whether kernels can be built here."""
     tl.store(out + tl.arange(0, BLOCK), 1.0)
 
 

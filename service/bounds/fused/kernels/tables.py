@@ -1,4 +1,4 @@
-"""Coefficients through lines of tables."""
+"""Propagates coefficients through lines of tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
-    """Return the line at a place of a table ``(batch, 2·lines, n)``, and how fast it changes there."""
+    """Return the line at a place of a table ``(batch, 2·lines, n)``, and its derivative there."""
     scaled = place * (lines - 1)
     line = tl.minimum(tl.maximum(tl.floor(scaled), 0.0), lines - 2)
     beyond = scaled - line
@@ -16,7 +16,7 @@ def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
     slope, intercept = tl.load(slopes + at, here, 0.0), tl.load(intercepts + at, here, 0.0)
     steeper = tl.load(slopes + at + n, here, 0.0) - slope
     higher = tl.load(intercepts + at + n, here, 0.0) - intercept
-    # Between lines of which one is not finite there is only the first: a slope of both with its intercept is no line.
+    # If one of two lines is not finite, only the first counts: a mixed slope with its intercept would not be a line.
     both = (tl.abs(steeper) < float("inf")) & (tl.abs(higher) < float("inf"))
     steeper, higher = tl.where(both, steeper, 0.0), tl.where(both, higher, 0.0)
     return slope + beyond * steeper, intercept + beyond * higher, steeper * (lines - 1), higher * (lines - 1)

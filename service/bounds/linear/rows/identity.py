@@ -1,4 +1,4 @@
-"""Rows of the identity matrix, with which the bounding of a value's entries begins."""
+"""Represents rows of the identity matrix, with which the bounding of a value's entries begins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IdentityRows(StructuredRows):
         return torch.cat([rows, -rows], dim=1) if self.mirrored else rows
 
     def wider(self, shape: tuple[int, ...], like: Tensor) -> Patches | None:
-        """Return patches of one place where the value is an image ``(…, channels, height, width)``."""
+        """Return patches of one place if the value is an image ``(…, channels, height, width)``."""
         if image_of(shape) is None:
             return None
         channels = torch.zeros(*self.index.shape, shape[-3], 1, 1, dtype=like.dtype, device=like.device)

@@ -1,7 +1,7 @@
-"""Rows over an image that are zero outside of a patch: what is left of a convolution's rows after a few layers.
+"""Represents rows over an image that are zero outside of a patch, such as a convolution's rows after a few layers.
 
-A row starts at one place of an image, and every convolution backward widens its patch; smaller than the image, the
-patch is all that is kept (patches, Xu et al., 2020).
+A row starts at one place of an image, and every convolution backward widens its patch; while it is smaller than the
+image, only the patch is kept (patches, Xu et al., 2020).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.bounds.linear.rows.structured import StructuredRows
 
 Pair = tuple[int, int]
 WORTHWHILE = 0.7
-"""A patch above this share of the image is no gain."""
+"""Share of the image above which a patch does not pay."""
 
 
 def image_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -77,7 +77,7 @@ class Patches(StructuredRows):
         return replace(self, values=values, stride=moved[0], offset=moved[1], inside=False)
 
     def margins(self, shape: tuple[int, ...]) -> tuple[Pair, Pair]:
-        """Return by how much patches may stand out before and behind, vertically and horizontally."""
+        """Return how far patches may reach over the image before and behind, vertically and horizontally."""
         found = []
         for axis in (0, 1):
             last = (self.grid[axis] - 1) * self.stride[axis] + self.offset[axis] + self.size[axis]
@@ -92,7 +92,7 @@ class Patches(StructuredRows):
         return down, right
 
     def of(self, image: Tensor) -> Tensor:
-        """Return what the patches show of ``(batch, …, channels, height, width)``, zero outside of it: as
+        """Return the patches of ``(batch, …, channels, height, width)``, zero outside of it, shaped like
         ``values``.
         """
         image = image.reshape(len(image), *image.shape[-3:])
@@ -105,7 +105,7 @@ class Patches(StructuredRows):
         return shown
 
     def clipped(self, shape: tuple[int, ...]) -> Patches:
-        """Return patches that are zero where a patch stands out of its image."""
+        """Return patches that are zero outside of their image."""
         if self.inside or not any(map(any, self.margins(shape))):
             return self
         ones = self.values.new_ones(len(self.place), 1, *shape[-2:])

@@ -12,8 +12,9 @@ from torch import Tensor
 class StructuredRows(ABC):
     """Coefficients of some rows on one node's value.
 
-    Operators and relaxations name the representations that they take (see :mod:`service.bounds.linear.propagation`);
-    before all others the rows are made wider, where that is possible, and else dense.
+    Operators and relaxations name the representations that they take (see
+    :mod:`service.bounds.linear.propagation`); before any other, rows are made more general if possible, and
+    else dense.
     """
 
     @abstractmethod
@@ -25,11 +26,11 @@ class StructuredRows(ABC):
         return True
 
     def wider(self, shape: tuple[int, ...], like: Tensor) -> StructuredRows | None:
-        """Return these rows in the next more general representation; ``None`` where only dense rows are left."""
+        """Return these rows in the next more general representation; ``None`` if only dense rows are left."""
         return None
 
     def plus(self, other: StructuredRows) -> StructuredRows | None:
-        """Return the sum with rows of the same representation; ``None`` where it must be made of dense rows."""
+        """Return the sum with rows of the same representation; ``None`` if it needs dense rows."""
         return None
 
 

@@ -11,8 +11,8 @@ __all__ = ["FAMILIES", "ConvnetConfig", "MlpConfig", "TransformerConfig"]
 FAMILIES = catalogue(
     ModelFamily,
     (
-        ModelFamily(MlpConfig, "service.models.mlp:build"),
-        ModelFamily(ConvnetConfig, "service.models.convnet:build"),
-        ModelFamily(TransformerConfig, "service.models.transformer:build"),
+        ModelFamily(MlpConfig, "service.models.mlp:Mlp"),
+        ModelFamily(ConvnetConfig, "service.models.convnet:Convnet"),
+        ModelFamily(TransformerConfig, "service.models.transformer:Transformer"),
     ),
 )

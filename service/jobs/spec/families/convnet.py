@@ -47,7 +47,7 @@ class ConvnetConfig(ModelConfig):
 
     @property
     def flat_features(self) -> int:
-        """Numbers that the last convolution leaves."""
+        """Numbers in the output of the last convolution."""
         *_, (height, width) = self._sizes()
         return self.channels[-1] * height * width
 

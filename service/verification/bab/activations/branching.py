@@ -75,7 +75,7 @@ class ActivationBranching:
         domains, possible = domains.rows(splittable), possible[splittable]
         if not len(domains):
             return Branched(domains, unsplit)
-        # Repeating a domain's best candidate is harmless if it has fewer.
+        # A domain with fewer candidates repeats its best one, which is harmless.
         index, at, upper, lower, prior = (
             torch.where(possible, column[splittable], column[splittable][:, :1]) for column in (index, *of_candidates)
         )
@@ -97,14 +97,14 @@ class ActivationBranching:
         repeated = domains.repeated(2 * per_domain)
         index, at = (torch.cat([column, column], dim=1).reshape(-1) for column in (candidates.index, candidates.at))
         sign = torch.cat([torch.ones_like(candidates.at), -torch.ones_like(candidates.at)], dim=1).reshape(-1)
-        # With all of the start the half has the bound of its domain; with less, perhaps a better one.
+        # With the full multiplier, the half has the bound of its domain; with less, perhaps a better one.
         starts = torch.cat([candidates.upper, candidates.lower], dim=1).reshape(-1)
         halves = repeated.split_further(index, sign, at, starts)
         best = self.domain_bounds.best_of(
             halves,
             [torch.cat([repeated.beta, share * starts[:, None]], dim=1) for share in self.settings.multiplier_shares],
         )
-        # Proved domains need no more.
+        # Proved domains need no further work.
         gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
         above, below = gains.view(count, 2, per_domain).unbind(dim=1)
         worse, better = torch.minimum(above, below), torch.maximum(above, below)
@@ -152,10 +152,10 @@ class ActivationBranching:
         return self.preactivations.flattened(unstable) & wide & lower.isfinite() & upper.isfinite()
 
     def _multipliers(self, inspection: DomainInspection) -> list[Tensor]:
-        """Return where the multipliers of a split begin, ``(n, entries)``: of the upper half, then of the lower.
+        """Return the initial multipliers of a split, ``(n, entries)``: of the upper half, then of the lower.
 
         In a half the function's slope k takes the place of the relaxation's λ. With δ = a·(k − λ) for the
-        coefficient a that arrives, the half begins with the bound of the domain that was split.
+        coefficient a at the output, the half begins with the bound of the split domain.
         """
         upper = {
             preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower)

@@ -36,7 +36,7 @@ class Certificates:
 
     @torch.no_grad()
     def certified(self, domains: Domains) -> Domains:
-        """Return the domains with the margins that their parameters prove; +inf for splits that nothing satisfies."""
+        """Return the domains with the margins that their parameters prove; +inf for contradictory splits."""
         if not len(domains):
             return domains
         at_once = max(1, self.domain_bounds.capacity // 4)
@@ -59,14 +59,14 @@ class Certificates:
     def _backward(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
         """Return the root's pass on the domains' bounds of non-linear inputs, through their chosen lines.
 
-        Every rank has the one row of each domain.
+        Every rank has the single row of each domain.
         """
         backward, count = self.root.backward, len(domains)
         intervals = {
             name: each.arranged(lambda end: end.expand(count, *end.shape[1:]))
             for name, each in backward.intervals.items()
         }
-        # The rest of an L2 ball after splits of inputs.
+        # the part of an L2 ball that is left after splits of inputs
         intervals |= {
             name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
         }
@@ -85,7 +85,7 @@ class Certificates:
         return NONLINEAR[node.operator].rigorous_step(node, [intervals[each] for each in node.inputs], relaxed)
 
     def _combined(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
-        """Return rows of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
+        """Return rows of ``Σ w·(row·y − offset)``: a row that alone has weight is exact, the others are rounded."""
         specification_rows, network = self.domain_bounds.specification_rows, self.domain_bounds.network
         weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
         rows, offsets, _ = specification_rows.of(domains.disjunct)
@@ -105,7 +105,7 @@ class Certificates:
 
 @dataclass(frozen=True, eq=False)
 class _StagedCertificates(Certificates):
-    """Certifies domains of a model in stages, each with its own part of every domain; all of them call it."""
+    """Certifies domains of a model in stages. Each stage has its own part of every domain, and all of them call it."""
 
     line: StageLink
 

@@ -44,7 +44,7 @@ class DomainInspection:
 
 @dataclass(frozen=True, eq=False)
 class _CoefficientRecorder(Interval):
-    """The set ``box``; records the coefficients ``(n, rows, *shape)`` whose least value is asked for."""
+    """The set ``box``; records the coefficients ``(n, rows, *shape)`` that are minimised over it."""
 
     box: Interval
     arrived: list[Tensor]
@@ -56,7 +56,7 @@ class _CoefficientRecorder(Interval):
 
 @dataclass(frozen=True, eq=False)
 class _RecordedRelaxation(Relaxed):
-    """An operator that keeps the coefficients ``(batch, rows, *shape)`` that arrive at its output, under its name."""
+    """An operator that keeps the coefficients ``(batch, rows, *shape)`` of its output, under its name."""
 
     relaxed: Relaxed
     name: str
@@ -101,7 +101,7 @@ class DomainBounds:
 
     @property
     def _bytes(self) -> int:
-        """Return the bytes that one domain takes."""
+        """Return the bytes of one domain."""
         settings = self.settings
         floats = settings.floats_per_value * sum(node.size for node in self.network.graph.nodes)
         for node in self.network.nonlinear:
@@ -133,7 +133,7 @@ class DomainBounds:
         self._expires = -inf
 
     def roots(self, margins: Tensor) -> Domains:
-        """Return a domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
+        """Return one domain per disjunct, without splits, with the proved ``margins`` ``(disjuncts, rows)``."""
         count, most = margins.shape
         nothing = margins.new_zeros(count, 0)
         return Domains(
@@ -149,7 +149,7 @@ class DomainBounds:
         )
 
     def optimise(self, domains: Domains, settings: OptimiserSettings) -> Domains:
-        """Return the domains with the best margins met, never less than before, and the parameters that gave them."""
+        """Return the domains with the best margins found, never less than before, and their parameters."""
         return self.optimisation.optimise(domains, settings, self.scale)
 
     @torch.no_grad()
@@ -185,13 +185,13 @@ class DomainBounds:
         relaxed = self.objective.slope_parameters.members(batch.families, domains.slopes)
         box = _CoefficientRecorder(boxes.lower, boxes.upper, boxes, [])
         with torch.enable_grad():
-            # The bound gains as much by a change of a value's coefficient as the value.
+            # The derivative of the bound by a value's coefficient is that value.
             probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
             probed = self.objective.constrained(batch, relaxed, domains.beta, probe)
             recorded = {name: _RecordedRelaxation(each, name, arrived) for name, each in probed.items()}
             weights = domains.weights.detach().requires_grad_()
             margin = self.objective.backward_bound(batch, recorded, box, weights)
-            # Weights only so that rows have a gradient, for which other ranks may wait.
+            # The weights only give rows a gradient, for which other ranks may wait.
             reached, _ = torch.autograd.grad(margin.sum(), [probe, weights], allow_unused=True)
         coefficients = {name: each.detach() for name, each in arrived.items()}
         minimiser = self.objective.minimiser(boxes, box.arrived)

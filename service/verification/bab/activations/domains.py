@@ -22,8 +22,8 @@ class Domains:
 
     ``margin`` ``(n,)`` is proved; ``disjunct`` ``(n,)`` numbers the disjunct in question. ``index``, ``sign``,
     ``at`` and ``beta`` ``(n, depth)`` are the splits and their multipliers, a sign of 0 none. ``weights``
-    ``(n, rows)`` combine the disjunct's rows; ``slopes`` ``(n, parameters)`` choose the relaxations. The last three
-    are where an optimiser goes on. ``node`` ``(n,)`` is the domain's place in the search's record
+    ``(n, rows)`` combine the disjunct's rows; ``slopes`` ``(n, parameters)`` choose the relaxations. An
+    optimiser continues from the last three. ``node`` ``(n,)`` is the domain's place in the search's record
     (:mod:`~service.verification.bab.split_tree`).
     """
 
@@ -112,7 +112,7 @@ def _widened(column: Tensor, name: str, depth: int) -> Tensor:
 
 
 class DomainPool:
-    """Holds open domains, slot by slot: new ones fill slots that others have left."""
+    """Holds open domains in slots; new domains fill free slots."""
 
     def __init__(self, like: Domains, memory: MemoryBudget = UNLIMITED, settings: PoolSettings | None = None) -> None:
         self.memory, self.settings = memory, settings or PoolSettings()
@@ -165,15 +165,15 @@ class DomainPool:
         """Take the ``count`` domains with the least margins, on the pool's device; if many wait, those with the
         largest.
 
-        A nearly proved domain leaves the fewest behind, so that a pool does not grow for ever.
+        A nearly proved domain leaves the fewest descendants, so that the pool does not grow for ever.
         """
         return self.take_as(lambda domains: domains, count)
 
     def take_as(self, form: Callable[[Domains], T], count: int) -> T:
-        """Take ``form``'s result for ``count`` domains; none leaves the pool if memory runs out."""
+        """Take ``count`` domains in the form that ``form`` makes; none leaves the pool if memory runs out."""
         margins = self._store.margin
         if self._store.bytes // max(1, len(margins)) * self._open > self.settings.crowded_bytes:
-            # Unbounded domains get the least number, so that no empty slot comes before them.
+            # Domains without a bound get the least number, so that no empty slot precedes them.
             margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
         slots = margins.argsort(stable=True)[: min(count, self._open)]
@@ -186,7 +186,7 @@ class DomainPool:
         self._empty(self._slots_of(disjunct))
 
     def replace(self, disjunct: int, domains: Domains) -> None:
-        """Replace all domains of one disjunct by others; if memory runs out, they stay."""
+        """Replace all domains of one disjunct; if memory runs out, they stay."""
         before = self._slots_of(disjunct)
         self.put(domains)
         self._empty(before)
@@ -235,7 +235,7 @@ class DomainPool:
 class DomainTransfer:
     """A :class:`~service.verification.bab.search_group.WorkTransfer`; ``like`` are domains of the same search.
 
-    A row has all columns of a domain, the splits last, as many as the width has room for.
+    A row has all columns of a domain; last come as many splits as the width allows.
     """
 
     pool: DomainPool

@@ -2,8 +2,8 @@
 gradient.
 
 Only the specification's rows go backward, one for each domain: bounds of hidden values are the root's, clipped where a
-domain is split. The rows of a disjunct are combined with weights w ≥ 0 that sum to 1: where Σ w·(row·y − threshold) is
-positive, some row is, and that is all that a proof needs.
+domain is split. The rows of a disjunct are combined with weights w ≥ 0 that sum to 1: if Σ w·(row·y −
+threshold) is positive, some row is positive, which is all that a proof needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class SpecificationRows(Protocol):
     """Specification rows of some disjuncts over the value of node ``start``, filled up to equally many (C matrices)."""
 
     @property
-    def start(self) -> str: ...
+    def start(self) -> str:
+        """Return the name of the node."""
 
     def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return for disjuncts ``(n,)`` rows ``(n, rows, entries)``, their thresholds, and which are used."""
@@ -38,8 +39,8 @@ class SpecificationRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DisjunctRows:
-    """``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed, thresholds
-    with the margin for rounding; ``used`` tells the rows that are there from the filling.
+    """``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed:
+    thresholds with the margin for rounding; ``used`` marks real rows, not padding.
     """
 
     start: str
@@ -70,7 +71,7 @@ class DualParameters:
 
 @dataclass(frozen=True, eq=False)
 class DomainBatch:
-    """All that does not change while a batch of ``n`` domains is optimised.
+    """Constants of the optimisation of a batch of ``n`` domains.
 
     ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``preactivation`` and
     ``held`` the numbers of the preactivations and the bounds of their entries; ``empty`` ``(n,)`` marks domains whose
@@ -167,7 +168,7 @@ class DualObjective:
         return NeuronIndex.of(self.network, self.preactivations, device)
 
     def _drifting(self) -> Tensor | None:
-        """Return the slopes that ranks share: replicas that drift apart would bound nothing."""
+        """Return the slopes that ranks share: if replicas drifted apart, the bounds would be wrong."""
         common = self.slope_parameters.common
         return None if self.neuron_index.is_whole or not bool(common.any()) else common
 
@@ -218,7 +219,9 @@ class DualObjective:
         return bounds if len(bounds.lower) == 1 else bounds.arranged(lambda end: end[disjunct])
 
     def empty(self, bounds: Interval) -> Tensor:
-        """Return ``(n,)`` whether ends ``(n, entries)`` of an entry cross by more than rounding: nothing is between."""
+        """Return ``(n,)`` whether the ends ``(n, entries)`` of an entry cross by more than rounding, so that no value
+        is between.
+        """
         return _empty(bounds, self._reach)
 
     def margins(self, batch: DomainBatch, boxes: Interval, parameters: DualParameters) -> Tensor:
@@ -273,9 +276,9 @@ class DualObjective:
         weights.copy_(torch.where(total > 0, weights / total, used))
 
     def descent(self, batch: DomainBatch, margin: Tensor, parameters: DualParameters) -> DualParameters:
-        """Return gradients of the negated margins: 0 without influence, maybe NaN beside an infinite bound.
+        """Return gradients of the negated margins: 0 without influence, perhaps NaN beside an infinite bound.
 
-        Those of multipliers are always finite, and point in a direction of ascent where the objective has a kink.
+        Gradients of multipliers are always finite, and point in a direction of ascent even at a kink of the objective.
         """
         found = torch.autograd.grad(margin.sum().neg(), parameters.each, allow_unused=True, materialize_grads=True)
         slopes, beta, weights = found
@@ -290,8 +293,8 @@ class DualObjective:
         return self.network.tp_group.agree(weights)
 
     def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
-        """Return the inputs at which the bounds are attained, from the coefficients at the input; the centres of the
-        boxes if none arrived, as behind comparisons of which both answers are constants.
+        """Return the inputs at which the bounds are attained, from the coefficients at the input; the centres
+        of the boxes if there are none, for example behind comparisons whose answers are both constants.
         """
         if not arrived:
             return self.network.tp_group.agree(boxes.centre)
@@ -301,10 +304,10 @@ class DualObjective:
 
 
 def _empty(clipped: Interval, reach: Tensor) -> Tensor:
-    """Return the domains ``(n,)`` in which the ends of some entry cross by more than rounding: nothing satisfies their
-    splits.
+    """Return the domains ``(n,)`` in which the ends of some entry cross by more than rounding, so that nothing
+    satisfies their splits.
 
-    ``reach`` ``(entries,)`` is how large values like it are: an end near 0 may be what is left of larger terms.
+    ``reach`` ``(entries,)`` is the size of such values: an end near 0 may be the remainder of larger terms.
     """
     dtype = clipped.lower.dtype
     return (clipped.lower - clipped.upper > ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach).any(dim=1)
@@ -335,7 +338,7 @@ class _SlopeParameters:
         self.tighten(root)
 
     def tighten(self, root: Bounds) -> None:
-        """Take other bounds of the root, within those before: parameters keep their meaning."""
+        """Take other bounds of the root, within the former ones, so that parameters keep their meaning."""
         self._starts = {name: family.start for name, family in self.families(root).items()}
 
     @property
@@ -363,7 +366,7 @@ class _SlopeParameters:
         return {name: families[name].member(own) for name, own in self._by_node(parameters)}
 
     def relaxations(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
-        """Return the same relaxations, in a form that serves only for a pass through them."""
+        """Return the same relaxations in a form only for a backward pass."""
         found: dict[str, Relaxed] = {}
         for name, own in self._by_node(parameters):
             family = families[name]

@@ -1,7 +1,7 @@
 """Tightens bounds of hidden values by branch and bound over earlier activations.
 
-A relaxation is as tight as its bounds, and all domains of a search share those of the root: effort on them is spent
-once and gained in every domain. Each end of each entry is a problem of its own; the loosest domains of all problems of
+A relaxation is as tight as its bounds, and all domains of a search share the root's: tightening them costs once
+and helps every domain. Each end of each entry is a problem of its own; the loosest domains of all problems of
 a layer are split together, and the layer's bounds serve the layers after it.
 """
 
@@ -51,7 +51,7 @@ def refine_intermediate_bounds(
         entries = unstable_entries(network, bounds, preactivation).nonzero().squeeze(1)
         if len(entries):
             ends = _Ends(preactivation.value, preactivation.size, entries, bounds.lower)
-            # Later layers have more before them, and gains in earlier ones help them.
+            # Later layers have more layers before them, and benefit from gains in earlier ones.
             until = share_of_rest(now, deadline, 1, len(preactivations) - number)
             objective = DualObjective(network, box, bounds, ends)
             domain_bounds = DomainBounds(objective, options.memory, settings.domain_bounds)
@@ -62,7 +62,7 @@ def refine_intermediate_bounds(
 
 
 def after_relaxations(network: Network) -> list[Preactivation]:
-    """Return the preactivations behind a non-linear operator: bounds of the others are exact or nearly so."""
+    """Return the preactivations behind a non-linear operator: the bounds of the others are exact or nearly exact."""
     reached: dict[str, bool] = {}
     relaxed = {node.name for node in network.nonlinear}
     for node in network.graph.nodes:
@@ -150,7 +150,7 @@ class _Problems:
         return start.scatter_reduce(0, leaves.disjunct, leaves.margin, "amin")[self.disjunct]
 
     def _loosest(self, leaves: Domains) -> Tensor:
-        """Return which leaves are at or below the mean of their problem, where its sign is open."""
+        """Return which leaves are at or below the mean of their problem, if its sign is open."""
         mean = torch.zeros_like(self.known).scatter_reduce(
             0, leaves.disjunct, leaves.margin, "mean", include_self=False
         )

@@ -1,5 +1,5 @@
-"""Bounds the whole box of a search over activations, and optimises bounds of hidden values before anything is split,
-each for itself (α-CROWN, Xu et al., 2021).
+"""Bounds the whole box of a search over activations, and optimises each bound of a hidden value by itself
+before anything is split (α-CROWN, Xu et al., 2021).
 
 All domains of a search relax on these bounds. Only entries that would tighten a relaxation are bounded, layer by layer,
 by as many iterations as the remaining time allows.
@@ -103,7 +103,7 @@ class _OptimisedBounds:
     def _bounded(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
         started = time.monotonic()
         plain = one_pass(backward, name, index, options)
-        bool(plain.lower.isfinite().all())  # a device answers when it is done
+        bool(plain.lower.isfinite().all())  # the device answers when it is done
         now = time.monotonic()
         affordable = self.settings.time.iterations_for_layer(self.deadline - now, now - started)
         iterations = min(options.ascent.iterations, affordable)
@@ -131,7 +131,7 @@ class RootBounds:
 def bound_root(
     model: ModelUnderVerification, specification: Specification, method: Method, deadline: float
 ) -> RootBounds:
-    """Bound the whole box by CROWN, and by an optimising method where there is reason and time for it."""
+    """Bound the whole box by CROWN, and by an optimising method if it may help and there is time."""
     engine, box = model.engine, model.together(STAGE, lambda: specification.box(model.dtype))
     started = time.monotonic()
     first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method
@@ -147,7 +147,8 @@ def bound_root(
     if first != method and not model.search_group.anywhere(enough, model.device):
         with suppress(MemoryShortageError):  # the bounds so far stay
             analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(method))
-    # Domains that ranks exchange have parameters for the entries that are open here, the same on all of them.
+    # Domains that ranks exchange have parameters for the entries that are open here, so these must be equal on all
+    # ranks.
     search_group = RankGroup(model.search_group.axis)
     bounds = Preactivations.of(engine.network).bounds(analysis.inputs)
     return RootBounds(

@@ -20,7 +20,7 @@ from service.bounds.split import Preactivations
 
 @dataclass(frozen=True, eq=False)
 class LocalSplits:
-    """Splits as this rank sees them: ``index`` over its own entries, ``sign`` 0 where an entry is another rank's."""
+    """Splits from this rank's view: ``index`` over its own entries, ``sign`` 0 for entries of other ranks."""
 
     index: Tensor
     sign: Tensor
@@ -31,7 +31,7 @@ class LocalSplits:
 
 
 class NeuronIndexing(Protocol):
-    """Numbers all entries, of which this rank has some; all ranks call the same methods."""
+    """Numbers all entries, of which this rank has a part; all ranks call the same methods."""
 
     @property
     def is_whole(self) -> bool:
@@ -55,7 +55,7 @@ class NeuronIndexing(Protocol):
     def best(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
         """Return the ``count`` best entries ``(n, count)`` of every domain: their scores, numbers, and ``fields``.
 
-        Scores and fields are ``(n, entries)`` of this rank; a score of −∞ is no candidate.
+        Scores and fields are ``(n, entries)`` of this rank; an entry with a score of −∞ is not a candidate.
         """
 
 
@@ -95,7 +95,7 @@ class NeuronIndex:
         return LocalSplits(torch.where(here, index, 0), torch.where(here, sign, 0))
 
     def leads(self, number: Tensor) -> Tensor:
-        """Return the entries for which this rank speaks; exactly one rank speaks for each."""
+        """Return the entries that this rank reports; exactly one rank reports each."""
         return number // self.entries == self.tp_group.axis.rank
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimises the parameters of a batch of domains: as written, or on a CUDA device from a record.
+"""Optimises the parameters of a batch of domains: directly, or on a CUDA device from a record.
 
 Domains of small networks are bounded by thousands of small kernels, whose launches take longer than the work. One
 record serves all batches of about one size: they are padded with copies of domains and with empty splits.
@@ -34,7 +34,7 @@ def filled(count: int, least: int, finer_beyond: int) -> int:
 class _MultiplierAdam:
     """Adam (Kingma and Ba, 2015) for the multipliers β, each at a rate of its own.
 
-    One that would change its sign stops at the kink. All state is in tensors that stay where they are.
+    A multiplier that would change its sign stops at the kink. All state is in tensors that stay in place.
     """
 
     def __init__(self, like: Tensor, settings: OptimiserSettings) -> None:
@@ -64,7 +64,7 @@ class _MultiplierAdam:
 class _DomainOptimiser:
     """Optimises batches of as many domains as the first, one after the other, in tensors that stay in place.
 
-    ``stepping`` repeats an iteration, ``looking`` the last look at its result.
+    ``stepping`` repeats an iteration, ``looking`` repeats the final evaluation of its result.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class _DomainOptimiser:
         self.weights = Adam([self.moving.weights], settings.weight_step, settings.decay)
 
     def keep(self) -> None:
-        """Copy what does not change into tensors of its own, so that :meth:`restart` may overwrite it."""
+        """Copy the constants into separate tensors, so that :meth:`restart` may overwrite them."""
         self.batch = own_copy(self.batch)
 
     def takes(self, batch: DomainBatch) -> bool:
@@ -105,7 +105,7 @@ class _DomainOptimiser:
 
     @torch.no_grad()
     def run(self, domains: Domains) -> Domains:
-        """Return the domains with the best margins met, never less than before, and the parameters that gave them."""
+        """Return the domains with the best margins found, never less than before, and their parameters."""
         self._optimise()
         slopes, beta, weights = (each.clone() for each in self.kept.each)
         return domains.with_(margin=self.best.clone(), slopes=slopes, beta=beta, weights=weights)
@@ -159,7 +159,7 @@ class DirectOptimisation:
 
     @property
     def held(self) -> int:
-        """Return the bytes that seem free and are not."""
+        """Return the bytes that seem free but are not."""
         return 0
 
     def forget(self) -> None:
@@ -175,10 +175,10 @@ class _Size:
 
 @dataclass(eq=False)
 class RecordedOptimisation:
-    """Batches of one size share a record; those that were not used for longest make room for others.
+    """Batches of one size share a record; the least recently used records are dropped first.
 
-    ``cost`` are the bytes that a domain takes, ``free`` tells those that there are. ``repeat`` makes what repeats an
-    iteration in some memory. ``settings`` tune the records, not the optimisation.
+    ``cost`` is the bytes of a domain, ``free`` returns the free bytes. ``repeat`` makes a repeatable iteration
+    in some memory. ``settings`` tune the records, not the optimisation.
     """
 
     objective: DualObjective
@@ -229,7 +229,7 @@ class RecordedOptimisation:
         return found.rows(slice(len(domains))).cut(domains.depth)
 
     def _optimiser(self, size: _Size, domains: Domains, scale: Tensor) -> _DomainOptimiser:
-        """Return an optimiser that is ready to run, and mark it as the last used."""
+        """Return an optimiser that is ready to run, and mark it as the most recently used."""
         batch = self.objective.batch_of(domains, scale)
         optimiser = self._kept.take(size)
         if optimiser is not None and optimiser.takes(batch):

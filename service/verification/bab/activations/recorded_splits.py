@@ -1,4 +1,4 @@
-"""Records what a search over activations splits, entry by entry, for those who look at it."""
+"""Records the splits of a search over activations, entry by entry, for its display."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RecordedSplits:
 def _name_of(model: ModelUnderVerification, preactivations: Preactivations, number: int) -> str:
     """Return the name of an entry: the layer that reads it, as the model's file calls it, and its place there.
 
-    Of a model that ranks have together it is a number.
+    For a model that several ranks have together, it is a number.
     """
     if not model.engine.is_alone:
         return f"neuron {number}"

@@ -1,9 +1,10 @@
 """Branch and bound over activations (β-CROWN, Wang et al., 2021): domains are sets of halfspaces of hidden values.
 
-Every disjunct starts one domain, the whole box. Domains that are not proved wait in a pool; those with
-the least margins are taken out in batches, split in two where that gains most, bounded on the device, and tried for
-a counterexample where their bounds are attained. A domain that leaves only affine operators is a linear program.
-In a rigorous search the root's bounds and every margin are certified; neither programs nor refinement prove anything.
+Every disjunct starts one domain, the whole box. Domains that are not proved wait in a pool; those with the
+least margins are taken out in batches, split in two where that gains most, bounded on the device, and attacked
+at the inputs that attain their bounds. A domain that leaves only affine operators is a linear program. In a
+rigorous search the root's bounds and every margin are certified; linear programs and refinement prove nothing
+there.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def begin_splitting_activations(
 
 
 class _ActivationSearch:
-    """The search of one specification, on one rank, which plans until ``deadline`` and takes turns ``until`` a moment.
+    """The search of one specification, on one rank. It plans for ``deadline``, and each turn ends at ``until``.
 
-    Of the domains that left the pool, ``least_proved`` is the least margin of those that are proved, and
-    ``least_stuck`` of those that were given up; ``is_over`` says that memory ended the search.
+    ``least_proved`` is the least margin of the proved domains that left the pool, and ``least_stuck`` of those
+    that were given up; ``is_over`` says that memory ended the search.
     """
 
     def __init__(
@@ -120,7 +121,9 @@ class _ActivationSearch:
         self.has_begun = True
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, self.from_scratch), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
-        if not self.model.search_group.is_first:  # every rank has bounded the roots; one starts the search from there
+        if (
+            not self.model.search_group.is_first
+        ):  # every rank has bounded the roots; one rank starts the search from them
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
             self.domains = 0
 
@@ -178,7 +181,7 @@ class _ActivationSearch:
             count = len(parents)
             return self._branch_and_bound(parents.to(self.model.device), started)
         except Exception as error:
-            # Whatever was free may have gone to another process since.
+            # Another process may have taken the free memory since.
             if not self.model.engine.survives(error):
                 raise
             if count == 1:
@@ -190,9 +193,9 @@ class _ActivationSearch:
         return None
 
     def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """Return the result of ``run``, or nothing if memory runs out.
+        """Return the result of ``run``, or ``None`` if memory runs out.
 
-        If domains are lost then, ``losing`` names the step: the search is over, undecided.
+        If that loses domains, ``losing`` names the step: the search ends undecided.
         """
         try:
             return run()
@@ -202,7 +205,7 @@ class _ActivationSearch:
             if losing is not None:
                 self.shortage = self.model.memory.shortage(losing, self.model.device, error)
                 self.is_over, self.least_stuck = True, -inf
-        # Not in the handler: the error's traceback holds what the failed step had.
+        # Not in the handler, where the error's traceback still holds the failed step's tensors.
         self.domain_bounds.make_room()
         return None
 
@@ -230,7 +233,7 @@ class _ActivationSearch:
         self.refine_at = self.time.next_refinement(self.started, time.monotonic())
 
     def _refine(self, seconds: float) -> bool:
-        """Refine for ``seconds``; return whether twice that is better spent on the same than on splits."""
+        """Refine for ``seconds``; return whether to spend twice that on more refinement rather than on splits."""
         self.domain_bounds.make_room()  # the next steps need the memory
         before, first = self._count_inexact_relaxations(), not self.is_optimised
         self._if_memory_allows(lambda: self._tighten(self._tighter_bounds(seconds)))
@@ -273,7 +276,7 @@ class _ActivationSearch:
         self._bound_roots_again(self.pool.disjuncts)
 
     def _bound_roots_again(self, disjuncts: Tensor) -> Domains:
-        """Bound the whole box again; a disjunct that gains more that way than by all its splits starts over."""
+        """Bound the whole box again; a disjunct that gains more from this than from all its splits starts over."""
         roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf)).with_(node=self.roots.node)
         roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.from_scratch)
         self.domains += len(roots)
@@ -285,19 +288,19 @@ class _ActivationSearch:
         return roots
 
     def _tighten_by_invprop(self, seconds: float) -> None:
-        """Tighten what the domains of each open disjunct share."""
+        """Tighten the bounds that the domains of each open disjunct share."""
         until = self.time.invprop_deadline(time.monotonic(), self.until, seconds)
         disjuncts = self.pool.disjuncts
         for index, disjunct in enumerate(disjuncts):
             now = time.monotonic()
-            if now > self.until:  # of many disjuncts even one ascent each takes long
+            if now > self.until:  # with many disjuncts, even one ascent for each takes long
                 break
             self._tighten_disjunct(disjunct, share_of_rest(now, until, 1, len(disjuncts) - index))
         self.invprop.domain_bounds.optimisation.forget()
 
     def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
-        """Tighten one disjunct as long as that brings the whole box nearer to a proof."""
-        # Of inputs that satisfy the property no more is known from here on.
+        """Tighten one disjunct as long as that brings the whole box closer to a proof."""
+        # These bounds say nothing about inputs that satisfy the property.
         self.least_proved = min(self.least_proved, 0.0)
         margin, before = float(self._bound_roots_again(disjunct[None]).margin), -inf
         preactivations = self.invprop.preactivations
@@ -335,7 +338,7 @@ class _ActivationSearch:
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
-        """Decide domains that no split tightens; most lack only better multipliers.
+        """Decide domains that no split tightens; most need only better multipliers.
 
         Linear programs decide them if the model is piecewise linear; otherwise they are given up.
         """
@@ -364,7 +367,7 @@ class _ActivationSearch:
         return None
 
     def _solve(self, domain: Domains) -> LpResult:
-        """Solve a domain as a linear program; nothing is proved without the memory for it."""
+        """Solve a domain as a linear program; without enough memory, nothing is proved."""
         try:
             return self.linear_programs.solve(domain, self.domain_bounds.objective.known(domain.disjunct))
         except Exception as error:
@@ -375,13 +378,13 @@ class _ActivationSearch:
         return LpResult(-inf)
 
     def _give_up(self, domain: Domains, margin: float) -> None:
-        """Let go of one domain, of which ``margin`` is proved."""
+        """Drop one domain, whose ``margin`` is proved."""
         if margin > 0:
             self.least_proved = min(self.least_proved, margin)
             self.splits.tree.proved(domain.node, torch.tensor([margin]))
         else:
             self.splits.tree.stick(domain.node)
-            # NaN proves nothing, and must not be lost in a comparison.
+            # NaN proves nothing, and a comparison must not hide it.
             self.least_stuck = min(self.least_stuck, -inf if isnan(margin) else margin)
 
     def _attack_minimisers(self, x: Tensor) -> Counterexample | None:

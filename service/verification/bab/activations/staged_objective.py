@@ -1,8 +1,8 @@
 """Bounds a search's domains through a model in pipeline stages.
 
-Every stage has all domains, with the slopes of its own operators and the splits of its own values. Rows go up the line
-and bounds come back, and then the gradients of both, in a step that all stages take at once. One stage makes each
-comparison and tells the others.
+Every stage has all domains, with the slopes of its own operators and the splits of its own values. Rows go
+backward through the stages and bounds come back, then the gradients of both, in a step that all stages take
+together. One stage makes each comparison and tells the others.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class _PreviousStages:
         return found
 
     def restart(self) -> None:
-        """Do nothing: a search keeps the parameters of its domains itself."""
+        """Do nothing: the search itself keeps the parameters of its domains."""
 
 
 class _BoundsFromPrevious(torch.autograd.Function):
-    """Rows to the stage before, bounds from there; gradients the other way."""
+    """Sends rows to the previous stage and receives bounds; gradients go the other way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, line: StageLink) -> Tensor:
@@ -138,7 +138,7 @@ class _BoundsFromPrevious(torch.autograd.Function):
 
 
 class _RowsFromNext(torch.autograd.Function):
-    """Rows from the next stage, whose gradient it waits for; ``anchor`` takes one that is zero."""
+    """Receives rows from the next stage, and later sends their gradient; ``anchor`` gets a zero gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, line: StageLink) -> Tensor:
@@ -152,7 +152,7 @@ class _RowsFromNext(torch.autograd.Function):
 
 
 class _MarginsToAll(torch.autograd.Function):
-    """A stage's bounds to the next one, the last one's margins to all; gradients the other way."""
+    """Sends a stage's bounds to the next stage, and the last stage's margins to all; gradients go the other way."""
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, line: StageLink) -> Tensor:
@@ -167,7 +167,7 @@ class _MarginsToAll(torch.autograd.Function):
 
 
 def dual_objective(engine: BoundingEngine, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
-    """Return the dual objective of domains of one box, of which ``box`` bounds what enters this rank's network."""
+    """Return the dual objective of domains of one box; ``box`` bounds the input of this rank's network."""
     if engine.stages is None:
         return DualObjective(engine.network, box, bounds, rows)
     return _StagedDualObjective(engine.stages, box, bounds, rows)

@@ -1,4 +1,4 @@
-"""Branching heuristics choose the activation, or the input, at which an open subproblem is split.
+"""Defines branching heuristics, which choose the activation or the input at which an open subproblem is split.
 
 A score is one file and one line in a table: :data:`ACTIVATION_SCORES` for searches that split activations,
 :data:`INPUT_SCORES` for searches that split inputs. :class:`Heuristics` holds a search's choice.
@@ -24,7 +24,7 @@ class Heuristics:
     """The scores that one search branches by.
 
     Each score of ``activations`` nominates a few entries of every subproblem; real bounds of both halves decide
-    between the nominated (filtered smart branching), and the first score where these bounds show no gain. ``inputs``
+    between the nominated (filtered smart branching), or the first score if these bounds show no gain. ``inputs``
     alone decides which input is split.
     """
 

@@ -1,4 +1,4 @@
-"""The interface of a branching score for activations, and the view of the subproblems that it scores."""
+"""Defines the interface of a branching score for activations, and its view of subproblems."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ActivationScore(ABC):
     def scores(self, view: ActivationView) -> Tensor:
         """Return ``(n, entries)`` in the bounds' dtype, higher where a split promises more.
 
-        A NaN counts as 0. Entries that cannot be split, or whose split changes no relaxation, are left out by the
-        search, whatever their score is. On tensor-parallel ranks and in pipeline stages the entries are this rank's
+        A NaN counts as 0. The search leaves out entries that cannot be split, or whose split changes no
+        relaxation, whatever their score. On tensor-parallel ranks and in pipeline stages the entries are this rank's
         own, and the scores of all ranks are compared: they must be in one unit.
         """
 
@@ -79,8 +79,8 @@ class ActivationView:
     def losses_at(self, values: Tensor) -> Tensor:
         """Return the losses of all readers' relaxations at ``(points, n, entries)`` values of the entries.
 
-        With the coefficient a that arrives at ``f(z)``, the loss is a·f(z) less the line that bounds it from below.
-        Of an operator that reads several values it is the part of its output's radius that each value makes.
+        With the coefficient a of ``f(z)``, the loss is a·f(z) less the line that bounds it from below. For an
+        operator that reads several values, it is each value's part of the output's radius.
         """
         points = self.preactivations.unflattened(values.flatten(0, 1))
         losses = {value: torch.zeros_like(point) for value, point in points.items()}
@@ -123,7 +123,7 @@ class ActivationView:
             weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
         if not weight.requires_grad:  # constants are chosen
             return [torch.zeros_like(radius) for radius in radii]
-        # A condition between others has no part in the output's radius.
+        # a condition beside values has no part in the output's radius
         gradients = torch.autograd.grad(weight, radii, allow_unused=True, materialize_grads=True)
         return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The loss of a relaxation where it is loosest (BaBSR)."""
+"""Scores activations by the loss of a relaxation where it is loosest (BaBSR)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a branching score for inputs, and the view of the boxes that it scores."""
+"""Defines the interface of a branching score for inputs, and its view of boxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InputScore(ABC):
 
     @abstractmethod
     def scores(self, view: InputView) -> Tensor:
-        """Return ``(n, features)`` in the bounds' dtype: what each unit of an input's width costs the bounds.
+        """Return ``(n, features)`` in the bounds' dtype: the cost to the bounds of each unit of an input's width.
 
         The search multiplies it by the width, splits the input with the largest product, and halves that product for
         the next split.
@@ -31,9 +31,8 @@ class InputScore(ABC):
 class InputView:
     """A batch of ``n`` bounded boxes, as a score sees them.
 
-    ``planes`` bound the rows of ``specification`` from below, ``least`` ``(n, rows)`` is the least value of row −
-    threshold that they prove in each box, and ``is_open`` ``(n, disjuncts)`` tells the disjuncts that are still to be
-    proved.
+    ``planes`` bound the rows of ``specification`` from below, ``least`` ``(n, rows)`` is the proved lower bound
+    of row − threshold in each box, and ``is_open`` ``(n, disjuncts)`` marks the unproved disjuncts.
     """
 
     specification: Specification

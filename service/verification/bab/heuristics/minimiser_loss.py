@@ -1,4 +1,4 @@
-"""The loss of a relaxation where the lower bound is attained."""
+"""Scores activations by the loss of a relaxation where the lower bound is attained."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.verification.bab.heuristics.activation_score import ActivationScore
 class MinimiserLoss(ActivationScore):
     """Score an entry by the loss of its relaxation at the input that minimises the linear bound.
 
-    Hidden values there are those that follow if every operator were the line that bounds it. A relaxation that is
-    loose elsewhere but exact at the minimiser does not hold the bound back, which BaBSR does not see. The score is
+    Hidden values are computed there as if every operator were the line that bounds it. A relaxation that is
+    loose elsewhere but exact at the minimiser does not weaken the bound, which BaBSR does not see. The score is
     Trivet's own.
     """
 

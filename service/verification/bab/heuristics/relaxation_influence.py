@@ -1,4 +1,4 @@
-"""Score inputs by the loss that their width causes in the rows still to be proved."""
+"""Scores inputs by the loss that their width causes in unproved rows."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Boxes:
 
     @staticmethod
     def joined(parts: Sequence[Boxes]) -> Boxes:
-        """Concatenate boxes; knowledge that not all of them have is dropped."""
+        """Concatenate boxes; bounds that not all of them have are dropped."""
         if len(parts) == 1:
             return parts[0]
         names = set.intersection(*(set(part.known) for part in parts))
@@ -75,9 +75,9 @@ class _BoxGroup:
 
 @dataclass(eq=False)
 class BoxPool:
-    """Groups of boxes; those with the smallest margin come first, or the newest where the pool is crowded.
+    """Groups of boxes; those with the smallest margin come first, or the newest if the pool is crowded.
 
-    ``crowded_entries`` says by kind of device from how many entries on it is.
+    ``crowded_entries`` is the number of entries from which it is crowded, by kind of device.
     """
 
     device: torch.device
@@ -108,7 +108,7 @@ class BoxPool:
         return self.take_as(lambda boxes: boxes, count)
 
     def take_as(self, form: Callable[[Boxes], T], count: int) -> T:
-        """Take ``form``'s result for up to ``count`` boxes; none leaves the pool if memory runs out."""
+        """Take up to ``count`` boxes in the form that ``form`` makes; none leaves the pool if memory runs out."""
         before = list(self.groups), self.size, self.entries
         try:
             return form(self._taken(count))
@@ -170,7 +170,7 @@ class BoxTransfer:
 
 @dataclass(frozen=True, eq=False)
 class LinearCut:
-    """``coefficients · x + bias ≤ rows · y − thresholds``, less what rounding may explain: ``(batch, rows, …)``."""
+    """``coefficients · x + bias ≤ rows · y − thresholds``, less the margin for rounding: ``(batch, rows, …)``."""
 
     coefficients: Tensor
     bias: Tensor
@@ -193,7 +193,7 @@ class LinearCut:
 
 
 def _unless_undefined(bounds: Tensor) -> Tensor:
-    """Return lower bounds with −inf in place of NaN: nothing is known there."""
+    """Return lower bounds with −inf in place of NaN, where nothing is known."""
     return bounds.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
@@ -203,7 +203,7 @@ def clipped(
     """Return a smaller box, the margins ``(batch, disjuncts)`` in all of the box, and the disjuncts left to prove
     there, after ``rounds`` of cutting.
 
-    A margin is proved for what was cut off, too: where a disjunct is empty that way, it is 0.
+    A margin also covers the parts that were cut off: it is 0 for a disjunct that became empty that way.
     """
     margins = specification.per_disjunct(cut.least(box))
     for _ in range(rounds):
@@ -235,7 +235,7 @@ def _once(specification: Specification, cut: LinearCut, box: Interval, left: Ten
 
 
 def _of_disjuncts(specification: Specification, ends: Tensor, which: str) -> Tensor:
-    """Combine ``(batch, rows, features)`` to ``(batch, disjuncts, features)``: all rows of a disjunct hold at once."""
+    """Combine ``(batch, rows, features)`` into ``(batch, disjuncts, features)``: a disjunct's rows hold at once."""
     if specification.disjunct_count == ends.shape[1]:
         return ends[:, specification.disjunct.argsort()]
     index = specification.disjunct[None, :, None].expand_as(ends)

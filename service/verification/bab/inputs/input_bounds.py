@@ -1,8 +1,8 @@
 """Planes below rows of the output, for batches of boxes.
 
-A small network is folded and bounded backward, box by box; a large one forward as affine forms of its few inputs,
-with backward rows only for what they leave open. Weaker methods, and networks that are divided over ranks, are bounded
-as everywhere else. Rigorous planes are found beside, box by box.
+A small network is folded and bounded backward, box by box. A large one is bounded forward, as affine forms of
+its few inputs, with backward rows only for entries that stay open. Weaker methods, and networks that are
+divided over ranks, use the usual bounds. Rigorous planes are computed separately, box by box.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from service.bounds.stages import Staged
 from service.verification.engine import BoundingEngine
 
 FLOATS_PER_PAIR, FLOATS_PER_SLOPE, FLOATS_PER_FORM, FLOATS_PER_BOUND = 10, 4, 8, 8
-"""Numbers that the code below holds at a time: for each entry of a pair of rows, for each slope of an entry, for each
-entry of a value that is propagated forward, and for the bounds and the relaxation of each entry. They are counted from
-the code, and no setting of the search."""
+"""The numbers that the code below holds at a time: for each entry of a pair of rows, for each slope of an entry, for
+each entry of a value that is propagated forward, and for the bounds and the relaxation of each entry. They are
+counted from the code, and are not settings of the search.
+"""
 
 
 class InputBounds(Protocol):
@@ -42,22 +43,23 @@ class InputBounds(Protocol):
 
     @property
     def floats(self) -> int:
-        """Return the most numbers that a box takes, beside the rows of a pass, which go in parts."""
+        """Return the most numbers that a box needs, besides the rows of a pass, which are processed in parts."""
 
-    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        """Return planes below the rows in each box."""
 
 
 InputBoundsFactory = Callable[[], InputBounds | None]
-"""Makes input bounds, which takes memory, too; ``None`` where they do not apply."""
+"""Makes input bounds, which itself takes memory; ``None`` if they do not apply."""
 
 
 def factories_of(
     engine: BoundingEngine, method: Method, whole: Interval, options: BoundOptions
 ) -> list[InputBoundsFactory]:
-    """Return bounds for boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and
-    those that take less memory after it.
+    """Return bounds for boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best
+    first, then those that take less memory.
 
-    Boxes are many and small: intermediate bounds are never optimised for them.
+    Boxes are many and small, so their intermediate bounds are never optimised.
     """
     method = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
     plain = _plain_factories(engine, method, whole, options)
@@ -104,7 +106,7 @@ class _FoldedInputBounds:
 
     @property
     def floats(self) -> int:
-        """Count what a box takes if every entry of the widest operators gets a pair of rows, and all have slopes."""
+        """Count a box's numbers if every entry of the widest operators gets a pair of rows, and all have slopes."""
         sizes = [operator.node.size for operator in self.folded.operators]
         features = self.folded.network.graph.input.size
         widest = max(sizes, default=1)
@@ -142,7 +144,7 @@ class _PassInputBounds:
         shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
         backward = self.make(self.network, shaped, self.options)
         rows, nothing = rows.reshape(1, -1, *graph.output.shape), box.lower.new_zeros(1, 1, box.lower.shape[1])
-        # The least value over a box is linear in the box's centre: its slope is the plane's.
+        # The least value over a box is linear in the box's centre, with the plane's slope.
         with torch.enable_grad():
             ends = shaped.map(lambda end: end.detach().requires_grad_())
             intervals = {**backward.intervals, graph.input.name: ends}
@@ -157,9 +159,9 @@ class _PassInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _RigorousInputBounds:
-    """Planes that lie below in real arithmetic; ``plain`` ones tell what each input's width costs.
+    """Planes that are lower bounds in real arithmetic; ``plain`` ones give the cost of each input's width.
 
-    ``largest`` is how many entries the rows of a pass may have, one for each value of the network.
+    ``largest`` is the most entries of a pass's rows, with one row for each value of the network.
     """
 
     analyse: Callable[[Interval], PlaneAnalysis]
@@ -197,7 +199,7 @@ def _slope(least: Tensor, ends: Interval) -> Tensor:
 
 
 STAGE_COPIES = 64
-"""Copies of the widest value that a box takes in a stage; counted like the numbers above."""
+"""Copies of the widest value that a box needs in a stage; counted like the numbers above."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +232,7 @@ class _StagedInputBounds:
         """Return all rows' coefficients ``(batch, rows, features)`` at the input; zeros if their order is not known."""
         tp_group, (batch, rows) = self.staged.network.tp_group, least.shape
         flat = [tp_group.gather(each.flatten(2).expand(batch, -1, -1), 1) for each in arrived]
-        # Tensor-parallel ranks have shares of rows that are filled up to as many on each, part by part.
+        # Each tensor-parallel rank's share of the rows is padded to the same number, part by part.
         if len(flat) == 1 or (flat and tp_group.axis.size == 1):
             return tp_group.agree(torch.cat(flat, dim=1)[:, :rows])
         return nothing.expand(batch, rows, -1)
@@ -238,7 +240,7 @@ class _StagedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class _RecordingBox(Interval):
-    """Records the coefficients ``(batch or 1, rows, *shape)`` in questions to it."""
+    """Records the coefficients ``(batch or 1, rows, *shape)`` of which it is asked for the minimum."""
 
     arrived: list[Tensor]
 

@@ -2,7 +2,7 @@
 
 A box is proved when for every disjunct a plane below one of its rows is positive. Others are clipped to where a
 counterexample may still be, attacked, and split in two along the input that costs the bounds most; those farthest from
-a proof come first. This decides everything but ties, whose boxes become too small to be split.
+a proof come first. This decides everything except ties, whose boxes become too small to split.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _InputSearch:
     """The search of one specification, on one rank.
 
     ``least_proved`` is the least margin of disjuncts that are proved, and ``least_stuck`` of boxes too small to be
-    split; ``is_over`` says that memory ended the search. ``largest_batch`` is how many boxes a round takes at most.
+    split; ``is_over`` says that memory ended the search. ``largest_batch`` is the most boxes of a round.
     """
 
     model: ModelUnderVerification
@@ -176,7 +176,7 @@ class _InputSearch:
             count = len(boxes)
             return self._branch_and_bound(boxes)
         except Exception as error:
-            # Whatever was free may have gone to another process since.
+            # Another process may have taken the free memory since.
             if not self.model.engine.survives(error):
                 raise
             if count == 1 and not self.factories:
@@ -202,9 +202,9 @@ class _InputSearch:
         self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
 
     def _if_memory_allows(self, run: Callable[[], T], *, losing_boxes: bool = False) -> T | None:
-        """Return the result of ``run``, or nothing if memory runs out.
+        """Return the result of ``run``, or ``None`` if memory runs out.
 
-        If boxes are lost then, nothing is proved of them: the search is over, undecided.
+        If that loses boxes, nothing is proved of them: the search ends undecided.
         """
         try:
             return run()
@@ -214,7 +214,7 @@ class _InputSearch:
             if losing_boxes:
                 self._end_short(error)
                 self.least_stuck = -torch.inf
-        # Not in the handler: the error's traceback holds what the failed step had.
+        # Not in the handler, where the error's traceback still holds the failed step's tensors.
         make_room(self.model.device)
         return None
 
@@ -256,7 +256,7 @@ class _InputSearch:
         return counterexample
 
     def _look_at_steps(self, sides: StepSides, boxes: Interval) -> Counterexample | None:
-        """Look at the steps in some of the boxes, and in those that are not split any more."""
+        """Try both sides of steps in some of the boxes, and in those that are not split any more."""
         small = ~self._splittable(boxes).any(dim=1)
         found = sides.of_boxes(boxes)
         if found is None and bool(small.any()):
@@ -264,8 +264,8 @@ class _InputSearch:
         return found
 
     def _split(self, rest: Boxes, score: Tensor) -> None:
-        """Halve boxes by their scores ``(n, features)`` and put the halves into the pool: again and again while it has
-        too few for a round, so that a box may have more than two children.
+        """Halve boxes by their scores ``(n, features)`` and put the halves into the pool: repeatedly while the
+        pool has too few for a round, so that a box may have more than two children.
         """
         small = ~self._splittable(rest.box).any(dim=1)
         if bool(small.any()):
@@ -279,8 +279,8 @@ class _InputSearch:
         self.pool.put(rest)
 
     def _splittable(self, box: Interval) -> Tensor:
-        """Return the inputs ``(n, features)`` that can be halved: their middle is a number of its own, with room around
-        it.
+        """Return the inputs ``(n, features)`` that can be halved: their middle is a different number, with room
+        around it.
         """
         size = torch.maximum(box.lower.abs(), box.upper.abs())
         return box.width > self.settings.smallest_width * self.width + 8 * torch.finfo(size.dtype).eps * size
@@ -289,7 +289,7 @@ class _InputSearch:
         """Return both halves along each box's largest score, which is halved for the next split."""
         share = rest.box.width / self.width.clamp(min=torch.finfo(self.width.dtype).tiny)
         total = score.sum(dim=1, keepdim=True).clamp(min=torch.finfo(score.dtype).tiny)
-        # An input without influence here must still be split some day, or a search might never end.
+        # An input without influence here must still be split eventually, or a search might never end.
         worth = (score / total).nan_to_num(nan=0.0) + 0.01 * share
         along = torch.where(self._splittable(rest.box), worth, -1.0).argmax(dim=1, keepdim=True)
         middle = rest.box.centre.gather(1, along)
@@ -302,7 +302,7 @@ class _InputSearch:
 
 
 def _least_proved(boxes: Boxes, clipped_box: Interval, margins: Tensor, is_open: Tensor) -> float:
-    """Return the least of the ``margins`` ``(n, disjuncts)`` that are proved, and at most 0 with anything clipped off:
+    """Return the least of the proved ``margins`` ``(n, disjuncts)``, but at most 0 if anything was clipped off:
     more is not proved there.
     """
     least = torch.where(boxes.open & ~is_open, margins, torch.inf).amin()
