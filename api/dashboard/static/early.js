@@ -1,7 +1,6 @@
 /**
  * Asks for a job, and for its curves where it is over, before the modules of the page are there; ui/api.js takes the
- * answers. Then it asks for the modules: where the page names them, a browser fetches them all before it runs this. No
- * module: those run only after all of them were fetched.
+ * answers. No module: those run only after all of them were fetched.
  */
 (() => {
   const path = `/v1/jobs/${location.pathname.split("/").at(-1)}`;
@@ -22,8 +21,4 @@
       if (job?.kind === "train" && job.ended_at && !job.children) void ask(`${path}/metrics?max_points=2000`);
     })
     .catch(() => undefined);
-  const { root, modules } = /** @type {HTMLScriptElement} */ (document.currentScript).dataset;
-  for (const each of (modules ?? "").split(" ").filter(Boolean)) {
-    document.head.append(Object.assign(document.createElement("link"), { rel: "modulepreload", href: `${root}/${each}` }));
-  }
 })();
