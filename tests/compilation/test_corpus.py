@@ -40,6 +40,8 @@ def cases(*, bugs: bool) -> list[object]:
 
 @pytest.mark.parametrize("entry", cases(bugs=True))
 def test_a_bug_is_caught(entry: Entry) -> None:
+    if not entry.is_wrong("cpu", VERSION):
+        pytest.skip(f"torch {VERSION} does not have this bug ({entry.thread}), which others have: {entry.versions}")
     row = measured(entry, "cpu", fast=entry.fast or entry.bug == LIFETIME, without="plain")
     assert row["stopped"], row
 

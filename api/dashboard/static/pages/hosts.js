@@ -3,7 +3,7 @@
 import { ago, duration, unix } from "../lib/format.js";
 import { reach } from "../lib/gantt.js";
 import { rowsOf } from "../lib/ran.js";
-import { title } from "../lib/state.js";
+import { STATES, title } from "../lib/state.js";
 import { Problem, call, items, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
@@ -21,6 +21,8 @@ const POLL_MS = 2500;
 const ALERTS_MS = 15_000;
 /** Jobs whose devices and times are drawn, the newest of all. */
 const DRAWN = 200;
+/** A thousand jobs may wait, which are newer than all that ran. */
+const HAVE_RUN = STATES.filter((state) => state !== "queued").map((state) => `&state=${state}`).join("");
 /** @type {Map<string, {element: Element, update: (host: Host) => void}>} */
 const cards = new Map();
 /** @type {Map<string, Job>} */
@@ -211,7 +213,7 @@ async function refreshAlerts() {
 }
 
 async function refreshRan() {
-  ran = await call(`/v1/jobs?limit=${DRAWN}`).then(items, () => ran);
+  ran = await call(`/v1/jobs?limit=${DRAWN}${HAVE_RUN}`).then(items, () => ran);
   for (const card of cards.values()) /** @type {HostCard} */ (card).showRan();
 }
 

@@ -1,5 +1,6 @@
 /** The queue: who waits, for what, and when their turn may come. */
 
+import { number } from "../lib/format.js";
 import { expected } from "../lib/queue.js";
 import { call, items } from "./api.js";
 import { fill, h, setText } from "./dom.js";
@@ -26,7 +27,7 @@ export class QueueTable {
     const lines = /** @type {Line[]} */ (items(page));
     this.element.hidden = lines.length === 0;
     const more = page.next_cursor ? `; the first ${lines.length} are shown` : "";
-    setText(this.note, `${page.pending} wait for devices, ${page.dependent} for other jobs${more}`);
+    setText(this.note, `${number(page.pending)} wait for devices, ${number(page.dependent)} for other jobs${more}`);
     const signature = JSON.stringify(lines);
     if (signature === this.shown) return;
     this.shown = signature;
