@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 NAMED = {"button", "link", "textbox", "searchbox", "checkbox", "combobox", "slider", "spinbutton", "image", "dialog"}
 """Roles of which a screen reader says nothing useful without a name."""
-TRIES = 20
+TRIES, PAUSE_MS = 60, 250
+"""A chart is drawn some frames after it is seen, later where others have the processors."""
 SOUND = """() => {
   const told = [];
   const found = (selector) => [...document.querySelectorAll(selector)];
@@ -148,6 +149,7 @@ def scrolled(page: Page) -> None:
         page.evaluate(SCROLLED)
         if not page.evaluate(BLANK):
             return
+        page.wait_for_timeout(PAUSE_MS)
 
 
 def odd(wide: int, counts: list[int], *, width: int, scheme: str) -> list[str]:

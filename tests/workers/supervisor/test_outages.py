@@ -143,7 +143,7 @@ def test_a_worker_takes_up_its_work_after_an_outage(outage: Fleet, mortal: Morta
     try:
         eventually(outage.store.hosts.list)
         mortal.down()
-        eventually(lambda: "the broker is away" in worker.said())
+        eventually(lambda: "waiting for the broker" in worker.said())
         mortal.up()
         job, _ = outage.store.jobs.submit(train_spec("nothing"), "tester")
         assert outage.ended(AttemptRef(job.id, 1, HOST)).state == "succeeded"
