@@ -274,8 +274,10 @@ def processes_of(ref: AttemptRef) -> list[psutil.Process]:
 
 
 def family(process: Supervisor) -> list[psutil.Process]:
-    """A supervisor's keeper, launcher, ranks and what they started, as of now."""
-    return psutil.Process(process.pid).children(recursive=True)
+    """A supervisor's keeper, launcher, ranks and what they started, as of now; none once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
 
 
 def is_gone(process: psutil.Process) -> bool:

@@ -87,12 +87,13 @@ class _CheckForks:
                     os.kill(process, signal.SIGKILL)
 
     def _begin(self, number: int, limits: CheckLimits, connection: socket.socket) -> None:
+        server = os.getpid()
         process = os.fork()
         if process == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            answer(connection, limits)
+            answer(connection, limits, server)
         self.running[process] = number
 
     def _reap(self) -> None:
