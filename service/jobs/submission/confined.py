@@ -44,7 +44,7 @@ def answer(connection: socket.socket, limits: CheckLimits, server: int) -> NoRet
         writer.flush()
 
     try:
-        _end_with(server)
+        end_with(server)
         _confine(limits)
         while (text := _read(reader)) is not None:
             request = request_adapter.validate_json(text)
@@ -67,10 +67,10 @@ def _read(stream: IO[bytes]) -> bytes | None:
     return stream.read(length)
 
 
-def _end_with(server: int) -> None:
-    """Have the kernel kill this process when its server ends; end now if that has already happened."""
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end now if that has already happened."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass, field
 
 from service.jobs.records import FrozenModel
-from service.jobs.submission.confined import answer
+from service.jobs.submission.confined import answer, end_with
 from service.jobs.submission.request import CheckLimits
 
 LARGEST_MESSAGE = 4096
@@ -112,6 +112,7 @@ class _CheckForks:
 
 def main(descriptor: int) -> None:
     """Serve the control socket ``descriptor``."""
+    end_with(os.getppid())  # the import takes seconds, in which the control socket is not read
     import onnx  # noqa: F401, PLC0415 - what a check would import is imported before the first fork
 
     ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
