@@ -265,16 +265,18 @@ def _compiler_bugs() -> Iterator[Entry]:
             bug=NUMBERS,
             thread="pytorch/pytorch#198119",
             shows=("cpu", "cuda") if rank > 1 else (),
+            first="inductor",
         )
     for way in ("max", "both", "silu"):
         yield Entry(
             f"clamp_{way}", partial(Bounded, way), descends(bounded), bug=NUMBERS, period=4,
-            thread="pytorch/pytorch#194976", shows=CPU_AND_CUDA,
+            thread="pytorch/pytorch#194976", shows=CPU_AND_CUDA, first="inductor",
         )  # fmt: skip
     for parts in (2, 4):
         yield Entry(
             f"halves_{parts}", lambda parts=parts: {"encoder": Halves(parts), "decoder": nn.Linear(32 // parts, 8)},
             adds_halves, bug=NUMBERS, thread="pytorch/pytorch#195357", shows=CPU_AND_CUDA,
+            first="inductor",
         )  # fmt: skip
     for kind in (list, dict):
         yield Entry(
@@ -289,12 +291,12 @@ def _compiler_bugs() -> Iterator[Entry]:
     for of_tail in (True, False):
         yield Entry(
             f"ring_{'tail' if of_tail else 'middle'}", partial(Ring, of_tail), infers(ring), "inference", NUMBERS,
-            "pytorch/pytorch#198095", CPU_AND_CUDA, fast=of_tail,
+            "pytorch/pytorch#198095", CPU_AND_CUDA, fast=of_tail, first="aot_eager",
         )  # fmt: skip
     for value in (2, 5):
         yield Entry(
             f"bits_{value}", partial(Bits, value), infers(words), "inference", NUMBERS,
-            "pytorch/pytorch#198101", CPU_AND_CUDA,
+            "pytorch/pytorch#198101", CPU_AND_CUDA, first="inductor",
         )  # fmt: skip
     yield Entry(
         "shadowed", lambda: {"net": Wrap(), "adapter": nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 8))}, shadows,
@@ -303,12 +305,12 @@ def _compiler_bugs() -> Iterator[Entry]:
     yield Entry("evicted", Cached, evicts, "inference", NUMBERS, "pytorch/pytorch#198189", CPU_AND_CUDA)
     yield Entry(
         "budget", Dropped, descends(normal(32, 64)), bug=NUMBERS, thread="pytorch/pytorch#190758",
-        shows=CPU_AND_CUDA, before=little_memory,
+        shows=CPU_AND_CUDA, before=little_memory, first="aot_eager",
     )  # fmt: skip
     for way in ("exp", "square"):
         yield Entry(
             f"level_{way}", partial(Levelled, way), descends(X), bug=NUMBERS, thread="pytorch/pytorch#197039",
-            shows=CPU_AND_CUDA, fast=way == "exp",
+            shows=CPU_AND_CUDA, fast=way == "exp", first="aot_eager",
         )  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.compile_corpus.programs import LIFETIME, CorpusProgram, Entry
+from benchmarks.compile_corpus.programs import CorpusProgram, Entry
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.program import Step
 from service.compilation.run.run_rung import plan_run
 from service.compilation.run.timing import RaceSettings
-from service.compilation.rungs import LADDER, Rung
+from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.compilation.torch_internals.toolchain import Toolchain
 from service.parallel.boundary import StepBoundary
 
@@ -45,7 +45,7 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
             began = time.perf_counter()
             row |= {"shows": shown(program, fast=fast), "plain_s": round(time.perf_counter() - began, 2)}
         if without != "check":
-            rungs = _rungs_without_code(entry) if fast else LADDER
+            rungs = _few_rungs(entry) if fast else LADDER
             began = time.perf_counter()
             plan = plan_run(program, 4, entry.tolerance, float)
             plan = replace(plan, race=RaceSettings(block_s=1e-3, budget_s=1e-3)) if fast else plan
@@ -55,13 +55,11 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
     return row
 
 
-def _rungs_without_code(entry: Entry) -> tuple[Rung, ...]:
-    """Return the rungs of a fast check, on a CPU: the last one is only rehearsed there, and the second one
-    captures all that the first one does.
+def _few_rungs(entry: Entry) -> tuple[Rung, ...]:
+    """Return the rungs of a fast check, on a CPU: the one that shows the bug; for a sound program the second one, which
+    captures all that the first one does, and the last one, which is only rehearsed there.
     """
-    if entry.bug == LIFETIME:
-        return LADDER[0], LADDER[-1]
-    return LADDER[:2] if entry.bug else (LADDER[1], LADDER[-1])
+    return (RUNGS[entry.rung],) if entry.bug else (LADDER[1], LADDER[-1])
 
 
 def stopped(results: list[Result]) -> str:

@@ -67,7 +67,8 @@ class Entry:
     """A program of the corpus. ``bug`` is empty for a sound one; else its kind, with a ``thread`` or a sentence about
     it, the devices where it ``shows`` in plain torch, and the ``versions`` of torch on which that was seen.
     ``apart``: each module has an optimizer of its own. ``unsound``: devices and versions, as "cpu 2.11", for which
-    torch itself compiles a sound program to another.
+    torch itself compiles a sound program to another. ``first``: the first rung that shows a bug on a CPU, if that is
+    neither the lowest one nor, for what replays do to memory, the rehearsal.
     """
 
     name: str
@@ -87,10 +88,16 @@ class Entry:
     apart: bool = False
     fast: bool = False
     unsound: tuple[str, ...] = ()
+    first: str = ""
 
     def is_wrong(self, device: str, version: str) -> bool:
         """Return whether there is anything to catch, with this ``version`` of torch (its first two numbers)."""
         return version in self.versions if self.bug else f"{device} {version}" in self.unsound
+
+    @property
+    def rung(self) -> str:
+        """The first rung of the ladder that stops the check of a program with a bug, on a CPU."""
+        return self.first or ("reduce-overhead" if self.bug == LIFETIME else "eager")
 
     @property
     def tolerance(self) -> Tolerance:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import ladder_runs
 import pytest
 from one_thread import one_thread
+from set_aside import quick_to_search, set_aside
 
 
 @pytest.fixture(autouse=True)
@@ -16,17 +16,15 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def _imports_set_aside() -> Iterator[None]:
-    """Hide from the collector what was imported before the module's tests.
+@pytest.fixture(scope="module", autouse=True)
+def _quick_to_search() -> Iterator[None]:
+    with quick_to_search():
+        yield
 
-    The monitor searches all objects that the collector knows for those that hold a result; what has been imported holds
-    none of what the tests' programs will compute, and there are a million of them.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+
+@pytest.fixture(autouse=True)
+def _set_aside(_quick_to_search: None) -> None:
+    set_aside()
 
 
 @pytest.fixture

@@ -42,7 +42,6 @@ from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.parallelize import ModelRecipe, fingerprint
 from service.training.gate import GateError, allowed_modes
 
-pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
 TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "layers": 1, "heads": 2, "max_sequence": 16}

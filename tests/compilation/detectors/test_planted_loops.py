@@ -26,7 +26,6 @@ from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Tolerance
 from service.parallel.boundary import LiveResults, Origin, caller, holders
 
-pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 CPU = torch.device("cpu")
 STEPS = 6
 

@@ -19,7 +19,6 @@ from service.compilation.report.publishing import highest_safe
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
 
-pytestmark = pytest.mark.usefixtures("_imports_set_aside")
 BELOW_CODE = [RUNGS["eager"], RUNGS["aot_eager"]]
 
 

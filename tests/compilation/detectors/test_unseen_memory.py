@@ -23,8 +23,6 @@ from service.compilation.selftest.faults import (
 )
 from service.compilation.selftest.run import PLAN
 
-pytestmark = pytest.mark.usefixtures("_imports_set_aside")
-
 
 class Counting(Scorer):
     """Counts the numbers above 0 that it is given, whatever its parameters are."""

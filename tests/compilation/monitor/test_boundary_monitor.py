@@ -132,7 +132,7 @@ class Replayed:
 
 
 @pytest.fixture(scope="module")
-def replayed(_imports_set_aside: None) -> Iterator[Replayed]:
+def replayed(_quick_to_search: None) -> Iterator[Replayed]:
     """Make a module whose replays are rehearsed, for all examples."""
     torch.compiler.reset()
     torch.manual_seed(0)

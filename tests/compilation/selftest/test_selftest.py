@@ -9,9 +9,6 @@ from service.compilation import detectors
 from service.compilation.selftest import Proof, run, self_test
 from service.compilation.selftest.faults import FAULTS, Fault
 
-pytestmark = pytest.mark.usefixtures("_imports_set_aside")
-
-
 PLANTED = {fault.name: fault for fault in FAULTS}
 ALIKE = ("module attribute", "buffer", "retained gradient", "output of inference")
 """What may be stale like an output, or a gradient, which the fast command has."""
