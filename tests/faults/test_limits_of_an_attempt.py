@@ -12,7 +12,7 @@ import psutil
 import pytest
 import worker_fleet
 from waiting import LIMIT_S, eventually
-from worker_fleet import HOST, SUPERVISOR, Fleet, processes_of, rank_process
+from worker_fleet import HOST, SHORT_LEASES, SUPERVISOR, Fleet, processes_of, rank_process
 
 from service.jobs.processes import Process
 from service.jobs.records import JobError
@@ -123,6 +123,7 @@ def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["told soon"])
 def test_a_cancel_does_not_wait_for_what_nobody_could_read(fleet: Fleet) -> None:
     """Half a TiB of nothing, as an artifact and as an event: the ranks have ended when the cancel comes."""
     ref = fleet.submit("hoarding")
