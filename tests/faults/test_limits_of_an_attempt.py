@@ -62,7 +62,7 @@ def test_ranks_that_hang_are_given_another_attempt_where_there_is_a_retry(fleet:
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_said_not_to_answer(fleet: Fleet) -> None:
-    ref = fleet.submit("until_told", stall_s=20.0)
+    ref = fleet.submit("until_told", stall_s=8.0)
     fleet.supervise(ref)
     eventually(lambda: fleet.events(ref, "metric"))
     rank_process(ref, 0).send_signal(signal.SIGSTOP)
