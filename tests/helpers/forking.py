@@ -19,7 +19,7 @@ import selectors
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 import launching
 import pytest
 
+from workers.imports import uncollected
 from workers.linux import die_with_parent
 
 INDEX_BYTES = 4
@@ -110,6 +111,11 @@ class ForkedTests:
         self._running: list[Runner] = []
         self._seconds: dict[str, float] = {}
         self._selector = selectors.DefaultSelector()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Generator[None, Any, Any]:
+        with uncollected():
+            return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:

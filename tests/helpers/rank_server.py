@@ -29,6 +29,7 @@ import rank_main
 import torch
 import torch.distributed as dist
 
+from workers.imports import uncollected
 from workers.linux import ROOM, die_with_parent
 
 BEFOREHAND = (
@@ -65,8 +66,9 @@ def main(*files: str) -> None:
     for name in ROOM:
         os.environ.pop(name, None)
     os.environ.setdefault(*ARROW_ALLOCATOR)  # which would have a thread
-    for name in BEFOREHAND:
-        importlib.import_module(name)
+    with uncollected():
+        for name in BEFOREHAND:
+            importlib.import_module(name)
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     if len(threads) > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"a process of the threads {threads} cannot be forked safely; imports should start none")

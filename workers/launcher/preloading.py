@@ -19,6 +19,7 @@ from typing import IO, Any
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import HOUSE
 from workers import forks
+from workers.imports import uncollected
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,10 @@ def preload(kind: str) -> None:
 
 def _import(modules: Sequence[str]) -> None:
     """Import the existing ones; ranks report what is wrong with a module when they import it again."""
-    for module in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    with uncollected():
+        for module in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
 
 
 def what_import_leaves(modules: Sequence[str]) -> str:

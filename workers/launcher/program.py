@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from workers.imports import uncollected
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
 from workers.linux import ROOM, die_with_parent, present_as
@@ -50,9 +51,10 @@ def import_torchrun() -> dict[str, str]:
     """Import a launcher's modules; return the environment with which this process, or a fork of it, was started."""
     environment = {name: value for name, value in os.environ.items() if name not in ROOM}
     os.environ.update(_NO_THREADS)
-    import torch.distributed.run  # noqa: F401, PLC0415
+    with uncollected():
+        import torch.distributed.run  # noqa: F401, PLC0415
 
-    from workers.launcher import folder_rendezvous  # noqa: PLC0415
+        from workers.launcher import folder_rendezvous  # noqa: PLC0415
 
     folder_rendezvous.register()
     return environment

@@ -39,6 +39,7 @@ from service.jobs.runtime import (
     Runner,
 )
 from workers.event_protocol import LineSplitter
+from workers.imports import uncollected
 from workers.linux import die_with_parent, uptime
 from workers.rank.stacks import write_on_request
 
@@ -79,8 +80,9 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
     from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
     folder = context.paths.attempt(context.attempt)
-    spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())
-    run = find_runner(spec.kind)
+    with uncollected():
+        spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())
+        run = find_runner(spec.kind)
     context.report.span("import", started, time.time())
     context.report.phase("loading")
     result = run(spec, context)

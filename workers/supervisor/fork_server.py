@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from workers import forks
+from workers.imports import uncollected
 from workers.linux import die_with_parent, present_as, use_large_pages
 from workers.supervisor.image import ImportedImage
 
@@ -48,7 +49,8 @@ class ForkServer:
         """
         die_with_parent()  # the imports take seconds, in which nothing is read
         image = ImportedImage.before_imports()
-        environment = _import(preload=self._preload)
+        with uncollected():
+            environment = _import(preload=self._preload)
         image.take()
         if reason := self._unfit():
             logger.error("no supervisors are forked here: an import left %s", reason)
