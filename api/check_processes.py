@@ -55,6 +55,12 @@ class CheckServer:
         server.listening = asyncio.create_task(server._listen())
         return server
 
+    def is_running(self) -> bool:
+        """Whether it still takes commands. A process that was killed closes its end of the socket first, and can be
+        waited for a moment later.
+        """
+        return self.process.poll() is None and (self.listening is None or not self.listening.done())
+
     async def begin(self, limits: CheckLimits, longest_line: int) -> CheckProcess:
         """Start a process of these limits. Raises :class:`CheckUnavailable`."""
         number = next(self.numbers)

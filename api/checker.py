@@ -110,7 +110,7 @@ class Checker:
                 del self._waiting[owner], self._owners[owner]
 
     def _running_server(self) -> CheckServer:
-        if self._server is None or self._server.process.poll() is not None:
+        if self._server is None or not self._server.is_running():
             self._server = CheckServer.start()
         return self._server
 
@@ -118,9 +118,11 @@ class Checker:
         text = request.model_dump_json().encode()
         within_s = self._limits.processor_s * self._settings.clock_ratio
         kept = None if request.opens_files else self._kept.pop(owner, None)
-        if kept is not None and (answer := await kept.answer(text, within_s)) is not None:
-            self._keep(owner, kept)
-            return answer
+        if kept is not None:
+            with contextlib.suppress(CheckUnavailable):  # its server has ended, and it as well
+                if (answer := await kept.answer(text, within_s)) is not None:
+                    self._keep(owner, kept)
+                    return answer
         process = await self._running_server().begin(self._limits, self._settings.longest_line)
         answer = await process.answer(text, within_s)
         if answer is None:

@@ -31,18 +31,25 @@ PROCESSES = min((os.cpu_count() or 1) + 1, 16)  # tests wait for servers and ran
 
 
 class Failures:
-    """The ids of what failed in a run, in order: tests with their fixtures, and files that could not be collected."""
+    """The ids of what failed in a run, in order: tests with their fixtures, and files that could not be collected. Each
+    is named at once, with the last line of its error, since the rest of a run may take long.
+    """
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
+        self._process = os.getpid()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.ids[report.nodeid] = None
+        self._note(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed and os.getpid() == self._process:  # forks tell this process of their tests
             self.ids[report.nodeid] = None
+            *_, last = report.longreprtext.splitlines() or [""]
+            print(f"\nfailed: {report.nodeid}: {last}", flush=True)
 
 
 def run_at_once(processes: int, arguments: Sequence[str]) -> tuple[int, list[str]]:

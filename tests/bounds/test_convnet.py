@@ -38,18 +38,20 @@ def certify(folder: str, tp: int) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return certify(str(tmp_path_factory.mktemp("data")), 1)
+
+
 @pytest.mark.slow
-def test_a_convnet_is_certified_tighter_by_method(tmp_path: Path) -> None:
-    widths = {
-        method: sum(sum(high) - sum(low) for _, low, high in rows) for method, rows in certify(str(tmp_path), 1).items()
-    }
+def test_a_convnet_is_certified_tighter_by_method(alone: dict[str, Any]) -> None:
+    widths = {method: sum(sum(high) - sum(low) for _, low, high in rows) for method, rows in alone.items()}
     assert widths["crown"] < widths["crown-ibp"] < widths["ibp"]
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_bounds_are_the_same_on_a_mesh(torchrun: Torchrun, tmp_path: Path) -> None:
-    alone = certify(str(tmp_path), 1)
+def test_bounds_are_the_same_on_a_mesh(torchrun: Torchrun, tmp_path: Path, alone: dict[str, Any]) -> None:
     divided = torchrun(certify, 2, folder=str(tmp_path), tp=2)[0]
     for method in METHODS:
         assert len(alone[method]) == 5

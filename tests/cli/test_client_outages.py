@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from cli_world import TRAIN, serving
 from hypothesis import given
 from hypothesis import strategies as st
-from lanes import slow_but_for
+from waiting import eventually
 
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -101,55 +102,44 @@ def test_a_service_that_never_answered_is_not_waited_for_as_one_that_did() -> No
     assert new.outlast(fails(NO_BROKER, *[AWAY] * 100), bears_repetition=True) == "done"
 
 
-@pytest.fixture
-def restarted(cli_settings: Settings, secret: str, store: Store) -> Iterator[tuple[Client, Callable[[], Any]]]:
-    """A client that has been answered by a service, which is away now, and what starts it again a little later."""
-    with ExitStack() as again:
-        with serving(cli_settings, store) as first:
-            client = again.enter_context(Client(first, secret))
-            client.hosts()
-        failed = threading.Event()
-        send = client._connection.send
+def noting(client: Client) -> set[int]:
+    """The threads whose calls have not reached the service, from now on."""
+    failed: set[int] = set()
+    send = client._connection.send
 
-        def noted(*arguments: Any, **options: Any) -> Any:
-            try:
-                return send(*arguments, **options)
-            except Unreachable:
-                failed.set()
-                raise
-
-        def start() -> None:
-            failed.wait(300)
-            again.enter_context(serving(cli_settings, store, int(first.rpartition(":")[2])))
-
-        client._connection.send = noted  # type: ignore[method-assign]
-        starter = threading.Thread(target=start)
-        starter.start()
+    def noted(*arguments: Any, **options: Any) -> Any:
         try:
-            yield client, failed.is_set
-        finally:
-            failed.set()
-            starter.join()
+            return send(*arguments, **options)
+        except Unreachable:
+            failed.add(threading.get_ident())
+            raise
+
+    client._connection.send = noted  # type: ignore[method-assign]
+    return failed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", slow_but_for(["submit", "jobs", "upload", "cancel", "keys"], "submit"))
-def test_calls_outlast_a_restart(
-    restarted: tuple[Client, Callable[[], Any]], store: Store, tmp_path: Path, call: str
-) -> None:
-    """The last of them must not be repeated blindly; it never reached the service."""
-    client, was_away = restarted
+def test_calls_outlast_a_restart(cli_settings: Settings, secret: str, store: Store, tmp_path: Path) -> None:
+    """Also the creation of a key, which must not be repeated blindly: it never reached the service."""
     path = tmp_path / "file"
     path.write_bytes(b"bytes")
-    if call == "submit":
-        assert [client.submit(TRAIN).id] == [job.id for job in store.jobs.list().items]
-    elif call == "jobs":
-        assert client.jobs().items == ()
-    elif call == "upload":
-        assert client.upload(path).bytes == 5
-    elif call == "cancel":
-        with pytest.raises(Refused, match="there is no job"):
-            client.cancel("job_" + 20 * "0")
-    else:
-        assert client.keys.create("ada")[0].name == "ada"
-    assert was_away()
+    with ExitStack() as held, ThreadPoolExecutor() as pool:
+        with serving(cli_settings, store) as first:
+            client = held.enter_context(Client(first, secret))
+            client.hosts()
+        calls: list[Callable[[], Any]] = [
+            lambda: client.submit(TRAIN).id,
+            lambda: client.jobs(state="failed").items,
+            lambda: client.upload(path).bytes,
+            lambda: client.keys.create("ada")[0].name,
+            lambda: client.cancel("job_" + 20 * "0"),
+        ]
+        failed = noting(client)
+        called = [pool.submit(call) for call in calls]
+        eventually(lambda: len(failed) == len(calls))
+        held.enter_context(serving(cli_settings, store, int(first.rpartition(":")[2])))
+        *answers, refused = (each.exception() or each.result() for each in called)
+    assert answers == [store.jobs.list().items[0].id, (), 5, "ada"]
+    assert len(store.jobs.list().items) == 1
+    assert isinstance(refused, Refused)
+    assert "there is no job" in str(refused)

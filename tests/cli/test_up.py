@@ -54,8 +54,8 @@ def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
 
 
 @pytest.mark.slow
-def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path) -> None:
-    """By Ctrl-C; the other tests here end it by SIGTERM."""
+def test_it_comes_up_whole_keeps_its_parts_alive_and_goes_down_whole(tmp_path: Path) -> None:
+    """However often a part dies. By Ctrl-C; the other tests here end it by SIGTERM."""
     data = tmp_path / "data"
     with up(data) as process:
         url = address(process, data)
@@ -64,27 +64,18 @@ def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path) -> None:
         with Client(url, secret) as client:
             assert client.is_ready()
             assert [(host.name, host.alive, host.cpu_slots) for host in client.hosts()] == [("here", True, 2)]
-        assert httpx2.get(f"{url}/login", timeout=300).status_code == 200
+            assert httpx2.get(f"{url}/login", timeout=300).status_code == 200
+            for word, name in (("valkey-server", "broker"), ("api", "API"), ("workers", "worker")):
+                part_of(process, word).kill()
+                line = f"the {name} was ended by SIGKILL and is restarted;"
+                eventually(lambda line=line: line in said(data).read_text())  # type: ignore[misc]
+            eventually(client.is_ready)
+            eventually(lambda: any(host.alive for host in client.hosts()))
+            killed = part_of(process, "workers")
+            killed.kill()
+            eventually(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2)
+            eventually(lambda: any(part != killed for part in parts_of(process, "workers")))
         process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT_S) == 0
-    assert belonging_to(data) == []
-
-
-@pytest.mark.slow
-def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
-        for word, name in (("valkey-server", "broker"), ("api", "API"), ("workers", "worker")):
-            part_of(process, word).kill()
-            line = f"the {name} was ended by SIGKILL and is restarted;"
-            eventually(lambda line=line: line in said(data).read_text())  # type: ignore[misc]
-        eventually(client.is_ready)
-        eventually(lambda: any(host.alive for host in client.hosts()))
-        killed = part_of(process, "workers")
-        killed.kill()
-        eventually(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2)
-        eventually(lambda: any(part != killed for part in parts_of(process, "workers")))
-        process.terminate()
         assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []
 
@@ -118,6 +109,7 @@ def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> No
                 "data": {"source": "digits"}, "eps": 0.01}}}  # fmt: skip
             dependent = client.submit(verify)
             reached = next(e["step"] for e in client.follow(job.id, types=["metric"]) if e.get("step", 0) > 20)
+            give_way(job.id)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0
     eventually(lambda: belonging_to(data) == [])

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_service import address, up
+from pages import ROOT, commands
 
-from trivet import Client
-
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = ("api", "benchmarks", "docker", "docs", "examples", "service", "tests", "trivet", "workers")
-VERIFICATION = {
-    "kind": "verify", "method": "crown", "device": "cpu",
-    "model": {"family": "mlp", "in_features": 4, "hidden": [8], "out_features": 2},
-    "property": {"box": {"lower": [-1.0] * 4, "upper": [1.0] * 4}},
-}  # fmt: skip
-
-
-def commands(path: Path) -> list[str]:
-    """What the document's console blocks have after a prompt."""
-    blocks = re.findall(r"```console\n(.*?)```", path.read_text(), re.DOTALL)
-    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
 def test_the_glossary_has_each_term_once() -> None:
@@ -83,28 +66,6 @@ def test_what_is_to_be_changed_is_in_the_files_that_are_named() -> None:
         names = re.findall(r"`([\w./]+)`", table)
         there = [name for name in names if (ROOT / folder / name).exists() or (ROOT / name).exists()]
         assert [name for name in names if name not in there and not re.search(rf"\b{name}\b", sources)] == []
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a terminal beside a ``trivet up`` that has run a job that wrote a log, whose id is ``JOB``."""
-    data = tmp_path_factory.mktemp("service") / "data"
-    with up(data) as process:
-        url = address(process, data)
-        with Client(url, (data / "admin.key").read_text().strip()) as client:
-            job = client.wait(client.submit(VERIFICATION).id)
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        yield {**os.environ, "PATH": path, "TRIVET_DATA": str(data), "JOB": job.id}
-        process.send_signal(signal.SIGTERM)
-        process.wait(300)
-
-
-@pytest.mark.slow
-def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:
-    for command in commands(ROOT / "docs" / "debugging.md"):
-        ran = subprocess.run(["bash", "-c", command], env=service, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
-        assert ran.stdout, command
 
 
 @pytest.mark.slow

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_python import ForkedPython
+from launching import NVIDIA
+from pages import ROOT, commands
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs" / "extending").glob("*.md") if path.stem != "README")
 ROOMS = ("api", "benchmarks", "docs", "examples", "service", "tests", "trivet", "workers")
 
 
 OF_EVERY_DAY = "kind"
+
+
+def diff_of(page: Path) -> str:
+    (diff,) = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
+    return str(diff)
 
 
 def patch(diff: str, folder: Path, *options: str) -> None:
@@ -28,8 +37,7 @@ def patch(diff: str, folder: Path, *options: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_change_that_a_page_shows_fits_the_sources(page: Path) -> None:
-    (diff,) = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
-    patch(diff, ROOT, "--check")
+    patch(diff_of(page), ROOT, "--check")
 
 
 @pytest.fixture
@@ -42,28 +50,39 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=() if page.stem == OF_EVERY_DAY else pytest.mark.slow(12)) for page in PAGES],
-    ids=lambda page: page.stem,
-)
-def test_the_change_that_a_page_shows_is_the_whole_one(page: Path, copy: Path) -> None:
-    text = page.read_text()
-    (diff,) = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    assert commands
-    patch(diff, copy)
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("TRIVET_", "PYTEST_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in commands:
-        ran = subprocess.run(
-            ["bash", "-c", command],
-            cwd=copy,
-            # What is slow in the files that it names is no part of the change, and tried by itself.
-            env={**outer, "PATH": path, "PYTHONPATH": str(copy), "PYTEST_ADDOPTS": "-m 'not slow'"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
+    # What is slow in the files that a command names is no part of the change, and tried by itself.
+    return {**outer, "PATH": path, "PYTEST_ADDOPTS": "-m 'not slow'"}
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[ForkedPython]:
+    with ForkedPython(tmp_path_factory.mktemp("commands"), environment) as python:
+        yield python
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page.stem == OF_EVERY_DAY else pytest.mark.slow(8)) for page in PAGES],
+    ids=lambda page: page.stem,
+)
+def test_the_change_that_a_page_shows_is_the_whole_one(
+    page: Path, copy: Path, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    assert commands(page)
+    patch(diff_of(page), copy)
+    own = {**environment, "PYTHONPATH": str(copy)}
+    can_fork = page.stem != OF_EVERY_DAY and not NVIDIA.exists()
+    for command in commands(page):
+        words = shlex.split(command)
+        if can_fork and words[:2] == ["python", "-m"]:
+            status, printed = request.getfixturevalue("forked").run(words[2:], copy, own)
+        else:
+            ran = subprocess.run(
+                ["bash", "-c", command], cwd=copy, env=own, capture_output=True, text=True, check=False
+            )
+            status, printed = ran.returncode, ran.stdout + ran.stderr
+        assert status == 0, f"{command}\n{printed}"

@@ -10,6 +10,6 @@ from running_service import Service, start, stop
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    running = start(tmp_path_factory.mktemp("service") / "data")
+    running = start(tmp_path_factory.mktemp("service") / "data", TRIVET_WEBHOOK_ALLOW="127.0.0.1")
     yield running
     stop(running)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import httpx2
 import psutil
 from local_service import part_of
+from waiting import eventually
 
 from service.jobs.states import TERMINAL
 from workers.supervisor.program import FORK_SERVER
@@ -45,11 +45,7 @@ class Service:
     def wait(self, job_id: str, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
         """The job once ``until`` holds, by default once it has ended."""
         holds = until or (lambda job: job["state"] in TERMINAL)
-        deadline = time.monotonic() + LIMIT_S
-        while not holds(job := self.job(job_id)):
-            assert time.monotonic() < deadline, f"still waiting: {job}"
-            time.sleep(0.1)
-        return job
+        return eventually(lambda: job if holds(job := self.job(job_id)) else None, LIMIT_S)
 
 
 def can_fork(service: Service) -> bool:
@@ -74,14 +70,15 @@ def start(data: Path, **variables: str) -> Service:
         process = subprocess.Popen(
             [sys.executable, "-m", "trivet", "up"], env=environment, stdout=log, stderr=log, start_new_session=True
         )
-    deadline = time.monotonic() + LIMIT_S
-    while (url := _ready(said(data), data)) is None:
-        text = said(data)
-        assert process.poll() is None, f"trivet up ended: {text}"
-        assert time.monotonic() < deadline, f"trivet up is not ready: {text}"
-        time.sleep(0.05)
+
+    def announced() -> str | None:
+        assert process.poll() is None, f"trivet up ended: {said(data)}"
+        return _announced(said(data), data)
+
+    url = eventually(announced, LIMIT_S)
     key = (data / "admin.key").read_text().strip()
     http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120.0)
+    eventually(lambda: _has_host(http), LIMIT_S)
     return Service(url, data, process, http)
 
 
@@ -100,19 +97,16 @@ def stop(service: Service) -> None:
         raise
 
 
-def _ready(text: str, data: Path) -> str | None:
-    """The address that it announced, once a host is alive."""
-    announced = re.search(r"http://\S+", text)
-    if announced is None or "Ctrl-C" not in text or not (data / "admin.key").exists():
-        return None
-    url = announced[0]
-    headers = {"Authorization": f"Bearer {(data / 'admin.key').read_text().strip()}"}
+def _announced(text: str, data: Path) -> str | None:
+    """The address, once it is said that the service takes requests."""
+    found = re.search(r"http://\S+", text)
+    return found[0] if found and "Ctrl-C" in text and (data / "admin.key").exists() else None
+
+
+def _has_host(http: httpx2.Client) -> bool:
+    """Whether a host is alive."""
     try:
-        answer = httpx2.get(f"{url}/v1/hosts", headers=headers, timeout=120.0)
+        answer = http.get("/v1/hosts")
     except httpx2.TransportError:
-        return None
-    if answer.status_code != 200:
-        return None
-    body = answer.json()
-    hosts = body["items"] if isinstance(body, dict) else body
-    return url if any(host["alive"] for host in hosts) else None
+        return False
+    return answer.status_code == 200 and any(host["alive"] for host in answer.json()["items"])

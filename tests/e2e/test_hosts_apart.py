@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,12 @@ class Site:
         own["CUDA_VISIBLE_DEVICES"] = ""
         return {**self._shared, **own}
 
+    @cached_property
     def client(self) -> Client:
         return Client(self._api.url, self.data("api").admin_key.read_text().strip())
 
     def ended(self, job: Job) -> Job:
-        return eventually(lambda: now if (now := self.client().job(job.id)).ended_at is not None else None)
+        return eventually(lambda: now if (now := self.client.job(job.id)).ended_at is not None else None)
 
     def stop(self, name: str) -> None:
         process = self._workers.pop(name)
@@ -92,7 +94,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_a_training_goes_on_elsewhere_to_the_same_bits_and_others_start_from_it(site: Site, tmp_path: Path) -> None:
     site.start("api")
     site.start("one")
-    client = site.client()
+    client = site.client
     undisturbed = client.submit(SPEC)
     assert site.ended(undisturbed).state == "succeeded", site.said()
     moved = client.submit(SPEC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from local_service import belonging_to, give_way, part_of, processes_of
 from running_service import LIMIT_S, Service
 from safetensors.numpy import load as load_safetensors
 from waiting import eventually
+from webhook_receiver import Receiver, receiving
 
 from service.jobs.event_files import rank_file
 from service.jobs.layout import DataLayout
+from trivet.webhooks import verify as verify_event
 
 pytestmark = pytest.mark.distributed
 
@@ -31,6 +34,7 @@ TRAIN = {
     "batch": {"global": 128},
     "parallel": {"dp_shard": 2},
     "checkpoint": {"every": 75},
+    "evaluate": {"every": 75},
 }
 EVERY = 20
 LONG: dict[str, Any] = {
@@ -67,25 +71,33 @@ def test_a_job_is_taken_at_once(service: Service, check: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(service: Service) -> dict[str, Any]:
-    job = service.wait(service.submit(TRAIN)["id"])
+def receiver() -> Iterator[Receiver]:
+    """Who is told how the jobs go, as their specs ask."""
+    with receiving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def trained(service: Service, receiver: Receiver) -> dict[str, Any]:
+    notify = {"webhook": receiver.url, "when": {"eval_accuracy": "> 0.2", "loss": "< 0"}}
+    job = service.wait(service.submit({**TRAIN, "notify": notify})["id"])
     assert job["state"] == "succeeded", job
     return job
 
 
 @pytest.fixture(scope="module")
-def verified(service: Service, trained: dict[str, Any]) -> list[dict[str, Any]]:
+def verified(service: Service, trained: dict[str, Any], receiver: Receiver) -> list[dict[str, Any]]:
     """The rows of a verification by one process."""
-    return verify(service, trained)
+    return verify(service, trained, notify={"webhook": receiver.url, "on": [], "when": {"instances": ">= 8"}})
 
 
-def verify(service: Service, trained: dict[str, Any], **parallel: int) -> list[dict[str, Any]]:
+def verify(service: Service, trained: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
     spec = {
         "kind": "verify",
         "model": {"job": trained["id"]},
         "property": {"robustness": {"data": {"source": "digits"}, "count": 8, "eps": 0.01}},
         "method": "crown",
-        "parallel": parallel,
+        **fields,
     }
     job = service.wait(service.submit(spec)["id"])
     assert job["state"] == "succeeded", job
@@ -120,11 +132,26 @@ def test_verification_streams_a_row_per_instance(verified: list[dict[str, Any]])
     assert [row["verdict"] for row in verified].count("verified") >= 4
 
 
+def test_jobs_tell_of_metrics_of_results_and_of_their_ends(
+    service: Service, trained: dict[str, Any], verified: list[dict[str, Any]], receiver: Receiver
+) -> None:
+    eventually(lambda: len(receiver.taken) >= 3)
+    secret = service.http.get("/v1/webhooks/secret").json()["secret"]
+    told = {(each.data.kind, each.type): each.data for each in (verify_event(secret, *it) for it in receiver.taken)}
+    assert set(told) == {("train", "job.metric"), ("train", "job.succeeded"), ("verify", "job.metric")}
+    assert told["train", "job.succeeded"].job == trained["id"]
+    accuracy, instances = told["train", "job.metric"].metric, told["verify", "job.metric"].metric
+    assert accuracy is not None
+    assert (accuracy.name, accuracy.value > 0.2, accuracy.step) == ("eval_accuracy", True, 75)
+    assert instances is not None
+    assert (instances.name, instances.value, instances.step) == ("instances", len(verified), None)
+
+
 @pytest.mark.slow
 def test_a_verification_on_a_mesh_agrees(
     service: Service, trained: dict[str, Any], verified: list[dict[str, Any]]
 ) -> None:
-    for alone, together in zip(verified, verify(service, trained, tp=2), strict=True):
+    for alone, together in zip(verified, verify(service, trained, parallel={"tp": 2}), strict=True):
         assert alone["verdict"] == together["verdict"]
         assert together["lower"] == pytest.approx(alone["lower"], rel=1e-4, abs=1e-4)
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import worker_fleet
 from waiting import LIMIT_S, eventually
-from worker_fleet import HOST, SUPERVISOR, Fleet, processes_of, rank_process
+from worker_fleet import HOST, SHORT_LEASES, SUPERVISOR, Fleet, processes_of, rank_process
 
 from service.jobs.processes import Process
 from service.jobs.records import JobError
@@ -62,7 +62,7 @@ def test_ranks_that_hang_are_given_another_attempt_where_there_is_a_retry(fleet:
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_said_not_to_answer(fleet: Fleet) -> None:
-    ref = fleet.submit("until_told", stall_s=20.0)
+    ref = fleet.submit("until_told", stall_s=8.0)
     fleet.supervise(ref)
     eventually(lambda: fleet.events(ref, "metric"))
     rank_process(ref, 0).send_signal(signal.SIGSTOP)
@@ -123,6 +123,7 @@ def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["told soon"])
 def test_a_cancel_does_not_wait_for_what_nobody_could_read(fleet: Fleet) -> None:
     """Half a TiB of nothing, as an artifact and as an event: the ranks have ended when the cancel comes."""
     ref = fleet.submit("hoarding")

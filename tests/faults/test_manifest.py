@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 from waiting import eventually
-from worker_fleet import Fleet
+from worker_fleet import SHORT_LEASES, Fleet
 
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef
@@ -26,6 +26,7 @@ def looked_at(fleet: Fleet, ref: AttemptRef) -> str:
 
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["told soon"])
 def test_manifest_and_bytes_agree_while_a_job_writes_is_cancelled_and_runs_again(fleet: Fleet) -> None:
     ref = fleet.submit("publishing")
     fleet.supervise(ref)

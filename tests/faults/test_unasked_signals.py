@@ -8,10 +8,11 @@ from typing import Any
 import psutil
 import pytest
 from waiting import eventually
-from worker_fleet import REAL_SUPERVISOR, Fleet, all_gone, processes_of, rank_process, train_spec
+from worker_fleet import REAL_SUPERVISOR, SHORT_LEASES, Fleet, all_gone, processes_of, rank_process, train_spec
 
 from service.jobs.records import AttemptRef
 from service.jobs.spec.verify import VerifySpec
+from service.jobs.store import StoreLimits
 
 pytestmark = pytest.mark.distributed
 
@@ -68,11 +69,11 @@ LOST = {
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("number", "limits"),
     [
-        signal.SIGKILL,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, StoreLimits(lease_s=60.0), id="SIGKILL"),
+        pytest.param(signal.SIGTERM, StoreLimits(lease_s=60.0), id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, SHORT_LEASES, id="SIGINT", marks=pytest.mark.slow),
     ],
 )
 def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, number: signal.Signals) -> None:

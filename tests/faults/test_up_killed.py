@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from local_service import address, belonging_to, part_of, said, up
+from local_service import address, belonging_to, give_way, part_of, said, up
 from waiting import LIMIT_S, eventually
 
 from trivet.client import Client
@@ -32,57 +31,63 @@ def client_of(process: subprocess.Popen[bytes], data: Path) -> Iterator[Client]:
         yield client
 
 
+def kill(process: subprocess.Popen[bytes], data: Path) -> list[psutil.Process]:
+    """End ``trivet up`` alone; return the broker that it leaves."""
+    old = brokers(data)
+    assert len(old) == 1
+    process.kill()
+    process.wait(LIMIT_S)
+    return old
+
+
+@contextmanager
+def taking_over(data: Path, old: list[psutil.Process], port: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The next start, which ends what the last one left."""
+    with up(data, TRIVET_PORT=port) as process:
+        address(process, data)
+        assert "Ended what a killed 'trivet up' left running here" in said(data).read_text()
+        assert len(brokers(data)) == 1
+        assert brokers(data) != old
+        assert len(belonging_to(data, "workers")) == 1
+        yield process
+
+
 def brokers(data: Path) -> list[psutil.Process]:
     return [process for name in ("valkey-server", "redis-server") for process in belonging_to(data, name)]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("next_start", ["same port", "other port", "API dead"])
-def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path, next_start: str) -> None:
+def test_c2_starts_after_kill_9_take_over_and_the_job_ends_once(tmp_path: Path) -> None:
+    """At the port of the killed one; and at another one, whose API was dead before."""
     data = tmp_path / "data"
     with up(data) as process, client_of(process, data) as client:
         url = address(process, data)
-        job = client.submit(TRAIN)
+        job = client.submit({**TRAIN, "steps": 10**6})
         eventually(lambda: client.job(job.id).state == "running")
-        old = brokers(data)
-        assert len(old) == 1
-        if next_start == "API dead":
-            part_of(process, "api").kill()
-        process.kill()
-        process.wait(LIMIT_S)
-    port = "0" if next_start == "other port" else url.rpartition(":")[2]
-    with up(data, TRIVET_PORT=port) as process, client_of(process, data) as client:
-        assert "Ended what a killed 'trivet up' left running here" in said(data).read_text()
-        assert (address(process, data) == url) == (next_start != "other port")
-        assert len(brokers(data)) == 1
-        assert brokers(data) != old
-        assert len(belonging_to(data, "workers")) == 1
-        assert client.wait(job.id, timeout_s=300).state == "succeeded"
-        states = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
-        assert states == ["queued", "starting", "running", "succeeded"]
+        give_way(job.id)
+        old = kill(process, data)
+    with taking_over(data, old, url.rpartition(":")[2]) as process, client_of(process, data) as client:
+        assert address(process, data) == url
+        assert client.job(job.id).attempt == 1
+        short = client.submit(TRAIN)
+        part_of(process, "api").kill()
+        old = kill(process, data)
+    with taking_over(data, old, "0") as process, client_of(process, data) as client:
+        assert address(process, data) != url
+        client.cancel(job.id)
+        for ended, ends in ((job, ["cancelling", "cancelled"]), (short, ["succeeded"])):
+            assert client.wait(ended.id, timeout_s=300).state == ends[-1]
+            states = [event["state"] for event in client.events(ended.id, types=["state"])["items"]]
+            assert states == ["queued", "starting", "running", *ends]
         process.terminate()
         assert process.wait(LIMIT_S) == 0
     eventually(lambda: belonging_to(data) == [])
 
 
 @pytest.mark.waits
-def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with up(data) as process:
-        address(process, data)
-        for part in psutil.Process(process.pid).children():
-            part.suspend()
-        process.kill()
-        process.wait(LIMIT_S)
-    with up(data) as process, client_of(process, data) as client:
-        assert client.is_ready()
-        assert len(brokers(data)) == 1
-        process.terminate()
-        assert process.wait(LIMIT_S) == 0
-    assert belonging_to(data) == []
-
-
-def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else(tmp_path: Path) -> None:
+def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else_and_c2_leftovers_that_hang_are_ended(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
     with up(data) as process, client_of(process, data) as client:
         broker, worker = part_of(process, "valkey-server"), part_of(process, "workers")
@@ -94,6 +99,11 @@ def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else(tmp_path: Pa
         eventually(client.is_ready)
         assert process.poll() is None
         assert (broker.is_running(), worker.is_running()) == (True, True)
-        process.send_signal(signal.SIGTERM)
+        for part in psutil.Process(process.pid).children():
+            part.suspend()
+        old = kill(process, data)
+    with taking_over(data, old, "0") as process, client_of(process, data) as client:
+        assert client.is_ready()
+        process.terminate()
         assert process.wait(LIMIT_S) == 0
     assert belonging_to(data) == []

@@ -104,7 +104,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     engine = cancelling.engine
     plain = NetworkEngine(engine.network, PLAIN) if engine.stages is None else StagesEngine(engine.stages, PLAIN)
     cases = {
-        "verified": (subject, above(4, 1.0, *(most + 0.1 * (most - least)).tolist()), 600.0),
+        "verified": (subject, above(4, 1.0, *(most + 0.2 * (most - least)).tolist()), 600.0),
         "falsified": (subject, above(4, 1.0, *(most - 0.05 * (most - least)).tolist()), 600.0),
         "open": (cancelling, reached, 0.5),
         "wrong": (replace(cancelling, engine=plain), reached, 600.0),

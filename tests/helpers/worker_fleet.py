@@ -170,7 +170,8 @@ class Fleet:
 
 
 SHORT_LEASES = StoreLimits(lease_s=20.0)
-"""For tests that wait for the end of a lease, which no supervisor loses before for want of a core."""
+"""For tests that wait for the end of a lease, which no supervisor loses before for want of a core, or for its renewal,
+by which a supervisor learns of an order."""
 
 
 @pytest.fixture
@@ -243,8 +244,12 @@ def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits, rank_ser
 
 def supervisors_on_host(fleet: Fleet) -> list[psutil.Process]:
     """Those that are entered on the fleet's host and run."""
-    entries = SupervisorRegistry(fleet.data.host(HOST))._entries()
-    return [psutil.Process(entry.supervisor.pid) for _, entry in entries if entry.supervisor.alive]
+    found = []
+    for _, entry in SupervisorRegistry(fleet.data.host(HOST))._entries():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if entry.supervisor.alive:
+                found.append(psutil.Process(entry.supervisor.pid))
+    return found
 
 
 def rank_process(ref: AttemptRef, rank: int) -> psutil.Process:
@@ -274,8 +279,10 @@ def processes_of(ref: AttemptRef) -> list[psutil.Process]:
 
 
 def family(process: Supervisor) -> list[psutil.Process]:
-    """A supervisor's keeper, launcher, ranks and what they started, as of now."""
-    return psutil.Process(process.pid).children(recursive=True)
+    """A supervisor's keeper, launcher, ranks and what they started, as of now; none once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
 
 
 def is_gone(process: psutil.Process) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
@@ -44,12 +45,12 @@ def text(mebibytes: int) -> bytes:
 
 def checks() -> list[psutil.Process]:
     """Processes of checks of this process: children of its fork server."""
-    return [
-        child
-        for server in psutil.Process().children()
-        if "service.jobs.submission.server" in server.cmdline()
-        for child in server.children()
-    ]
+    found = []
+    for server in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, whether or not it was waited for
+            if "service.jobs.submission.server" in server.cmdline():
+                found += server.children()
+    return found
 
 
 @pytest.mark.slow

@@ -75,31 +75,21 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
 
 
 @pytest.mark.slow
-def test_b4_a_second_service_of_a_folder_leaves_the_socket_to_the_first(
+def test_b4_a_second_service_of_a_folder_leaves_the_socket_to_the_first_and_takes_it_over_once_that_was_killed(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
+    monkeypatch.setenv("TRIVET_DATA", str(data))
     with api(data, broker) as (process, log):
         ready(data, process, log)
-        monkeypatch.setenv("TRIVET_DATA", str(data))
         with api(data, broker) as (second, second_log):
             eventually(lambda: b"startup complete" in second_log.read_bytes() or second.poll() is not None)
             assert "another process answers" in second_log.read_text()
             ask()
         ask()
-
-
-@pytest.mark.slow
-def test_b4_a_socket_that_a_killed_service_left_is_taken_over(
-    broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path / "data"
-    with api(data, broker) as (process, log):
-        ready(data, process, log)
         process.kill()
         process.wait()
     assert (data / "api.sock").exists()
-    monkeypatch.setenv("TRIVET_DATA", str(data))
     with pytest.raises(Unreachable, match=r"api\.sock"):
         ask()
     with api(data, broker) as (process, log):

@@ -19,13 +19,14 @@ import pytest
 import typer.core
 import typer.main
 from hostile_service import Hostile, hostile_service
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lanes import examples, first_fast
 from rich.text import Text
 from typer.testing import CliRunner
 
 from service.jobs.kinds.registry import spec_adapter
+from service.jobs.settings import Settings
 from service.jobs.submission.check import check_names
 from service.jobs.text import SafeFormatter, first_control, visible, visible_json
 from trivet.cli.context import job_ids
@@ -40,6 +41,7 @@ MARKUP = [
     "\\[/nosuch]", "[/]", "[/bold]", "[bold", "[link=http://x]y[/link]", ":smile:", "{task}", "{}", "%s", "\\", "\\[",
     "\x1b]0;owned\x07", "\x1b[2J", "\x9b5n", "a\nsucceeded", "\u202egnp.exe", "\ud800", "<b>",
 ]  # fmt: skip
+ALL_AT_ONCE = " ".join([*MARKUP, *sorted(ACTING)])
 TEXTS = st.one_of(
     st.sampled_from(MARKUP),
     st.lists(st.sampled_from([*ACTING, "[", "]", "/", "\\", "{", "}", "a", " ", "é", "漢"]), max_size=12).map("".join),
@@ -121,9 +123,14 @@ def service() -> Iterator[Hostile]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _commands_are_made_once() -> Iterator[None]:
-    """By a process that runs many, which takes longer than most of them."""
-    with patch("typer.testing._get_command", cache(typer.main.get_command)):
+def _commands_and_settings_are_made_once() -> Iterator[None]:
+    """By a process that runs many, all for one service: making them takes longer than most commands."""
+    settings = cache(Settings)
+    with (
+        patch("typer.testing._get_command", cache(typer.main.get_command)),
+        patch("trivet.connection.Settings", settings),
+        patch("trivet.endpoint.Settings", settings),
+    ):
         yield
 
 
@@ -190,8 +197,10 @@ def test_every_command_gets_to_say_what_the_service_says(service: Hostile, folde
 
 
 @EVERY_VARIANT
+@example(text=ALL_AT_ONCE, refusal=None)
+@example(text=ALL_AT_ONCE, refusal=422)
 @given(text=TEXTS, refusal=st.sampled_from([None, None, 401, 409, 422, 500]))
-@settings(max_examples=examples(3, 10), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(1, 3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_command_lets_text_act_or_fails_over_it(
     service: Hostile, folder: Path, words: list[str], text: str, refusal: int | None
 ) -> None:

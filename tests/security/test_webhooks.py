@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from waiting import eventually
 from webhook_receiver import Receiver
 from webhook_service import SPEC, notices
 
+from service.jobs.embedded import EmbeddedBroker
 from service.jobs.events import MetricEvent
 from service.jobs.records import PartOutcome
 from service.jobs.settings import Settings
@@ -26,15 +28,29 @@ from trivet.webhooks import verify
 from workers.supervisor.uploader import Thresholds
 
 
-@pytest.fixture
-def service(broker: str, redis: redis_py.Redis, tmp_path: Path) -> Iterator[Service]:
-    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.0/8")
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of this file's own: its service lives as long as the file's tests."""
+    with EmbeddedBroker.start(tmp_path_factory.mktemp("broker"), fsync="everysec") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    settings = Settings(data=tmp_path_factory.mktemp("data"), redis_url=SecretStr(broker), webhook_allow="127.0.0.0/8")
     with serving(settings) as running:
         yield running
 
 
 @pytest.fixture
-def admin(service: Service) -> Iterator[httpx2.Client]:
+def alone() -> Iterator[str]:
+    """The broker of a test that runs services of its own."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder), fsync="everysec") as server:
+        yield server.url
+
+
+@pytest.fixture
+def admin(service: Service, redis: redis_py.Redis) -> Iterator[httpx2.Client]:
     secret = service.store.keys.create("root", ["admin"])[1]
     with httpx2.Client(base_url=service.url, headers={"Authorization": f"Bearer {secret}"}, timeout=300.0) as client:
         yield client
@@ -236,10 +252,10 @@ def test_a_spec_that_names_an_address_where_nothing_may_be_sent_is_refused(
 
 @pytest.mark.slow
 def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
-    broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
+    alone: str, tmp_path: Path, receiver: Receiver
 ) -> None:
     """Also what one that was killed had taken and not sent."""
-    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.1")
+    settings = Settings(data=tmp_path, redis_url=SecretStr(alone), webhook_allow="127.0.0.1")
     with serving(settings) as first:
         with first.client("ada") as ada:
             job = ada.post("/v1/jobs", json=SPEC).json()["id"]
@@ -250,22 +266,22 @@ def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
     assert store.webhooks.make_deliveries(10) == 1
     assert [each.delivery.event.data.job for each in store.webhooks.due(10)] == [job]
     assert store.webhooks.due(10) == []
-    make_due(redis)
+    with redis_py.Redis.from_url(alone) as redis:
+        make_due(redis)
     with serving(settings):
         headers, body = eventually(lambda: receiver.taken and receiver.taken[0])
     assert verify(secret, headers, body).data.job == job
 
 
 @pytest.mark.slow
-def test_two_processes_send_each_delivery_once(
-    broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
-) -> None:
-    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.1")
+def test_two_processes_send_each_delivery_once(alone: str, tmp_path: Path, receiver: Receiver) -> None:
+    settings = Settings(data=tmp_path, redis_url=SecretStr(alone), webhook_allow="127.0.0.1")
     with serving(settings) as one, serving(settings):
         one.store.webhooks.create(receiver.url, ["queued"], [], project=None, by="root")
         with one.client("ada") as ada:
             jobs = {ada.post("/v1/jobs", json=SPEC).json()["id"] for _ in range(20)}
-        eventually(lambda: len(receiver.taken) >= 20 and redis.zcard(WEBHOOK_DUE()) == 0)
+        with redis_py.Redis.from_url(alone) as redis:
+            eventually(lambda: len(receiver.taken) >= 20 and redis.zcard(WEBHOOK_DUE()) == 0)
     assert sorted(told_by(body)[1] for _, body in receiver.taken) == sorted(jobs)
 
 

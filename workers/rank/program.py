@@ -160,25 +160,25 @@ class Control:
         self._until = math.inf
         self._terminated = terminated
         self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._connection, selectors.EVENT_READ, self._hear)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._be_signalled)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: None)
         os.register_at_fork(after_in_child=_let_go)
         threading.Thread(target=self._listen, name="trivet-control", daemon=True).start()
 
     def _listen(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ, self._hear)
-            selector.register(self._signals, selectors.EVENT_READ, self._be_signalled)
-            while True:
-                wait = None if math.isinf(self._until) else max(0.0, self._until - uptime())
-                # The lease may have been extended while this process could not run, and Python does not look again
-                # after an interrupted wait: bytes that have come are read first.
-                ready = selector.select(wait) or selector.select(0)
-                for key, _ in ready:
-                    if not key.data():
-                        selector.unregister(key.fileobj)
-                if not ready and uptime() >= self._until:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            wait = None if math.isinf(self._until) else max(0.0, self._until - uptime())
+            # The lease may have been extended while this process could not run, and Python does not look again
+            # after an interrupted wait: bytes that have come are read first.
+            ready = self._selector.select(wait) or self._selector.select(0)
+            for key, _ in ready:
+                if not key.data():
+                    self._selector.unregister(key.fileobj)
+            if not ready and uptime() >= self._until:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _hear(self) -> bool:
         """Handle the supervisor's messages; return False once it has hung up. Then its keeper ends this rank,

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from workers import forks
-from workers.linux import present_as, use_large_pages
+from workers.linux import die_with_parent, present_as, use_large_pages
 from workers.supervisor.image import ImportedImage
 
 READY = b"ready"
@@ -46,6 +46,7 @@ class ForkServer:
         """Import everything, then fork a supervisor for each connection that the agent passes. Return 0 when
         the agent hangs up or the disk has changed, 1 if this process cannot be forked.
         """
+        die_with_parent()  # the imports take seconds, in which nothing is read
         image = ImportedImage.before_imports()
         environment = _import(preload=self._preload)
         image.take()

@@ -28,8 +28,9 @@ _PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
 
 
-def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
-    """Answer the requests of ``connection``, one after another, and exit once it is closed or a request has failed.
+def answer(connection: socket.socket, limits: CheckLimits, server: int) -> NoReturn:
+    """Answer the requests of ``connection``, one after another, and exit once it is closed, a request has failed or
+    the process ``server``, whose fork this is, has ended.
 
     An answer consists of lines: ``opening`` with the id of each file that is read, then ``answer`` with JSON,
     or ``failed`` with a traceback as JSON. All requests share the limits; the first that is
@@ -43,6 +44,7 @@ def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
         writer.flush()
 
     try:
+        end_with(server)
         _confine(limits)
         while (text := _read(reader)) is not None:
             request = request_adapter.validate_json(text)
@@ -65,6 +67,13 @@ def _read(stream: IO[bytes]) -> bytes | None:
     return stream.read(length)
 
 
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end now if that has already happened."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _confine(limits: CheckLimits) -> None:
     """Limit this process's further memory, its processor time and its open files. It cannot write files."""
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
@@ -76,4 +85,3 @@ def _confine(limits: CheckLimits) -> None:
     ):
         resource.setrlimit(kind, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s + 1))
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass, field
 
 from service.jobs.records import FrozenModel
-from service.jobs.submission.confined import answer
+from service.jobs.submission.confined import answer, end_with
 from service.jobs.submission.request import CheckLimits
 
 LARGEST_MESSAGE = 4096
@@ -87,12 +87,13 @@ class _CheckForks:
                     os.kill(process, signal.SIGKILL)
 
     def _begin(self, number: int, limits: CheckLimits, connection: socket.socket) -> None:
+        server = os.getpid()
         process = os.fork()
         if process == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            answer(connection, limits)
+            answer(connection, limits, server)
         self.running[process] = number
 
     def _reap(self) -> None:
@@ -111,6 +112,7 @@ class _CheckForks:
 
 def main(descriptor: int) -> None:
     """Serve the control socket ``descriptor``."""
+    end_with(os.getppid())  # the import takes seconds, in which the control socket is not read
     import onnx  # noqa: F401, PLC0415 - what a check would import is imported before the first fork
 
     ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)

@@ -61,26 +61,31 @@ def bounding(mesh: Mesh, module: nn.Module, shape: tuple[int, ...], radius: floa
 
 
 def taken() -> dict[str, dict[str, list[float]]]:
-    """On two ranks and in one process: bytes at most, and of the largest tensor where rows go in parts."""
+    """On two ranks and in one process: bytes at most, and of the largest tensor where rows go in parts.
+
+    What one process takes is asked on the first rank only.
+    """
     distributed.start("cpu")
     single, mesh = plan(ParallelSpec()), build_mesh(ParallelSpec(tp=2), "cpu")
     found: dict[str, dict[str, list[float]]] = {}
     for make, radius in ((mlp, 1.0), (transformer, 1e-3)):
-        ways = [bounding(each, *make(each), radius) for each in (mesh, single)]
-        found[make.__name__] = {
-            # Gloo's thread may let go of a buffer late: the least of three runs.
-            "most": [min(peak_bytes(partial(bound, BoundOptions())) for _ in range(3)) for bound in ways],
-            "largest": [largest_bytes(partial(bound, BoundOptions(elements=LIMIT))) for bound in ways],
-        }
+        places = (mesh, single) if mesh.tp.rank == 0 else (mesh,)
+        ways = [bounding(each, *make(each), radius) for each in places]
+        # Gloo's thread may let go of a buffer late: the least of five runs.
+        most = [min(peak_bytes(partial(ways[0], BoundOptions())) for _ in range(5))]
+        found[make.__name__] = {"most": most + [peak_bytes(partial(way, BoundOptions())) for way in ways[1:]]}
+        if make is mlp:
+            found["mlp"]["largest"] = [largest_bytes(partial(way, BoundOptions(elements=LIMIT))) for way in ways]
     distributed.stop()
     return found
 
 
 @pytest.mark.slow(30)
 def test_two_ranks_take_half_each_and_each_up_to_its_own_limit(torchrun: Any) -> None:
-    for found in torchrun(taken, 2):
-        for on_a_mesh, alone in (model["most"] for model in found.values()):
-            assert on_a_mesh <= 0.55 * alone
+    first, second = torchrun(taken, 2)
+    for name, (on_a_mesh, alone) in ((name, model["most"]) for name, model in first.items()):
+        assert max(on_a_mesh, *second[name]["most"]) <= 0.55 * alone
+    for found in (first, second):
         # The limit is of a rank's own tensors: each takes as much as one process does.
         for largest in found["mlp"]["largest"]:
             assert 0.9 * LIMIT <= largest / 4 <= LIMIT

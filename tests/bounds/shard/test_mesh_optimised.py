@@ -50,7 +50,7 @@ def _lower(network: Any, box: Any, method: str) -> Any:
     from service.bounds.methods import BoundOptions
     from service.bounds.optimise import Ascent
 
-    return output_bounds(network, box, method, BoundOptions(ascent=Ascent(iterations=8))).lower
+    return output_bounds(network, box, method, BoundOptions(ascent=Ascent(iterations=5))).lower
 
 
 def _least(setting: dict[str, Any]) -> Any:
@@ -78,7 +78,10 @@ def _nothing(self: Any, name: str, parameter: Any) -> None:
 
 
 def optimise() -> dict[str, dict[str, float]]:
-    """Differences to one process, how far bounds lie above samples, and the same under each mistake."""
+    """Differences to one process, how far bounds lie above samples, and the same under each mistake.
+
+    Mistakes are tried on four ranks and with fixed intermediate bounds: all of them have to do with the rows' gradient.
+    """
     import torch
 
     from service.bounds.methods import layers
@@ -103,6 +106,8 @@ def optimise() -> dict[str, dict[str, float]]:
         least, plain = _least(setting), _lower(setting["whole"], setting["box"], "crown")
         right = {method: _lower(setting["whole"], setting["box"], method) for method in METHODS}
         for (mistake, patches), method in product(mistakes.items(), METHODS):
+            if not mistake.startswith("none") and (ranks, method) != (4, METHODS[1]):
+                continue
             with ExitStack() as stack:
                 for each in patches:
                     stack.enter_context(each)
@@ -119,7 +124,7 @@ def optimise() -> dict[str, dict[str, float]]:
 
 def test_optimised_bounds_need_the_adjoint_collectives(torchrun: Any) -> None:
     for result in torchrun(optimise, 4):
-        assert len(result) == 20
+        assert len(result) == 2 * 2 * len(METHODS) + 3
         for name, found in result.items():
             if name.startswith("none"):
                 assert found["difference"] <= 1e-10, name

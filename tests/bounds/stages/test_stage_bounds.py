@@ -11,11 +11,13 @@ pytestmark = pytest.mark.distributed
 
 METHODS_TRIED = ("ibp", "crown-ibp", "crown", "alpha-crown", "alpha-crown (fixed intermediate bounds)")
 HIDDEN = {"whole values between stages": [16, 12, 20, 12, 8], "shards between stages": [16, 12, 20, 12, 16, 8]}
-MESHES = [{"pp": 4}, {"pp": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}]
+WHOLE, SHARDS = HIDDEN
+CASES = [({"pp": 4}, [WHOLE]), ({"pp": 2, "tp": 2}, [WHOLE, SHARDS]), ({"pp": 2, "dp_shard": 2}, [WHOLE])]
+"""Meshes with their networks: without tensor-parallel ranks, both networks would be cut at whole values."""
 CLOSE = 1e-10
 
 
-def compare(meshes: list[dict[str, int]], networks: list[str]) -> dict[str, dict[str, float]]:
+def compare(cases: list[tuple[dict[str, int], list[str]]]) -> dict[str, dict[str, float]]:
     """Differences to one process by cut, mesh and method; how much depth matters; the model's own outputs."""
     import torch
     from nets import box_around, output_bounds
@@ -31,9 +33,9 @@ def compare(meshes: list[dict[str, int]], networks: list[str]) -> dict[str, dict
     from service.parallel.mesh import build as build_mesh
 
     device = distributed.start("cpu")
-    options = BoundOptions(elements=20000, ascent=Ascent(iterations=6))
+    options = BoundOptions(elements=20000, ascent=Ascent(iterations=4))
     found = {}
-    for degrees in meshes:
+    for degrees, networks in cases:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line = StageLink(mesh, device)
         for name in networks:
@@ -51,7 +53,7 @@ def compare(meshes: list[dict[str, int]], networks: list[str]) -> dict[str, dict
             for method in METHODS:
                 with torch.no_grad():
                     analysis = staged.method(METHODS[method])(staged.network, box, options)
-                    bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(4, dim=1)], dim=1)
+                    bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(6, dim=1)], dim=1)
                 case[f"sum of {method}"] = float(bounds.sum())
                 if whole is None:
                     continue
@@ -73,16 +75,14 @@ def compare(meshes: list[dict[str, int]], networks: list[str]) -> dict[str, dict
 
 
 @pytest.mark.parametrize(
-    ("meshes", "networks"),
-    [([{"pp": 2}], list(HIDDEN)[:1]), pytest.param(MESHES, list(HIDDEN), marks=pytest.mark.slow)],
+    "cases",
+    [pytest.param([({"pp": 2}, [WHOLE])], id="two stages"), pytest.param(CASES, marks=pytest.mark.slow, id="all")],
 )
-def test_stages_find_the_bounds_of_one_process(
-    torchrun: Any, meshes: list[dict[str, int]], networks: list[str]
-) -> None:
-    ranks = prod(meshes[0].values())
-    results = torchrun(compare, ranks, meshes=meshes, networks=networks)
+def test_stages_find_the_bounds_of_one_process(torchrun: Any, cases: list[tuple[dict[str, int], list[str]]]) -> None:
+    ranks = prod(cases[0][0].values())
+    results = torchrun(compare, ranks, cases=cases)
     last = results[-1]
-    assert len(last) == len(networks) * len(meshes)
+    assert len(last) == sum(len(networks) for _, networks in cases)
     for name, found in last.items():
         assert found["width of crown-ibp"] > 2 * found["width of crown"], "depth was not tested"
         assert found["width of alpha-crown"] < 0.99 * found["width of crown"], "nothing was optimised"
@@ -93,4 +93,4 @@ def test_stages_find_the_bounds_of_one_process(
         for result in results:
             assert result[name]["model"] <= CLOSE
             assert result[name]["gradient"] <= CLOSE
-    assert any(found["own"] for found in last.values()) == (meshes is MESHES), "where a stage begins with shards"
+    assert any(found["own"] for found in last.values()) == (cases is CASES), "where a stage begins with shards"

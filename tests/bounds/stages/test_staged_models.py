@@ -124,10 +124,11 @@ def compare() -> dict[str, dict[str, float]]:
         line = StageLink(mesh, device)
         names = ["tangled", "images"] if "tp" in degrees else list(graphs())
         found |= {f"{name} on {degrees}": case for name, case in _of_graphs(mesh, line, names).items()}
-        # Of three tokens each of two tensor-parallel ranks has all, of four it has two.
-        for sequence in (4, 3) if "tp" in degrees else (4,):
-            found[f"transformer of {sequence} on {degrees}"] = _of_transformer(mesh, line, sequence)
-        if "tp" not in degrees:
+        if "tp" in degrees:
+            # Each of two ranks has two of four tokens. To capture layers takes long: stages in the middle are shown by
+            # the graphs, and values that both ranks have whole by test_stage_bounds and test_transformer_bounds.
+            found[f"transformer on {degrees}"] = _of_transformer(mesh, line, 4)
+        else:
             found["convnet"] = _of_convnet(mesh, line)
             for dtype in (torch.float32, torch.float64):
                 found[f"deep {str(dtype).removeprefix('torch.')}"] = _of_deep(mesh, line, dtype)
@@ -161,8 +162,7 @@ def _of_transformer(mesh: Any, line: Any, sequence: int) -> dict[str, float]:
     x = embedded(whole, tokens(sequence))
     staged = prepare_stages(rest, (sequence, 8), mesh.tp, line)
     model = InStages(rest, line)(x)
-    methods = ("crown", FIXED) if mesh.tp.size > 1 else ("crown",)
-    found = _differences(staged, lambda: prepare(AfterEmbedding(whole, sequence), (sequence, 8)), x, 1e-4, methods)
+    found = _differences(staged, lambda: prepare(AfterEmbedding(whole, sequence), (sequence, 8)), x, 1e-4)
     return {**found, "model": float((model - whole(tokens(sequence))[:, -1]).abs().max())}
 
 
@@ -202,10 +202,15 @@ def _of_deep(mesh: Any, line: Any, dtype: torch.dtype) -> dict[str, float]:
 FIXED = "alpha-crown (fixed intermediate bounds)"
 
 
+def is_last_rank(staged: Any) -> bool:
+    axis = staged.network.tp_group.axis
+    return bool(staged.line.is_last) and axis.rank == axis.size - 1
+
+
 def _differences(
     staged: Any, whole: Callable[[], Any], x: Tensor, eps: float, methods: tuple[str, ...] = ("crown", FIXED)
 ) -> dict[str, float]:
-    """On the last stage, which alone makes the network whole; elsewhere 0."""
+    """On the last rank, which alone makes the network whole; elsewhere sums, which all ranks have in common."""
     from nets import box_around, output_bounds
 
     from service.bounds.methods import METHODS, BoundOptions
@@ -213,11 +218,12 @@ def _differences(
 
     options, box, found = BoundOptions(ascent=Ascent(iterations=3)), box_around(x, eps), {}
     identity = torch.eye(staged.outputs, dtype=x.dtype)
-    network = whole() if staged.line.is_last else None
+    network = whole() if is_last_rank(staged) else None
     for method in methods:
         with torch.no_grad():
             analysis = staged.method(METHODS[method])(staged.network, box, options)
             bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
+        found[f"sum of {method}"] = float(bounds.sum())
         if network is not None:
             right = output_bounds(network, box, method, options)
             expected = torch.cat([right.lower, -right.upper], dim=1)
@@ -232,12 +238,15 @@ def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
     results = torchrun(compare, 4)
     for name in results[3]:
         for result in results:
-            differences = {case: value for case, value in result[name].items() if "width" not in case}
+            differences = {case: value for case, value in result[name].items() if " of " not in case}
             close = CLOSE["float32"] if "float32" in name else CLOSE["float64"]
             assert all(value <= close for value in differences.values()), (name, differences)
+            for case, value in result[name].items():
+                if case.startswith("sum of"):
+                    assert value == pytest.approx(results[3][name][case], rel=1e-12), (name, case)
     deep = results[3]["deep float64"]
     assert deep["width of crown-ibp"] > 10 * deep["width of crown"] > 10.1 * deep["width of alpha-crown"]
-    assert len(results[3]) == 12
+    assert len(results[3]) == 10
 
 
 def real(folder: str) -> dict[str, dict[str, float]]:
@@ -251,15 +260,13 @@ def real(folder: str) -> dict[str, dict[str, float]]:
     device = distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(pp=2), "cpu")
     line, found = StageLink(mesh, device), {}
-    for depth in (4, 6):
-        (file,) = Path(folder).rglob(f"*256x{depth}.onnx*")
-        module = load(gzip.decompress(file.read_bytes()))
-        for dtype in (torch.float32, torch.float64):
-            graph = capture(module.to(dtype), (784,))
-            x = torch.rand(1, 784, generator=torch.Generator().manual_seed(0), dtype=dtype)
-            staged = divide_into_stages(graph, mesh.tp, line)
-            name = f"{depth} {str(dtype).removeprefix('torch.')}"
-            found[name] = _differences(staged, lambda g=graph: from_graph(g), x, 0.02, ("crown", FIXED))
+    (file,) = Path(folder).rglob("*256x6.onnx*")
+    module = load(gzip.decompress(file.read_bytes()))
+    for dtype in (torch.float32, torch.float64):
+        graph = capture(module.to(dtype), (784,))
+        x = torch.rand(1, 784, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        staged, name = divide_into_stages(graph, mesh.tp, line), str(dtype).removeprefix("torch.")
+        found[name] = _differences(staged, lambda g=graph: from_graph(g), x, 0.02, ("crown", FIXED))
     distributed.stop()
     return found
 
@@ -267,12 +274,12 @@ def real(folder: str) -> dict[str, dict[str, float]]:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_real_deep_network_has_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
-    """mnist_fc 256x4 and 256x6, where interval bounds in place of intermediate ones would be off by hundreds."""
+    """mnist_fc 256x6, where interval bounds in place of intermediate ones would be off by hundreds."""
     folder = parity.parent / "vnncomp" / "mnist_fc"
     if not folder.is_dir():
         pytest.skip("the networks of mnist_fc are not on this machine; they are not part of the repository")
     found = torchrun(real, 2, folder=str(folder))[1]
-    assert len(found) == 4
+    assert found.keys() == CLOSE.keys()
     for name, case in found.items():
         for method in ("crown", FIXED):
-            assert case[method] <= CLOSE[name.split()[1]], (name, method)
+            assert case[method] <= CLOSE[name], (name, method)

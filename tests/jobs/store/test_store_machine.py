@@ -263,7 +263,7 @@ class StoreMachine(StoreWorld):
         self.promises_hold()
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.slow)])
 def test_promises_hold_under_any_order_of_calls(broker: str, redis: redis_py.Redis, examples: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_state_machine_as_test(  # type: ignore[no-untyped-call]

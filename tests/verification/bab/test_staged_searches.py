@@ -28,7 +28,7 @@ from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import SearchGroup
-from service.verification.bab.settings import OptimiserSettings, SearchSettings
+from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
 from service.verification.bab.specification import specifications
 from service.verification.bab.time_plan import TimePlan
 from service.verification.engine import NetworkEngine, StagesEngine
@@ -41,8 +41,13 @@ MESHES = [{"pp": 4}, {"pp": 2, "dp_shard": 2}, {"pp": 2, "tp": 2}]
 EPS = 0.1
 
 CONFIG = MlpConfig(in_features=70, hidden=(8, 8, 8, 8), out_features=2)
-PATIENT = SearchSettings(time=TimePlan(quick_seconds=1e9, quick_share=1e9))
-"""One process would tighten what its domains share when it has searched for long, on a busy host at once."""
+PATIENT = SearchSettings(
+    time=TimePlan(quick_seconds=1e9, quick_share=1e9),
+    activations=ActivationSearchSettings(from_scratch=OptimiserSettings(20, slope_step=0.1)),
+)
+"""One process would tighten what its domains share when it has searched for long, on a busy host at once. A step goes
+through all stages, so there are few.
+"""
 
 
 def built(mesh: Mesh | None) -> torch.nn.Module:
@@ -102,9 +107,9 @@ def decisions(meshes: list[dict[str, int]]) -> dict[str, dict[str, Any]]:
         }
         if line.is_last and degrees == meshes[0]:
             subjects["one process"] = asked.whole
-        for place, subject in subjects.items():
-            margins = domain_margins(subject, asked.query(asked.most))
-            found.setdefault(f"domains on {degrees}", {})[place] = margins
+        if mesh.tp.size == 1:  # tensor-parallel ranks have other numbers for the same entries
+            margins = {place: domain_margins(each, asked.query(asked.most)) for place, each in subjects.items()}
+            found[f"domains on {degrees}"] = margins
         for share, (place, subject) in ((share, each) for share in SHARES for each in subjects.items()):
             limit = asked.limit(SHARES[share])
             decision = decide(replace(subject, settings=PATIENT), asked.query(limit), CROWN, 60.0, restarts=0)
@@ -146,11 +151,11 @@ def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]
 def test_stages_decide_what_one_process_decides(torchrun: Any, meshes: list[dict[str, int]]) -> None:
     results = torchrun(decisions, prod(meshes[0].values()), meshes=meshes)
     last = results[-1]
-    assert len(last) == (len(SHARES) + 1) * len(meshes)
-    bounded = [last.pop(f"domains on {degrees}") for degrees in meshes]
+    bounded = [last.pop(f"domains on {degrees}") for degrees in meshes if "tp" not in degrees]
+    assert len(last) == len(SHARES) * len(meshes)
     expected = bounded[0]["one process"]
     assert len(set(expected)) > 6, "splits make a difference"
-    for margins in bounded[:2]:  # tensor-parallel ranks have other numbers for the same entries
+    for margins in bounded:
         assert margins["stages"] == pytest.approx(expected, rel=1e-8)
     for name, case in last.items():
         verdict, means, domains = case["stages"]

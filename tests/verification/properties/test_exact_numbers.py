@@ -163,7 +163,7 @@ def affine(kind: str, index: int) -> ModelUnderVerification:
     return subject(linear(weights[index]), 2, dtype, rigorous=rigorous)
 
 
-@settings(max_examples=examples(4, 40), deadline=None)
+@settings(max_examples=examples(4, 20), deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", slow_but_for(KINDS, "rigorous"))
 def test_no_verdict_contradicts_the_exact_one(kind: str, data: st.DataObject) -> None:

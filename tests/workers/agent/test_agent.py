@@ -34,22 +34,23 @@ def release(fleet: Fleet, ref: AttemptRef) -> None:
     (fleet.data.job(ref.job_id).root / "go").touch()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_restarting_the_worker_touches_no_running_job_and_c10_undoes_no_drain(
-    fleet: Fleet, worker: Worker, how: signal.Signals
-) -> None:
+def test_restarting_the_worker_touches_no_running_job_and_c10_undoes_no_drain(fleet: Fleet, worker: Worker) -> None:
+    """However it ended."""
     ref = submit(fleet, "until_told")
     eventually(lambda: fleet.events(ref, "metric"))
     fleet.store.hosts.drain(HOST)
     before = {process.pid for process in processes_of(ref)}
-    worker.end(how)
-    seen_at = fleet.store.hosts.list()[0].seen_at
-    worker.start()
-    host = eventually(lambda: (now := fleet.store.hosts.list()[0]).alive and now.seen_at != seen_at and now)
-    assert host.draining
-    reached = max(event["step"] for event in fleet.events(ref, "metric"))
-    eventually(lambda: max(event["step"] for event in fleet.events(ref, "metric")) > reached + 10)
-    assert {process.pid for process in processes_of(ref)} == before
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        worker.end(how)
+        seen_at = fleet.store.hosts.list()[0].seen_at
+        worker.start()
+        host = eventually(
+            lambda seen_at=seen_at: (now := fleet.store.hosts.list()[0]).alive and now.seen_at != seen_at and now
+        )
+        assert host.draining
+        reached = max(event["step"] for event in fleet.events(ref, "metric"))
+        eventually(lambda reached=reached: max(event["step"] for event in fleet.events(ref, "metric")) > reached + 10)
+        assert {process.pid for process in processes_of(ref)} == before
     follower = submit(fleet, "nothing")
     assert fleet.store.attempts.place() == []
     release(fleet, ref)
@@ -63,7 +64,7 @@ def test_restarting_the_worker_touches_no_running_job_and_c10_undoes_no_drain(
 
 def test_a_worker_that_stops_its_jobs_gives_them_back_to_the_queue(fleet: Fleet, tmp_path: Path) -> None:
     """As a container does, whose end would kill them: no retry and no lost attempt is used."""
-    worker = Worker(fleet, tmp_path / "agent.log", TRIVET_STOP_JOBS="true")
+    worker = Worker(fleet, tmp_path / "agent.log", TRIVET_STOP_JOBS="true", TRIVET_STOP_GRACE_S="3")
     ref = submit(fleet, "until_told")
     eventually(lambda: fleet.events(ref, "metric"))
     assert worker.end() == 0, worker.said()
@@ -79,34 +80,25 @@ def test_a_worker_that_stops_its_jobs_gives_them_back_to_the_queue(fleet: Fleet,
     worker.end()
 
 
-def test_a_worker_tells_what_its_host_has_and_leaves_no_process(fleet: Fleet, worker: Worker) -> None:
+def test_a_worker_tells_what_its_host_has_ends_what_is_not_current_and_leaves_no_process(
+    fleet: Fleet, worker: Worker
+) -> None:
+    """A launch message that comes again changes nothing. A supervisor that is stopped cannot notice that it lost its
+    lease: its worker ends it.
+    """
     (host,) = eventually(fleet.store.hosts.list)
     assert (host.name, host.cpu_slots, host.free["cpu"]) == (HOST, 4, (0, 1, 2, 3))
     assert set(host.versions) == {"trivet", "torch", "python"}
-    below = psutil.Process(worker.process.pid).children(recursive=True)
-    assert worker.end() == 0, worker.said()
-    eventually(lambda: not any(process.is_running() for process in below))
-    assert fleet.store.hosts.list() == []
-
-
-def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker) -> None:
-    ref = submit(fleet, "until_told")
-    eventually(lambda: fleet.events(ref, "metric"))
+    ref = submit(fleet, "endless")
+    eventually(lambda: fleet.printed(ref, "working"))
+    (supervisor,) = supervisors_on_host(fleet)
     dispatcher = Dispatcher(create_app(fleet.url))
     for _ in range(3):
         dispatcher.send(ref)
     follower = submit(fleet, "nothing")
     assert fleet.ended(follower).state == "succeeded"
-    release(fleet, ref)
-    assert fleet.ended(ref).state == "succeeded"
-    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
-
-
-def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, worker: Worker) -> None:
-    """A supervisor that is stopped cannot notice that it lost its lease: its worker ends it."""
-    ref = submit(fleet, "endless")
-    eventually(lambda: fleet.printed(ref, "working"))
-    (supervisor,) = supervisors_on_host(fleet)
+    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running"]
+    eventually(lambda: supervisors_on_host(fleet) == [supervisor])
     supervisor.suspend()
     fleet.expire_lease(ref)
     eventually(lambda: fleet.job(ref).attempt == 2)
@@ -114,3 +106,7 @@ def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, 
     assert fleet.ended(ref).state == "cancelled"
     eventually(lambda: processes_of(ref) == [])
     eventually(lambda: fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3))
+    below = psutil.Process(worker.process.pid).children(recursive=True)
+    assert worker.end() == 0, worker.said()
+    eventually(lambda: not any(process.is_running() for process in below))
+    assert fleet.store.hosts.list() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from ast import literal_eval
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from waiting import eventually
-from worker_fleet import SUPERVISOR, Fleet, processes_of, supervisors_on_host
+from worker_fleet import SUPERVISOR, Fleet, is_gone, processes_of, supervisors_on_host
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
@@ -200,3 +201,29 @@ def test_the_server_ends_with_its_agent(forks: Supervisors) -> None:
     parent = server(forks)
     os.close(forks._server._control.detach())  # type: ignore[union-attr]
     eventually(lambda: not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE)
+
+
+AGENT = """
+import sys
+from pathlib import Path
+from workers.agent.supervisors import Supervisors
+
+command = [sys.executable, "-m", "workers.supervisor"]
+supervisors = Supervisors(command, Path(sys.argv[1]), forks=True, restart_after_s=0)
+supervisors.tend()
+print(supervisors._server._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_server_whose_agent_is_killed_imports_nothing_more(log: Path) -> None:
+    """It is stopped, so that it cannot see by itself that its agent has gone."""
+    command = [sys.executable, "-c", AGENT, str(log)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        importing = psutil.Process(int(agent.stdout.readline()))
+        eventually(lambda: "libtorch" in Path(f"/proc/{importing.pid}/maps").read_text())
+        importing.send_signal(signal.SIGSTOP)
+        agent.kill()
+    eventually(lambda: is_gone(importing))

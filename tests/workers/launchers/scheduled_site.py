@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from local_service import give_way
 from waiting import LIMIT_S, eventually
 from worker_fleet import MortalBroker, train_spec
 
@@ -113,8 +114,9 @@ class Site:
         return [item.event for item in page.items]
 
     def works(self, job: Job) -> None:
-        """Its ranks have taken steps."""
+        """Its ranks have taken steps; they leave the processors to others from now on."""
         eventually(lambda: self.events(job, "metric"), within_s=2 * LIMIT_S)
+        give_way(job.id)
 
     def said(self) -> str:
         printed = [path.read_text() for path in self._data.launcher(self._launcher).glob("*.log")]

@@ -194,7 +194,7 @@ class TestWithPods:
     def test_a_preempted_job_goes_on_from_its_checkpoint_in_a_job_of_its_own(
         self, site: Site, pods_cluster: FakeKubernetes
     ) -> None:
-        job = site.submit("endless", 2, steps=10**6, checkpoint={"every": 10**6})
+        job = site.submit("endless", 1, steps=10**6, checkpoint={"every": 10**6})
         (first,) = eventually(pods_cluster.names)
         pods_cluster.admit(first)
         site.works(job)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 from waiting import LIMIT_S, eventually
-from worker_fleet import Fleet, all_gone, family
+from worker_fleet import SHORT_LEASES, Fleet, all_gone, family
 
 from service.jobs.supervisor_registry import SupervisorRegistry
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["told soon"])
 def test_a_stopped_keeper_does_not_hold_up_a_cancel(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
-    supervisor = fleet.supervise(ref)
+    supervisor = fleet.supervise(ref, grace_s=2.0)
     eventually(lambda: fleet.printed(ref, "working"))
     started = family(supervisor)
     keeper = started[0]

@@ -1,4 +1,6 @@
-"""A package of the operator's changes under a running service: no job runs what was imported before."""
+"""A service that has been up for a while: its jobs are forks of a process that waits for work. Each may generate code,
+and none runs what was imported before a package of the operator's changed.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,18 @@ def write(folder: Path, name: str, value: int, first: str = "") -> None:
     (folder / f"{name}_runner.py").write_text(RUNS.format(value=value, first=first))
 
 
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    folder = tmp_path / "packages"
+CHECK = {
+    "kind": "compile",
+    "model": {"family": "mlp", "in_features": 8, "hidden": [8], "out_features": 2},
+    "modes": ["eager", "inductor"],
+    "phases": ["inference"],
+    "shapes": [4],
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("operators") / "packages"
     folder.mkdir()
     write(folder, "steady", 1)
     write(folder, "restless", 1, STARTS_A_THREAD)
@@ -54,10 +65,10 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def service(tmp_path: Path, packages: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def service(packages: Path) -> Iterator[Service]:
     path = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH", "")]))
-    running = start(tmp_path / "data", PYTHONPATH=path, TRIVET_WARM_SUPERVISORS="1")
+    running = start(packages.parent / "data", PYTHONPATH=path, TRIVET_WARM_SUPERVISORS="1")
     yield running
     stop(running)
 
@@ -75,6 +86,14 @@ def forked(service: Service, kind: str) -> dict[str, Any]:
         return result if can_fork(service) and (result := result_of(service, kind))["forked"] else None
 
     return eventually(found, LIMIT_S)
+
+
+def test_every_job_may_generate_code_not_only_the_first(service: Service) -> None:
+    eventually(lambda: can_fork(service))
+    for _ in range(2):
+        job = service.wait(service.submit(CHECK)["id"])
+        assert job["state"] == "succeeded", job
+        assert job["result"]["verdicts"] == {"pass": 2}, job["result"]
 
 
 def test_a_job_after_a_change_runs_what_is_there_now(service: Service, packages: Path) -> None:
