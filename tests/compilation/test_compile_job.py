@@ -130,7 +130,11 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
     with empty_caches():
         counters.clear()
         trained = train(
-            data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED, gate_artifacts=manifest(data)
+            data.root,
+            {**work, "compile": {"train": True, "gate": JOB}},
+            job_id=TRAINED,
+            test_samples=16,
+            gate_artifacts=manifest(data),
         )
         assert f"rank 0: compiled code of {JOB} loaded" in trained["logs"]
         found = counters["inductor"]
@@ -277,11 +281,11 @@ def test_what_was_kept_damaged_is_compiled_again(data: DataLayout) -> None:
     (folder / "report.json").write_text(json.dumps({"gate": opened}))
     work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
     chosen = {**work, "compile": {"train": True, "gate": JOB}}
-    trained = train(data.root, chosen, job_id=TRAINED, gate_artifacts=manifest(data))
+    trained = train(data.root, chosen, job_id=TRAINED, test_samples=16, gate_artifacts=manifest(data))
     assert len(trained["loss"]) == 2
     assert f"rank 0: compiled code of {JOB} not usable: it is damaged, and compiled again" in trained["logs"]
     (folder / COMPILE_CACHE / cache_file("train", "aot_eager", 0)).unlink()
-    trained = train(data.root, chosen, job_id=TRAINED)
+    trained = train(data.root, chosen, job_id=TRAINED, test_samples=16)
     told = f"rank 0: compiled code of {JOB} not usable: none was kept for this rank in aot_eager"
     assert any(line.startswith(told) for line in trained["logs"])
 

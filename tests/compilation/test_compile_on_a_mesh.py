@@ -74,15 +74,21 @@ def climb_all(models: list[dict[str, Any]], folder: str) -> Any:
 
 
 def verdict_of_one_failing_rank() -> Any:
+    from functools import partial
+
     import torch
     import torch.distributed as dist
     from torch import nn
 
+    from service.compilation import ladder
     from service.compilation.ladder import climb
     from service.compilation.program.model import ModelProgram, SampleBatch
+    from service.compilation.ranks.collective_attempt import WaitLimits, collective_attempt
     from service.compilation.ranks.group import slowest
     from service.compilation.rungs import LADDER, Rung
     from service.parallel import distributed
+
+    ladder.collective_attempt = partial(collective_attempt, limits=WaitLimits(failed_s=3.0))  # type: ignore[assignment]
 
     def crashes(_graph: Any, _inputs: Any) -> Any:
         raise RuntimeError("planted on rank 1")
@@ -173,20 +179,19 @@ def test_compiled_losses_are_eagers_at_every_rung_under_fsdp(
 def climb_padded(folder: str) -> Any:
     from service.parallel import distributed
 
-    changes = {"data": TOKENS, "shapes": [8], "modes": ["eager", "aot_eager", "inductor"]}
-    changes |= {"phases": ["inference", "train"]}
+    changes = {"data": TOKENS, "shapes": [8], "phases": ["inference", "train"]}
     result = climb_in_group({"tp": 2}, {**TRANSFORMER, "vocab_size": 257, "layers": 1}, folder, **changes)
     distributed.stop()
     return result
 
 
-@pytest.mark.slow(30)
+@pytest.mark.slow(8)
 def test_a_vocabulary_that_does_not_divide_is_checked(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
-    """Its ranks have logits of different numbers of tokens."""
+    """Its ranks have logits of different numbers of tokens. What is generated for ranks is tried under FSDP."""
     first, _ = torchrun(climb_padded, 2, folder=str(tmp_path))
     report = json.loads((artifacts_of(tmp_path) / "report.json").read_text())
-    assert first["verdicts"] == {"pass": 6}, report["rungs"]
-    assert first["gate"]["train"] == first["gate"]["inference"] == "inductor"
+    assert first["verdicts"] == {"pass": 4}, report["rungs"]
+    assert first["gate"]["train"] == first["gate"]["inference"] == "aot_eager"
 
 
 def climb_and_train(folder: str) -> Any:
@@ -199,14 +204,16 @@ def climb_and_train(folder: str) -> Any:
 
     from service.parallel import distributed
 
-    sharded = {"dp_shard": 2}
+    sharded, samples = {"dp_shard": 2}, 4
     checked = climb_in_group(sharded, TRANSFORMER, folder, data=TOKENS, shapes=[8], **ARITHMETIC)
     job = {"model": TRANSFORMER, "data": TOKENS, "steps": 2, "batch": {"global": 16}, **ARITHMETIC}
-    eager = train(folder, {**job, "parallel": sharded}, job_id="job_" + "1" * 20)["loss"]
+    eager = train(folder, {**job, "parallel": sharded}, test_samples=samples, job_id="job_" + "1" * 20)["loss"]
     torch._dynamo.reset()
     counters.clear()
     choice = {"train": True, "gate": "job_" + "0" * 20}
-    own = train(folder, {**job, "parallel": sharded, "compile": choice}, job_id="job_" + "2" * 20)["loss"]
+    own = train(
+        folder, {**job, "parallel": sharded, "compile": choice}, test_samples=samples, job_id="job_" + "2" * 20
+    )["loss"]
     graphs = counters["stats"]["unique_graphs"]
     accumulates = {**job, "batch": {"global": 16, "micro": 4}, "parallel": sharded, "compile": choice}
     try:
@@ -274,9 +281,9 @@ def climb_stages_and_train(folder: str) -> Any:
     deep = {**MLP, "hidden": [8, 8], "in_features": 64, "out_features": 10}
     checked = climb_in_group(stages, deep, folder, phases=["train", "inference"], shapes=[4, 3])
     job = {"model": deep, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}, "parallel": stages}
-    eager = train(folder, job, job_id="job_" + "1" * 20)["loss"]
+    eager = train(folder, job, test_samples=8, job_id="job_" + "1" * 20)["loss"]
     choice = {"train": True, "inference": True, "gate": "job_" + "0" * 20}
-    own = train(folder, {**job, "compile": choice}, job_id="job_" + "2" * 20)["loss"]
+    own = train(folder, {**job, "compile": choice}, test_samples=8, job_id="job_" + "2" * 20)["loss"]
     other = {**job, "compile": choice, "pipeline": {"schedule": "gpipe"}}
     try:
         train(folder, other, job_id="job_" + "3" * 20)

@@ -27,7 +27,7 @@ HELPERS = Path(__file__).parent
 RANK_MAIN, RANK_SERVER = HELPERS / "rank_main.py", HELPERS / "rank_server.py"
 NVIDIA = Path("/dev/nvidiactl")
 """Where it is, imports start threads, and a process that has some cannot be forked."""
-OF_TESTS = ("PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG")
+OF_TESTS = ("PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR", "TORCH_WARM_POOL")
 """Variables that tests, or what they call, set in their own process, and that no rank needs."""
 LIMIT_SECONDS = 600.0
 """A group, or the import of a server, takes so long only if something is broken, on however busy a machine."""

@@ -45,7 +45,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2, tied": {"parallel": {"tp": 2}, "tied": True},
     "tp4": {"parallel": {"tp": 4}},
     "tp4, tied": {"parallel": {"tp": 4}, "tied": True},
-    "pp2 tp2": {"parallel": {"pp": 2, "tp": 2}},
     "pp2 tp2, tied": {"parallel": {"pp": 2, "tp": 2}, "tied": True},
     "pp2 tp2 zero_bubble": {"parallel": {"pp": 2, "tp": 2}, "pipeline": {"schedule": "zero_bubble"}},
     "dp_shard2 tp2": {"parallel": {"dp_shard": 2, "tp": 2}},
@@ -55,6 +54,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp_shard4 tp2, tied": {"parallel": {"dp_shard": 4, "tp": 2}, "tied": True, "batch": {"global": 8, "micro": 1}},
 }
 FAST = ["tp2"]
+TAKING_UP = {2: ["tp2", "tp2, tied"], 4: ["tp4", "pp2 tp2, tied", "dp_shard2 tp2"]}
+"""By ranks, the layouts that go on with what one process has begun, and the other way round: each axis, tied or not."""
 Singles = Callable[[bool], tuple[Path, dict[str, Any]]]
 """Where one process ran, with a tied table or with two, and what it gave."""
 TOLERANCE = 1e-10  # float64 throughout: layouts differ by the order of sums only
@@ -126,7 +127,7 @@ def test_no_layout_shows_its_padding(
 def test_padded_ranks_take_up_what_one_process_has_begun(
     tmp_path: Path, torchrun: Torchrun, singles: Singles, world: int
 ) -> None:
-    names = of_ranks(world)
+    names = TAKING_UP[world]
     for name in names:
         run(tmp_path / name, {"tied": "tied" in name}, stop_after=2)
     for name, got in torchrun(go_on, world, folder=str(tmp_path), names=names)[0].items():
@@ -156,7 +157,7 @@ def assert_same_files(found: Path, expected: Path) -> None:
 def test_one_process_takes_up_what_padded_ranks_have_begun(
     tmp_path: Path, torchrun: Torchrun, singles: Singles
 ) -> None:
-    names = ["tp4", "pp2 tp2, tied", "dp_shard2 tp2"]
+    names = TAKING_UP[4]
     torchrun(begin, 4, folder=str(tmp_path), names=names)
     for name in names:
         tied = "tied" in name

@@ -34,7 +34,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 interleaved": {"parallel": {"pp": 2}, "pipeline": {"schedule": "interleaved"}},
     "pp2 zbv, both stages on one rank": {"parallel": {"pp": 2}, "pipeline": {"schedule": "zbv"}},
     "pp4, a stage of two in between": {"parallel": {"pp": 4}, "batch": {"global": 8, "micro": 2}},
-    "pp2 tp2": {"parallel": {"pp": 2, "tp": 2}},
     "tp2, odd heads": {"parallel": {"tp": 2}, "model": "odd"},
     "pp2 tp2 zero_bubble, odd heads": {
         "parallel": {"pp": 2, "tp": 2},

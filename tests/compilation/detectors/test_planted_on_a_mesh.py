@@ -15,14 +15,13 @@ def climb_all() -> Any:
     captured, and functions of FSDP2 that were traced.
     """
     import torch
+    from ladder_runs import quick_plan
     from programs.sharded import Sharded, blocks, scoring, sequential
 
     from service.compilation.ladder import climb
     from service.compilation.ranks.group import slowest
     from service.compilation.report.rows import rung_row
-    from service.compilation.run.run_rung import plan_run
     from service.compilation.rungs import RUNGS
-    from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
 
     device = distributed.start("cpu")
@@ -36,7 +35,7 @@ def climb_all() -> Any:
     }
     for name, program in programs.items():
         rungs = [RUNGS["aot_eager"], RUNGS["reduce-overhead"]]
-        plan = plan_run(program, 4, Tolerance(), slowest)
+        plan = quick_plan(program, 4, agree=slowest)
         results = list(climb(program, rungs, ["train"], plan))
         found[name] = [[each.verdict, [finding.message for finding in each.findings]] for each in results]
         row = rung_row(results[0])

@@ -74,6 +74,7 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._forked: dict[tuple[str, ...], dict[str, str]] = {}
         self.script = folder / "dump.py"
         self.script.write_text(DUMP)
         self.launcher, self.rank = (self._environment(name) for name in ("of-launcher", "of-rank"))
@@ -89,9 +90,11 @@ class Processes:
 
     def forked(self, preloads: Sequence[str] = PRELOADS) -> dict[str, str]:
         """Return the values in a rank that is forked from the launcher, which has imported these modules."""
-        words = json.dumps([sys.executable, "-u", str(self.script), str(self.folder / "forked.json")])
-        self._run(self.launcher, FORKS, json.dumps(preloads), words, json.dumps(self.rank))
-        return self._read("forked")
+        if tuple(preloads) not in self._forked:
+            words = json.dumps([sys.executable, "-u", str(self.script), str(self.folder / "forked.json")])
+            self._run(self.launcher, FORKS, json.dumps(preloads), words, json.dumps(self.rank))
+            self._forked[tuple(preloads)] = self._read("forked")
+        return self._forked[tuple(preloads)]
 
     def fresh(self, name: str) -> dict[str, str]:
         """Return the values in a rank that has imported everything itself."""
@@ -106,9 +109,9 @@ class Processes:
         return {path: value for path, value in found.items() if not path.startswith((*OF_EVERY_PROCESS, *UNSETTLED))}
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Processes:
-    return Processes(tmp_path)
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
+    return Processes(tmp_path_factory.mktemp("processes"))
 
 
 @pytest.mark.parametrize("preloads", first_fast(1, [PRELOADS[:1], PRELOADS]))
