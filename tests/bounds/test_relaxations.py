@@ -137,7 +137,7 @@ ends_between = st.tuples(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("operator", FUNCTIONS)
-@settings(max_examples=examples(5, 40), deadline=None)
+@settings(max_examples=examples(5, 20), deadline=None)
 @given(ends=st.lists(ends_between, min_size=1, max_size=24))
 def test_random_intervals(operator: str, dtype: torch.dtype, ends: list[tuple[float, float]]) -> None:
     check(operator, ends, dtype)

@@ -113,7 +113,10 @@ class RankServer:
     log: Path
 
     def runs(self) -> bool:
-        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+        try:
+            return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
 
     def is_as_now(self) -> bool:
         return self.runs() and (self.environment, self.folder) == (_environment(), str(Path.cwd()))

@@ -91,6 +91,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     from service.formats.vnnlib import Disjunct, Halfspace, Query
     from service.verification.bab.decision import Technique
     from service.verification.bab.driver import decide
+    from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
     from service.verification.engine import PLAIN, NetworkEngine, StagesEngine
 
     net = mlp([4, 9, 10, 2], nn.ReLU(), 1, scale=2.0).double().eval().requires_grad_(False)
@@ -109,11 +110,13 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
         "open": (cancelling, reached, 0.5),
         "wrong": (replace(cancelling, engine=plain), reached, 600.0),
     }
+    # Each step goes through all ranks.
+    few_steps = SearchSettings(activations=ActivationSearchSettings(from_scratch=OptimiserSettings(15, slope_step=0.1)))
     found: dict[str, list[str]] = {}
     for means in (Technique[each] for each in splits):
         with patch("service.verification.bab.driver.technique_for", lambda *_, means=means: means):
             for name, (each, query, limit) in cases.items():
-                decision = decide(each, query, CROWN, limit, restarts=0)
+                decision = decide(replace(each, settings=few_steps), query, CROWN, limit, restarts=0)
                 assert decision.technique is means
                 found.setdefault(name, []).append(decision.verdict.value)
     return found

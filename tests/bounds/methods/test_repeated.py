@@ -151,10 +151,12 @@ def test_no_operator_needs_the_host(group: str, monkeypatch: pytest.MonkeyPatch)
     _, network = made(group)
     repeated = rehearsed("crown")
     rows = torch.eye(network.graph.output.size, dtype=torch.float64)[None, ::4]
-    for box in boxes(3, 2, 6):
-        assert_same(repeated(network, box, BoundOptions()), METHODS["crown"](network, box, BoundOptions()), rows)
+    *before, last = boxes(3, 2, 6)
+    for box in before:
+        repeated(network, box, BoundOptions()).lower_bounds(rows)
     (known,) = repeated.known.values()
     assert known.record is not None
+    assert_same(repeated(network, last, BoundOptions()), METHODS["crown"](network, last, BoundOptions()), rows)
 
 
 @pytest.mark.usefixtures("no_row_is_cheap")

@@ -72,7 +72,7 @@ def taken() -> dict[str, dict[str, list[float]]]:
         places = (mesh, single) if mesh.tp.rank == 0 else (mesh,)
         ways = [bounding(each, *make(each), radius) for each in places]
         # Gloo's thread may let go of a buffer late: the least of five runs.
-        most = [min(peak_bytes(partial(ways[0], BoundOptions())) for _ in range(5))]
+        most: list[float] = [min(peak_bytes(partial(ways[0], BoundOptions())) for _ in range(5))]
         found[make.__name__] = {"most": most + [peak_bytes(partial(way, BoundOptions())) for way in ways[1:]]}
         if make is mlp:
             found["mlp"]["largest"] = [largest_bytes(partial(way, BoundOptions(elements=LIMIT))) for way in ways]

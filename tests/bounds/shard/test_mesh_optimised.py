@@ -80,7 +80,8 @@ def _nothing(self: Any, name: str, parameter: Any) -> None:
 def optimise() -> dict[str, dict[str, float]]:
     """Differences to one process, how far bounds lie above samples, and the same under each mistake.
 
-    Mistakes are tried on four ranks and with fixed intermediate bounds: all of them have to do with the rows' gradient.
+    Mistakes are tried on four ranks and with fixed intermediate bounds, all of them being about the rows' gradient;
+    rows that are not divided too with fixed ones only.
     """
     import torch
 
@@ -106,7 +107,8 @@ def optimise() -> dict[str, dict[str, float]]:
         least, plain = _least(setting), _lower(setting["whole"], setting["box"], "crown")
         right = {method: _lower(setting["whole"], setting["box"], method) for method in METHODS}
         for (mistake, patches), method in product(mistakes.items(), METHODS):
-            if not mistake.startswith("none") and (ranks, method) != (4, METHODS[1]):
+            is_tried = mistake == "none" or (method == METHODS[1] and (ranks == 4 or mistake.startswith("none")))
+            if not is_tried:
                 continue
             with ExitStack() as stack:
                 for each in patches:
@@ -124,7 +126,7 @@ def optimise() -> dict[str, dict[str, float]]:
 
 def test_optimised_bounds_need_the_adjoint_collectives(torchrun: Any) -> None:
     for result in torchrun(optimise, 4):
-        assert len(result) == 2 * 2 * len(METHODS) + 3
+        assert len(result) == 2 * 3 + 3
         for name, found in result.items():
             if name.startswith("none"):
                 assert found["difference"] <= 1e-10, name

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import Gated, mlp
+from nets import Gated, box_around, mlp, output_bounds
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
+from service.bounds.methods import BoundOptions
+from service.bounds.network import Network, from_graph
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.activation import Activation
 from service.bounds.shard import regions, shard
@@ -178,10 +180,6 @@ def test_a_layer_that_stays_whole_is_told_with_the_operator_behind_it() -> None:
 
 def divided_activations() -> dict[str, Any]:
     """For every activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
-    from nets import box_around, output_bounds
-
-    from service.bounds.network import from_graph
-    from service.bounds.shard import shard
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
@@ -230,22 +228,31 @@ def _axes() -> dict[int, Any]:
     return {ranks: build_mesh(ParallelSpec(dp_shard=4 // ranks, tp=ranks), "cpu").tp for ranks in RANKS}
 
 
-def compare() -> dict[str, dict[str, float]]:
-    """Largest differences to one process, by network, ranks and method."""
-    from nets import box_around, output_bounds
+CASES = {"ibp": BoundOptions(), "crown": BoundOptions(), "crown of few rows at once": BoundOptions(elements=4000)}
+Ends = dict[str, list[Any]]
+"""Lower and upper bounds by case."""
 
-    from service.bounds.methods import BoundOptions
-    from service.bounds.network import from_graph
-    from service.bounds.shard import shard
+
+def _ends(network: Network, x: Tensor) -> Ends:
+    found = {}
+    for case, options in CASES.items():
+        bounds = output_bounds(network, box_around(x, 0.1), case.split()[0], options)
+        found[case] = [bounds.lower.tolist(), bounds.upper.tolist()]
+    return found
+
+
+def _inputs(features: int) -> Tensor:
+    return torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def compare(alone: dict[str, Ends]) -> dict[str, dict[str, float]]:
+    """Largest differences to one process, by network, ranks and case."""
     from service.parallel import distributed
 
     axes = _axes()
     found: dict[str, dict[str, float]] = {}
-    cases = [("ibp", BoundOptions()), ("crown", BoundOptions()), ("crown", BoundOptions(elements=4000))]
     for name, (module, features) in networks().items():
-        graph = capture(module, (features,))
-        x = torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        alone = [output_bounds(from_graph(graph), box_around(x, 0.1), *how) for how in cases]
+        graph, x = capture(module, (features,)), _inputs(features)
         for ranks, axis in axes.items():
             divided = from_graph(shard(graph, axis), axis)
             at_a_point = output_bounds(divided, box_around(x, 0.0), "ibp").centre
@@ -253,10 +260,10 @@ def compare() -> dict[str, dict[str, float]]:
                 "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
                 "function": _difference(at_a_point, module(x).detach()),
             }
-            for (method, options), right in zip(cases, alone, strict=True):
-                bounds = output_bounds(divided, box_around(x, 0.1), method, options)
-                case[f"{method} {options.elements}"] = max(
-                    _difference(bounds.lower, right.lower), _difference(bounds.upper, right.upper)
+            for how, ends in _ends(divided, x).items():
+                pairs = zip(ends, alone[name][how], strict=True)
+                case[how] = max(
+                    _difference(*(torch.tensor(each, dtype=torch.float64) for each in pair)) for pair in pairs
                 )
     distributed.stop()
     return found
@@ -269,8 +276,11 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any) -> None:
-    for result in torchrun(compare, 4):
-        assert len(result) == len(RANKS) * len(networks())
+    alone = {}
+    for name, (module, features) in networks().items():
+        alone[name] = _ends(from_graph(capture(module, (features,))), _inputs(features))
+    for result in torchrun(compare, 4, alone=alone):
+        assert len(result) == len(RANKS) * len(alone)
         for name, found in result.items():
             assert found.pop("own") > 0, f"{name}: nothing was divided"
             assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
@@ -300,10 +310,8 @@ def digit_boxes(folder: Path, eps: str, count: int) -> tuple[list[int], Tensor, 
 def classify(shared: str) -> dict[str, dict[str, float]]:
     """How far CROWN's margins are from those of one process, and below another verifier's in float64, relatively."""
     from service.bounds.interval import Interval
-    from service.bounds.methods import METHODS, BoundOptions
-    from service.bounds.network import from_graph
+    from service.bounds.methods import METHODS
     from service.bounds.onnx import load
-    from service.bounds.shard import shard
     from service.parallel import distributed
 
     axes, folder = _axes(), Path(shared) / "vnncomp" / "mnist_fc"

@@ -75,28 +75,37 @@ def build(config, axis):
 """
 
 
-def verify(folder: str) -> list[dict[str, Any]]:
-    """Rows of each method, on the ranks that there are."""
+def verify(folder: str) -> list[list[dict[str, Any]]]:
+    """Rows of each method, on the ranks that there are; on the first one then also in a process without a group."""
     import os
     import sys
 
     sys.path.insert(0, folder)
+    from service.parallel import distributed
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    found = [_rows(Path(folder), rank, world)]
+    distributed.stop()
+    if rank == 0:
+        launched = dict(os.environ)
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            del os.environ[name]
+        found.append(_rows(Path(folder), 0, 1))
+        os.environ |= launched
+    return found
+
+
+def _rows(folder: Path, rank: int, world: int) -> list[dict[str, Any]]:
     from verify_jobs import context
 
     from service.jobs.layout import DataLayout
     from service.jobs.spec.verify import VerifySpec
-    from service.parallel import distributed
     from service.verification import job
 
-    rows = []
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rows, model = [], {"family": "handwritten", "features": 4, "inner": 8}
     for index, (method, threshold) in enumerate((("alpha-crown", -50), ("beta-crown", -0.85), ("beta-crown", -0.5))):
-        box = {
-            "lower": [-0.3] * 4,
-            "upper": [0.3] * 4,
-            "output": [{"coefficients": [1, 0, 0, 0], "threshold": threshold}],
-        }
-        model = {"family": "handwritten", "features": 4, "inner": 8}
+        output = [{"coefficients": [1, 0, 0, 0], "threshold": threshold}]
+        box = {"lower": [-0.3] * 4, "upper": [0.3] * 4, "output": output}
         fields = {
             "device": "cpu",
             "model": model,
@@ -104,11 +113,10 @@ def verify(folder: str) -> list[dict[str, Any]]:
             "method": method,
             "parallel": {"tp": world},
         }
-        data = DataLayout(Path(folder) / f"data-{world}")
+        data = DataLayout(folder / f"data-{world}")
         ranked, report = context(data, rank, world, job_id=f"job_{index:a>20}")
-        job.run(VerifySpec.model_validate(fields | {"parallel": {"tp": world}}), ranked)
+        job.run(VerifySpec.model_validate(fields), ranked)
         rows += report.bounds
-    distributed.stop()
     return rows
 
 
@@ -121,7 +129,7 @@ def test_a_family_of_an_installed_package_is_verified_as_on_one_rank(fresh_torch
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: handwritten\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[trivet.models]\nhandwritten = handwritten.declared:FAMILY\n")
     # Packages are looked for when the service is imported.
-    (divided, _), (alone,) = (fresh_torchrun(verify, ranks, folder=str(tmp_path)) for ranks in (2, 1))
+    (divided, alone), _ = fresh_torchrun(verify, 2, folder=str(tmp_path))
     assert [row["verdict"] for row in divided] == ["verified", "verified", "falsified"]
     for row, expected in zip(divided, alone, strict=True):
         assert row["verdict"] == expected["verdict"]
