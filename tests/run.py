@@ -37,6 +37,7 @@ class Failures:
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
+        self._process = os.getpid()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note(report)
@@ -45,7 +46,7 @@ class Failures:
         self._note(report)
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.failed:
+        if report.failed and os.getpid() == self._process:  # forks tell this process of their tests
             self.ids[report.nodeid] = None
             *_, last = report.longreprtext.splitlines() or [""]
             print(f"\nfailed: {report.nodeid}: {last}", flush=True)

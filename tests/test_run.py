@@ -63,6 +63,7 @@ def test_what_passes_alone_is_named_as_flaky_and_does_not_fail_the_run(tmp_path:
 def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     ended = run(tmp_path, TESTS + BROKEN)
     assert ended.returncode == 1
+    assert ended.stdout.count("\nfailed: test_these.py::test_always: ") == 1
     assert ended.stdout.splitlines()[-4:] == [
         "1 failed twice, 2 flaky (failed beside others, passed alone)",
         "FAILED TWICE test_these.py::test_always",

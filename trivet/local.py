@@ -158,7 +158,7 @@ class LocalService:
     api: _ApiProcesses | None = None
     lock: ProcessLock | None = None
     leftovers: list[str] = field(default_factory=list)
-    """Names of the parts of a killed service that were ended at the start."""
+    """Names of the parts that were ended without having been known: of a killed service, or of an interrupted start."""
     said: list[str] = field(default_factory=list)
     """Messages of :meth:`revive` during the start."""
     was_open: bool = False
@@ -175,12 +175,8 @@ class LocalService:
         had_key = self.settings.admin_key_path.exists()
         try:
             self.lock = self._lock_data_folder()
-            for log in _ApiProcesses.logs(self.settings.layout):  # they may hold the port
-                self._end_leftover("API", log)
+            self._end_leftovers()
             self.api = _ApiProcesses(self.settings, self.times)
-            self._end_leftover("worker", self._log("worker"))
-            if end_leftover(self.settings.layout.broker):
-                self.leftovers.append("broker")
             self._start(self.api)
             self._wait_until_ready()
         except BaseException:
@@ -267,6 +263,7 @@ class LocalService:
             self.broker.stop()
             self.broker = None
         if self.lock is not None:
+            self._end_leftovers()  # a signal that came while a part was started kept it unknown here
             self.lock.close()
 
     def _lock_data_folder(self) -> ProcessLock:
@@ -277,6 +274,13 @@ class LocalService:
             raise StartError(
                 f"another 'trivet up' already runs on {root}; stop it, or set {ENV_PREFIX}DATA to another folder"
             ) from None
+
+    def _end_leftovers(self) -> None:
+        for log in _ApiProcesses.logs(self.settings.layout):  # they may hold the port
+            self._end_leftover("API", log)
+        self._end_leftover("worker", self._log("worker"))
+        if end_leftover(self.settings.layout.broker):
+            self.leftovers.append("broker")
 
     def _end_leftover(self, name: str, log: Path) -> None:
         if found := holders(lock_of(log)):

@@ -91,7 +91,12 @@ class ProcessLock:
 
 
 def holders(path: Path) -> list[psutil.Process]:
-    """Return the processes of this user that have the file open."""
+    """Return the processes of this user that have the file of a :class:`ProcessLock` open; none if the lock is free."""
+    if not path.exists():
+        return []
+    with contextlib.suppress(LockedError):
+        ProcessLock(path).close()
+        return []
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

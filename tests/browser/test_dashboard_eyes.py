@@ -124,8 +124,7 @@ def nameless(page: Page) -> list[str]:
     return [f"a nameless {role}" for node in silent if (role := node["role"]["value"]) in NAMED]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_each_page_is_a_picture_in_which_all_is_whole(
     page: Page, bench: Page, addresses: dict[str, str], width: int, scheme: Any
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from local_service import belonging_to
 
 from service.jobs.settings import Settings
 from trivet.child_process import ChildProcess
@@ -35,3 +38,26 @@ def test_an_api_that_exits_since_the_broker_was_killed_is_restarted(starting: Lo
     assert starting._alive()
     assert starting.said[1].startswith("the API ended with exit code 2 and is restarted")
     assert starting.parts["API"].process.pid != first
+
+
+@pytest.mark.parametrize("part", ["valkey-server", "workers"])
+def test_a_signal_while_a_part_is_started_leaves_no_part_behind(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes once the process is there and before anything knows of it."""
+    popen = subprocess.Popen
+
+    def interrupted(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(command, **options)
+        if part in (command[-1], Path(command[0]).name):
+            started.append(process)
+            raise KeyboardInterrupt
+        return process
+
+    started: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt), LocalService(Settings(data=tmp_path / "data", port=0)):
+        pass
+    assert len(started) == 1
+    started[0].wait(300)
+    assert belonging_to(tmp_path / "data") == []
