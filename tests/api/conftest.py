@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from own_broker import own_broker
 from pydantic import SecretStr
+from waiting import eventually
 
 from api.main import create_app
 from service.jobs.settings import Settings
@@ -80,7 +81,14 @@ def worker(store: Store) -> Worker:
     return Worker(store)
 
 
-@pytest.fixture
-def server(settings: Settings, store: Store) -> Iterator[Server]:
-    with serving(settings, store) as server:
+@pytest.fixture(scope="session")
+def served(settings: Settings, connected: Store) -> Iterator[Server]:
+    with serving(settings, connected) as server:
         yield server
+
+
+@pytest.fixture
+def server(served: Server, store: Store) -> Iterator[Server]:
+    """One for all tests, on an empty database, without streams of an earlier test."""
+    yield served
+    eventually(lambda: served.app.state.context.hub.open_streams == 0)

@@ -12,11 +12,12 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
-from api_world import TRAIN, Keys, Server, Worker, bearer, listening
+from api_world import TRAIN, Keys, Server, Worker, bearer, listening, serving
 from lanes import first_fast
 from waiting import eventually
 
 from api.subscriptions import Subscription
+from service.jobs.settings import Settings
 from service.jobs.store import Store
 
 
@@ -282,12 +283,13 @@ def test_events_that_are_filtered_out_end_no_silence(
             reporting.join()
 
 
-def test_a_closing_service_says_goodbye(server: Server, secret: str) -> None:
-    job_id = submit(server, secret)
-    with listening(f"{server.url}/v1/jobs/{job_id}/events", secret) as events:
-        assert next(events).event == "state"
-        server.app.state.context.hub.close_soon()
-        last = list(events)[-1]
+def test_a_closing_service_says_goodbye(settings: Settings, store: Store, secret: str) -> None:
+    with serving(settings, store) as server:
+        job_id = submit(server, secret)
+        with listening(f"{server.url}/v1/jobs/{job_id}/events", secret) as events:
+            assert next(events).event == "state"
+            server.app.state.context.hub.close_soon()
+            last = list(events)[-1]
     assert (last.event, last.retry) == ("bye", 500)
 
 

@@ -26,7 +26,7 @@ SPEC: dict[str, Any] = {
     "kind": "train",
     "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
     "data": {"source": "digits"},
-    "steps": 6000,
+    "steps": 4000,
     "batch": {"global": 64},
     "device": "cpu",
     "checkpoint": {"every": 400},

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -55,6 +56,14 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running = start(tmp_path_factory.mktemp("extended") / "data", PYTHONPATH=path)
     yield running
     stop(running)
+
+
+@pytest.fixture(scope="module")
+def estimated(extended: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A job of the installed kind, once it has succeeded."""
+    job = extended.wait(submit_from_a_file(extended, tmp_path_factory.mktemp("spec")))
+    assert job["state"] == "succeeded", job
+    return job
 
 
 def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -> None:
@@ -106,7 +115,7 @@ def test_an_installed_program_is_compile_checked(extended: Service) -> None:
     assert [error["path"] for error in answer.json()["errors"]] == ["parallel"]
 
 
-def test_an_installed_kind_is_listed_checked_and_run(extended: Service, tmp_path: Path) -> None:
+def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimated: dict[str, Any]) -> None:
     (entry,) = (each for each in extended.http.get("/v1/kinds").json()["items"] if each["kind"] == "estimate")
     assert (entry["distribution"], entry["version"]) == ("trivet-example", "1.2.3")
     assert "rounds" in extended.http.get("/v1/kinds/estimate/schema").json()["properties"]
@@ -123,11 +132,9 @@ def test_an_installed_kind_is_listed_checked_and_run(extended: Service, tmp_path
         assert answer.status_code == 422
         assert [error["path"] for error in answer.json()["errors"]] == [path]
 
-    submitted = submit_from_a_file(extended, tmp_path)
-    job = extended.wait(submitted)
-    assert job["state"] == "succeeded", job
-    assert (job["kind"], job["name"]) == ("estimate", "estimate")
-    assert abs(job["result"]["estimate"] - 3.14159) < 0.05
+    submitted = estimated["id"]
+    assert (estimated["kind"], estimated["name"]) == ("estimate", "estimate")
+    assert abs(estimated["result"]["estimate"] - 3.14159) < 0.05
     assert extended.http.get(f"/v1/jobs/{submitted}/report").json().keys() == {"estimate", "inside"}
     series = extended.http.get(f"/v1/jobs/{submitted}/metrics").json()["series"]
     assert series["estimate"]["step"] == list(range(1, 9))
@@ -154,22 +161,21 @@ def test_a_kind_that_cannot_be_used_is_named_at_the_start_and_at_submission(exte
     assert "kind 'ghost' of halfway 0.1 is installed but unavailable" in answer.json()["detail"]
 
 
-@pytest.mark.browser
-def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service) -> None:
+def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service, estimated: dict[str, Any]) -> None:
+    """In a browser of its own: beside the others that drive one, it would need a service of its own."""
     if (chromium := find_chromium()) is None:
         pytest.skip("no Chromium is installed; tests/ensure_chromium.py can install one")
-    job = extended.wait(extended.submit(ESTIMATE)["id"])
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(base_url=extended.url)
         complaints: list[str] = []
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"/login?next=/jobs/{job['id']}")
+        page.goto(f"/login?next=/jobs/{estimated['id']}")
         page.locator("input[type=password]").fill((extended.data / "admin.key").read_text().strip())
         page.get_by_role("button", name="Sign in").click()
         estimate = page.get_by_label("Estimate of π")
-        expect(estimate).to_contain_text(f"π is about {job['result']['estimate']:.4f}.")
+        expect(estimate).to_contain_text(f"π is about {estimated['result']['estimate']:.4f}.")
         page.goto("/")
         expect(page.get_by_label("Kind").locator("option")).to_have_text(
             ["All kinds", "train", "verify", "compile", "estimate"]

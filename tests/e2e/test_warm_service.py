@@ -1,5 +1,6 @@
 """A service that has been up for a while: its jobs are forks of a process that waits for work. Each may generate code,
-and none runs what was imported before a package of the operator's changed.
+none runs what was imported before a package of the operator's changed; and a real training makes room for a more
+important job, goes on from its checkpoint, and ends as if it had not.
 """
 
 from __future__ import annotations
@@ -51,6 +52,16 @@ CHECK = {
 }
 
 
+TRAIN: dict[str, Any] = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [256, 256], "out_features": 10},
+    "data": {"source": "digits"},
+    "batch": {"global": 128},
+    "steps": 1000,
+    "preemptible": True,
+}
+
+
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("operators") / "packages"
@@ -67,8 +78,16 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(packages: Path) -> Iterator[Service]:
+    """With room for one rank; it asks for room at once and renews leases often."""
     path = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH", "")]))
-    running = start(packages.parent / "data", PYTHONPATH=path, TRIVET_WARM_SUPERVISORS="1")
+    running = start(
+        packages.parent / "data",
+        PYTHONPATH=path,
+        TRIVET_WARM_SUPERVISORS="1",
+        TRIVET_CPU_SLOTS="1",
+        TRIVET_PREEMPTION_MIN_RUN_S="0",
+        TRIVET_LEASE_S="10",
+    )
     yield running
     stop(running)
 
@@ -94,6 +113,22 @@ def test_every_job_may_generate_code_not_only_the_first(service: Service) -> Non
         job = service.wait(service.submit(CHECK)["id"])
         assert job["state"] == "succeeded", job
         assert job["result"]["verdicts"] == {"pass": 2}, job["result"]
+
+
+def test_a_preempted_training_resumes_and_ends_the_same(service: Service) -> None:
+    preempted = service.submit(TRAIN)["id"]
+    service.wait(preempted, lambda job: job["state"] == "running" and (job["progress"] or {}).get("done", 0) > 0)
+    urgent = service.submit({**TRAIN, "steps": 1, "priority": 10, "preemptible": False})["id"]
+    assert service.wait(urgent)["state"] == "succeeded"
+    assert service.job(preempted)["state"] != "succeeded"
+    ended = service.wait(preempted)
+    assert (ended["state"], ended["attempt"]) == ("succeeded", 2), ended
+    events = service.http.get(f"/v1/jobs/{preempted}/events", params={"types": "state"}).json()["items"]
+    reasons = [event.get("reason") for event in events]
+    assert f"attempt 1: preempted by job {urgent}; queued again" in reasons
+    undisturbed = service.wait(service.submit({**TRAIN, "name": "undisturbed"})["id"])
+    assert undisturbed["attempt"] == 1
+    assert ended["result"]["eval_loss"] == undisturbed["result"]["eval_loss"]
 
 
 def test_a_job_after_a_change_runs_what_is_there_now(service: Service, packages: Path) -> None:

@@ -51,7 +51,6 @@ def failed(fleet: Fleet, ref: AttemptRef) -> JobError:
     ("number", "said"),
     [
         (signal.SIGKILL, "was killed by SIGKILL; the kernel's out-of-memory killer"),
-        pytest.param(signal.SIGSEGV, "was ended by SIGSEGV", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "was ended by SIGTERM, which the service did not send", marks=pytest.mark.slow),
     ],
 )

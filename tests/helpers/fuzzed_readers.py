@@ -1,7 +1,7 @@
 """What reads files that users bring, for a fuzzer; and a process of its own for it, with limits of memory and time.
 
-``python fuzzed_readers.py READER FIRST LAST FOLDER`` reads the mutations of these seeds. It prints how many were read
-and how many refused, and fails with the first seed that was neither.
+``python fuzzed_readers.py FIRST LAST FOLDER [READER...]`` reads the mutations of these seeds, by each reader if none is
+named. It prints for each how many were read and how many refused, and fails with the first seed that was neither.
 """
 
 from __future__ import annotations
@@ -191,4 +191,5 @@ def run(name: str, first: int, last: int, folder: Path) -> tuple[int, int]:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_GIB << 30, LIMIT_GIB << 30))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))
+    first, last, folder, *names = sys.argv[1:]
+    print(json.dumps({name: run(name, int(first), int(last), Path(folder)) for name in names or READERS}))

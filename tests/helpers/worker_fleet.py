@@ -65,6 +65,7 @@ class Worker:
             "CUDA_VISIBLE_DEVICES": "",
             "TRIVET_LEASE_S": str(fleet.limits.lease_s),
             "TRIVET_HEARTBEAT_S": "2",
+            "TRIVET_WARM_SUPERVISORS": "0",  # imports take more than the few jobs of a test
             **variables,
         }
         self.start()

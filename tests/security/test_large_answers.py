@@ -11,16 +11,21 @@ from pydantic import SecretStr
 from serving import Service, serving
 
 from api.problems import MOST_ERRORS
-from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 
 MLP = {"family": "mlp", "in_features": 1000, "hidden": [4], "out_features": 1}
 
 
+@pytest.fixture(scope="module")
+def running(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(Settings(data=tmp_path_factory.mktemp("answers"), redis_url=SecretStr(broker))) as service:
+        yield service
+
+
 @pytest.fixture
-def service(broker: str, redis: redis_py.Redis, data: DataLayout) -> Iterator[Service]:
-    with serving(Settings(data=data.root, redis_url=SecretStr(broker))) as running:
-        yield running
+def service(running: Service, redis: redis_py.Redis) -> Service:
+    """A service whose database is empty."""
+    return running
 
 
 @pytest.mark.slow

@@ -69,9 +69,7 @@ UPLOADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "a bundle of 40 queries": (bundle, {"model": None, "property": {"instances": None}}),
     "nodes without a rule": (
         lambda: gzip.compress(
-            model(
-                nodes=[helper.make_node("Nothing", ["x"], ["y"], name="n" * 100) for _ in range(50_000)]
-            ).SerializeToString()
+            model(nodes=[helper.make_node("Nothing", ["x"], ["y"], name="n" * 100)] * 50_000).SerializeToString()
         ),
         ONNX,
     ),

@@ -81,11 +81,12 @@ def test_a_worker_that_stops_its_jobs_gives_them_back_to_the_queue(fleet: Fleet,
 
 
 def test_a_worker_tells_what_its_host_has_ends_what_is_not_current_and_leaves_no_process(
-    fleet: Fleet, worker: Worker
+    fleet: Fleet, tmp_path: Path
 ) -> None:
-    """A launch message that comes again changes nothing. A supervisor that is stopped cannot notice that it lost its
-    lease: its worker ends it.
+    """Nor the one from which it forks. A launch message that comes again changes nothing. A supervisor that is stopped
+    cannot notice that it lost its lease: its worker ends it.
     """
+    worker = Worker(fleet, tmp_path / "agent.log", TRIVET_WARM_SUPERVISORS="1")
     (host,) = eventually(fleet.store.hosts.list)
     assert (host.name, host.cpu_slots, host.free["cpu"]) == (HOST, 4, (0, 1, 2, 3))
     assert set(host.versions) == {"trivet", "torch", "python"}
