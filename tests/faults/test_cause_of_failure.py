@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -86,6 +88,27 @@ def test_a_killed_torchrun_is_the_cause_of_the_end_of_its_ranks(fleet: Fleet) ->
     error = failed(fleet, ref)
     assert (error.type, error.rank) == ("LaunchFailed", None)
     assert "torchrun was ended by SIGKILL" in error.message
+
+
+@pytest.mark.slow
+def test_who_kills_the_supervisor_after_a_rank_has_ended_the_whole_part(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that ends an allocation kills its processes in any order."""
+    settles = tmp_path / "settles"
+    monkeypatch.setenv("TEST_SETTLES", str(settles))
+    ref = fleet.submit("endless")
+    program = str(Path(__file__).parents[1] / "helpers" / "settling_supervisor.py")
+    supervisor = fleet.supervise(ref, command=(sys.executable, program))
+    eventually(lambda: fleet.printed(ref, "working"))
+    rank_process(ref, 0).kill()
+    eventually(settles.exists)
+    supervisor.kill()
+    fleet.expire_lease(ref)
+    fleet.store.attempts.reap()
+    job = fleet.job(ref)
+    assert (job.state, job.error) == ("queued", None)
+    assert "queued again without using a retry" in (job.reason or "")
 
 
 @pytest.mark.slow

@@ -32,10 +32,17 @@ from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, trac
 from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
 from workers.supervisor.group import Group
-from workers.supervisor.lease import Lease, News, claim_part, let_others_speak_first, retry_until
+from workers.supervisor.lease import (
+    Lease,
+    News,
+    claim_part,
+    let_a_killer_finish,
+    let_others_speak_first,
+    retry_until,
+)
 from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.mirror import Mirror
-from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
+from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, may_be_the_end_of_all, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.relay import Admission, Relay
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
@@ -296,6 +303,8 @@ class _PartRun:
         self._trace.ended(outcome, self._relay.errors)
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
             await let_others_speak_first(self._store.attempts, self._claim, self._settings, self._ending)
+        if outcome.status == "failed" and may_be_the_end_of_all(evidence):
+            await let_a_killer_finish(self._settings)
         if self._ending.is_lost and outcome.status != "succeeded":
             return
         try:

@@ -180,6 +180,13 @@ async def let_others_speak_first(
         await asyncio.to_thread(attempts.reap)
 
 
+async def let_a_killer_finish(settings: SupervisorSettings) -> None:
+    """Wait for the end of this process, if it is to come: a rank that was killed is not to blame then, and the lease
+    ends the attempt.
+    """
+    await asyncio.sleep(settings.kill_settles_s)
+
+
 async def retry_until(within_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a blocking store call in a thread until it gets through.
 

@@ -112,6 +112,15 @@ def may_be_aftermath(evidence: Evidence) -> bool:
     return all(_says_that_a_peer_is_gone(error) for error in evidence.errors)
 
 
+def may_be_the_end_of_all(evidence: Evidence) -> bool:
+    """Return whether SIGKILL ended a rank or torchrun, and not for lack of memory: a scheduler that ends everything of
+    an allocation, or the runtime of a container, may reach this process last.
+    """
+    if evidence.cause not in ("exited", "rank_failed") or evidence.oom_kills:
+        return False
+    return _lost_its_launcher(evidence) == signal.SIGKILL or -signal.SIGKILL in evidence.exit_codes.values()
+
+
 def _from_outside(evidence: Evidence) -> PartOutcome | None:
     match evidence.cause:
         case "exited" | "rank_failed":

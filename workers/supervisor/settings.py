@@ -57,6 +57,9 @@ class SupervisorSettings:
     one seen here.
     """
 
+    kill_settles_s: float = 1.0
+    """Seconds in which whoever killed a rank may kill this process too, as part of all that runs here."""
+
     first_rank_within_s: float = 600.0
     """Seconds for the first rank to report, before ``stall_s`` counts."""
     stacks_within_s: float = 1.0

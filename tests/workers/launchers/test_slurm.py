@@ -108,7 +108,7 @@ class Watch:
             ranks = self.ranks()
             self.ranks_seen = len(ranks)
             for rank in ranks:
-                with contextlib.suppress(psutil.Error):
+                with contextlib.suppress(psutil.Error, KeyError):  # one that ends has no environment any more
                     environment = rank.environ()
                     attempts.setdefault(environment["TRIVET_JOB"], set()).add(environment["TRIVET_ATTEMPT"])
             now = time.monotonic()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.events import ErrorEvent
-from workers.supervisor.outcome import Evidence, judge, may_be_aftermath
+from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, may_be_the_end_of_all
 
 WHOLE = {"completed": {"done": 3, "total": 3, "unit": "steps"}}
 GONE = "Connection closed by peer [127.0.0.1]:4711"
@@ -87,6 +87,20 @@ def test_sigkill_that_was_not_ours_points_at_the_memory(kills: int, said: str) -
     assert error is not None
     assert "killed by SIGKILL; the kernel's out-of-memory killer" in error.message
     assert said in error.message
+
+
+@pytest.mark.parametrize(
+    ("evidence", "may_be"),
+    [
+        (Evidence("rank_failed", 1, silent={1: 1.0}, exit_codes={1: -signal.SIGKILL}), True),
+        (Evidence("exited", 128 + signal.SIGKILL), True),
+        (Evidence("rank_failed", 1, silent={1: 1.0}, exit_codes={1: -signal.SIGKILL}, oom_kills=1), False),
+        (Evidence("rank_failed", 1, silent={1: 1.0}, exit_codes={1: -signal.SIGSEGV}), False),
+        (Evidence("stop", 1, exit_codes={1: -signal.SIGKILL}), False),
+    ],
+)
+def test_sigkill_may_be_the_end_of_all_that_runs_here(evidence: Evidence, may_be: bool) -> None:
+    assert may_be_the_end_of_all(evidence) is may_be
 
 
 def test_ranks_that_never_greeted_are_known_from_torchrun() -> None:
