@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile: what imports make stays, and to look through it takes a fifth of their time."""
+    """Collect no garbage meanwhile: what imports make stays, and searching it takes up to a fifth of their time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

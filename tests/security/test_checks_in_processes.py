@@ -256,6 +256,20 @@ def test_what_a_kept_process_cannot_answer_a_new_one_does(data: DataLayout) -> N
     asyncio.run(asked())
 
 
+def test_a_kept_process_whose_server_was_killed_is_replaced_with_it(data: DataLayout) -> None:
+    async def asked() -> None:
+        checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=3600.0))
+        first = await checker.problems(plain(data, 1), "ada")
+        (kept,) = checks()
+        kept.parent().kill()
+        await asyncio.to_thread(eventually, lambda: is_gone(kept))
+        assert await checker.problems(plain(data, 1), "ada") == first
+        assert checks() != [kept]
+        await checker.stop()
+
+    asyncio.run(asked())
+
+
 def test_kept_processes_are_few_and_end_when_they_are_old(data: DataLayout) -> None:
     async def asked() -> None:
         checker = Checker(Settings(check_memory_gib=8.0, max_checks=2), replace(PATIENT, keep_s=3600.0))

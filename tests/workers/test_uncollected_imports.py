@@ -1,0 +1,19 @@
+"""Imports run without the garbage collector, and only they do."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+from workers.imports import uncollected
+
+
+def test_the_collector_is_off_meanwhile_and_on_again_after_an_error() -> None:
+    assert gc.isenabled()
+    with contextlib.suppress(ImportError), uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled(), "what is within another leaves it off"
+        raise ImportError
+    assert gc.isenabled()
