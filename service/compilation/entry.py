@@ -36,8 +36,13 @@ def _eager(spec: CompileSpec) -> int:
 
 
 def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:
-    """Import the modules of a task if one is sure to come, then wait for it."""
+    """Import the modules of a task if one is sure to come, then wait for it.
+
+    The processes share the cores: with as many threads as there are cores in each, every operation on the host waits
+    for threads of the others.
+    """
     if seat.eager:
         importlib.import_module("service.compilation.job")
     task = seat.tasks.recv()
+    importlib.import_module("torch").set_num_threads(max(1, len(os.sched_getaffinity(0)) // _eager(spec)))
     importlib.import_module("service.compilation.job").serve(spec, context, seat, task)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import mmap
 import os
 import pickle
+import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -22,6 +25,9 @@ RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
+_STACKS_S, _MOST_STACKS = 1.0, 1 << 16
+"""How long a process may take to write its stacks, and how many bytes of them are read."""
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
 _MEMORY_DEVICE = "/dev/nvidia-uvm"
 """CUDA opens this when it starts; counting devices does not."""
 
@@ -49,6 +55,18 @@ class ForkedProcess:
     pid: int
     tasks: Connection
     told: Connection
+    dumped: int
+
+    def stacks(self) -> str:
+        """Return the Python stacks of all its threads, innermost calls first; what there is of them within a second."""
+        os.kill(self.pid, signal.SIGUSR1)
+        text, ends = b"", time.monotonic() + _STACKS_S
+        while time.monotonic() < ends:
+            time.sleep(_STACKS_S / 10)
+            before, text = text, os.pread(self.dumped, _MOST_STACKS, 0)
+            if text and text == before:
+                break
+        return text.decode(errors="replace")
 
     def end(self) -> int:
         """Kill it, if it has not ended; return its exit code, negative for a signal."""
@@ -61,6 +79,7 @@ class ForkedProcess:
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.tasks.close()
         self.told.close()
+        os.close(self.dumped)
         return code
 
 
@@ -97,11 +116,13 @@ class Forks:
         from_told, told = Pipe(duplex=False)
         sys.stdout.flush()
         sys.stderr.flush()
+        dumped = os.memfd_create("trivet-stacks")
         pid = os.fork()
         if pid:
             tasks.close()
             told.close()
-            return ForkedProcess(pid, to_tasks, from_told)
+            return ForkedProcess(pid, to_tasks, from_told, dumped)
+        faulthandler.register(signal.SIGUSR1, dumped, all_threads=True)
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         try:
             serve(Seat(tasks, told, self.shared, self.races, eager))
@@ -112,6 +133,12 @@ class Forks:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)
+
+
+def innermost(stacks: str) -> str:
+    """Return the innermost call of the main thread, as ``FILE:LINE in FUNCTION``; empty if it is not known."""
+    frames = _FRAME.findall(stacks.rpartition("most recent call first")[2])
+    return "{}:{} in {}".format(*frames[0]) if frames else ""
 
 
 def can_fork() -> bool:

@@ -9,12 +9,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
 
+from service.compilation.activity import Activity
 from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
 from service.compilation.host_fault import HostFaultError
@@ -28,9 +30,11 @@ from service.compilation.ranks.group import gather, slowest
 from service.compilation.report.publishing import REPORT, gate, highest_safe, unproved
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import causes, summary
+from service.compilation.run.observation import RungCase
 from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
+from service.compilation.time_share import TimeShare
 from service.compilation.torch_internals.caches import clear_abandoned
 from service.compilation.torch_internals.toolchain import Toolchain, own_cache
 from service.jobs.atomic import atomic_draft, atomic_write
@@ -51,8 +55,9 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
     they serve by :func:`serve`.
     """
     clear_abandoned()
-    rungs = climb_to(spec.modes)
-    found = _climbed_apart(spec, context, rungs, forks) if forks else _climbed_here(spec, context, rungs)
+    rungs, share = climb_to(spec.modes), TimeShare.of(spec.timeout_s)
+    climbed = _climbed_apart(spec, context, rungs, share, forks) if forks else None
+    found = climbed or _climbed_here(spec, context, rungs, share)
     _keep_caches(context, spec, found.results)
     if context.rank == 0:  # these results stay if the compiler crashes the process below
         _write(context, found.report(spec))
@@ -147,7 +152,7 @@ class _Found:
         return _assemble(spec, self.subject, self.results, self.toolchain_s, diagnoses=diagnoses, proved=self.proved)
 
 
-def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...]) -> _Found:
+def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], share: TimeShare) -> _Found:
     """Climb in this process: for ranks that climb together, and on few cores without a GPU."""
     device = distributed.start(context.device_type)
     toolchain = Toolchain(device)
@@ -159,11 +164,18 @@ def _climbed_here(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...
     context.report.phase("preparing")
     proved = _proved(context, toolchain.cache) if context.rank == 0 else None  # headers are prepared meanwhile
     toolchain_s = warm_toolchain(device, rungs, toolchain)
-    plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
+    activity = Activity(context.report, len(rungs) * len(spec.phases))
+    activity.begin(0, [RungCase(rung, phase) for phase in spec.phases for rung in rungs])
+    tells = partial(activity.hear, 0) if context.rank == 0 else _say_nothing
+    plan = replace(plan_run(target.program, spec.steps, spec.permitted, slowest), share=share, tells=tells)
     context.report.phase("first rung")
     climbed = _timed(climb(target.program, rungs, spec.phases, plan, context.should_stop))
-    results = list(_told(context, climbed, len(rungs) * len(spec.phases)))
+    results = list(_told(context, climbed, activity))
     return _Found(target.subject, toolchain_s, results, proved, target.program, plan)
+
+
+def _say_nothing(name: str) -> None:
+    """Take the name of a run, which the first rank reports."""
 
 
 def serve(spec: CompileSpec, context: RunContext, seat: Seat, task: Lane | None) -> None:
@@ -174,7 +186,9 @@ def serve(spec: CompileSpec, context: RunContext, seat: Seat, task: Lane | None)
         seat.tell("proved", kept_or_run(self_test, own_cache(), context.device_type))
 
 
-def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], forks: Forks) -> _Found:
+def _climbed_apart(
+    spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], share: TimeShare, forks: Forks
+) -> _Found:
     """Climb in processes of their own, while the detectors are proved in another."""
     context.report.phase("preparing")
     context.report.log(_SELF_TEST)
@@ -187,8 +201,9 @@ def _climbed_apart(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ..
         prepared.append(about)
 
     lanes = in_lanes(rungs, spec.phases, len(os.sched_getaffinity(0)))
-    climbed = climb_apart(forks, lanes, context.should_stop, hear)
-    results = list(_told(context, climbed, len(rungs) * len(spec.phases)))
+    activity = Activity(context.report, len(rungs) * len(spec.phases))
+    climbed = climb_apart(forks, lanes, context.should_stop, hear, watcher=activity, share=share)
+    results = list(_told(context, climbed, activity))
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")
     subject, toolchain_s = prepared[0]
@@ -242,17 +257,18 @@ def _timed(results: Iterator[Result]) -> Iterator[Climbed]:
         began = time.time()
 
 
-def _told(context: RunContext, climbed: Iterator[Climbed], total: int) -> Iterator[Result]:
+def _told(context: RunContext, climbed: Iterator[Climbed], activity: Activity) -> Iterator[Result]:
     """Yield the results of all rungs, and tell each to the reporter as it comes."""
     if context.rank == 0:
-        context.report.progress(0, total, "rungs")
+        activity.publish(0)
     for done, each in enumerate(climbed, start=1):
         if context.rank == 0:
-            _tell(context, each, done, total)
+            _tell(context, each, done)
+            activity.publish(done)
         yield each.result
 
 
-def _tell(context: RunContext, climbed: Climbed, done: int, total: int) -> None:
+def _tell(context: RunContext, climbed: Climbed, done: int) -> None:
     result = climbed.result
     name = f"{result.case.phase}/{result.case.rung.name}"
     started, ended = climbed.ran or (time.time(),) * 2
@@ -262,7 +278,8 @@ def _tell(context: RunContext, climbed: Climbed, done: int, total: int) -> None:
     context.report.metric(done, metrics(result))
     for finding in result.findings:
         context.report.log(f"{name}: {finding.verdict}: {finding.message}")
-    context.report.progress(done, total, "rungs")
+    for line in climbed.stacks.splitlines():
+        context.report.log(line)
 
 
 def _proved(context: RunContext, cache: Path | None) -> SelfTest:

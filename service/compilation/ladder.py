@@ -30,6 +30,8 @@ from service.compilation.verdicts import Finding, Verdict, worst
 from service.jobs.spec.compile import Phase
 
 GRADIENT = "gradient"
+GOES_ON = frozenset({"pass", "not_applicable", "timeout"})
+"""The verdicts after which the next rung is tried."""
 RESULTS = frozenset({"loss", "output", GRADIENT})
 _ERROR: Callable[[Observation], str] = attrgetter("error")
 _TRIALS = 16
@@ -70,10 +72,10 @@ def climb(
     with each rung that is tried, once the uncompiled program has run.
     """
     lost = ""
-    for phase in phases:
-        lost = yield from _climb_phase(
-            program, [RungCase(rung, phase) for rung in rungs], plan, should_stop, lost, begins=begins
-        )
+    for number, phase in enumerate(phases, start=1):
+        cases = [RungCase(rung, phase) for rung in rungs]
+        later = len(rungs) * (len(phases) - number)
+        lost = yield from _climb_phase(program, cases, plan, should_stop, lost, begins=begins, later=later)
 
 
 def _climb_phase(
@@ -84,13 +86,14 @@ def _climb_phase(
     lost: str,
     *,
     begins: Callable[[RungCase], None],
+    later: int,
 ) -> Generator[Result, None, str]:
-    """Yield the results of a phase. ``lost`` says why the other ranks are gone, empty while they are there;
-    return its new value.
+    """Yield the results of a phase, before ``later`` rungs of others. ``lost`` says why the other ranks are gone, empty
+    while they are there; return its new value.
     """
-    look: Callable[[RungCase], Observation] | None = None
+    look: Callable[[RungCase, RunPlan], Observation] | None = None
     blocked = lost
-    for case in cases:
+    for left, case in zip(range(later + len(cases), later, -1), cases, strict=True):
         if not blocked and any(gather(should_stop())):
             blocked = "the job was asked to stop"
         if blocked:
@@ -99,14 +102,15 @@ def _climb_phase(
         try:
             look = look or _observer(program, case.phase, plan)
             begins(case)
+            limited = replace(plan, limit_s=plan.share.seconds(left))
             if case.rung.cuda_graphs and program.device.type != "cuda":
-                yield _not_applicable(case, look, program)
+                yield _not_applicable(look(RungCase(REHEARSAL, case.phase), limited), case, program)
                 continue
-            result = _limited(_judged(look(case)))
+            result = _limited(_judged(look(case, limited)))
         except GroupLostError as error:
             lost = f"the ranks lost each other at {case.rung.name} of {case.phase}"
             result = Result(case, "fail_error", error.findings)
-        if result.verdict not in {"pass", "not_applicable"}:
+        if result.verdict not in GOES_ON:
             blocked = lost or f"{case.rung.name} did not pass ({result.verdict})"
         yield result
     return lost
@@ -124,16 +128,16 @@ def _limited(result: Result) -> Result:
     return replace(result, verdict="not_applicable", findings=(Finding("not_applicable", reason), *result.findings))
 
 
-def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], program: Program) -> Result:
-    """Rehearse CUDA graphs without a CUDA device, which shows some of their faults."""
+def _not_applicable(seen: Observation, case: RungCase, program: Program) -> Result:
+    """Judge a rehearsal of CUDA graphs without a CUDA device, which shows some of their faults."""
     message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
-    rehearsed = _judged(look(RungCase(REHEARSAL, case.phase)))
+    rehearsed = _judged(seen)
     found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
     findings = (Finding("not_applicable", message), *found)
     return Result(case, "not_applicable", findings, rehearsal=rehearsed.observation)
 
 
-def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCase], Observation]:
+def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCase, RunPlan], Observation]:
     """Return the function that observes a rung of this phase; a model that does not even run uncompiled fails every
     one.
 
@@ -142,9 +146,9 @@ def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCa
     reference, problem = collective_attempt(lambda: _reference(program, phase, plan), itemgetter(1))
     problem = next((each for each in gather(problem) if each), "")
     if reference is None or problem:
-        return lambda case: Observation(case, error=problem)
+        return lambda case, _: Observation(case, error=problem)
     known = replace(reference, unused=_unused(program, reference))
-    return lambda case: _looked_at(program, case, known, plan)
+    return lambda case, limited: _looked_at(program, case, known, limited)
 
 
 def _without_influence(
@@ -268,13 +272,15 @@ def _problem(program: Program, separable: Separable, case: RungCase) -> str:
 def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:
     """Return the uncompiled runs, or their error."""
     try:
-        return run_reference(program, phase, plan.iterations, any_rank), ""
+        return run_reference(program, phase, plan.iterations, any_rank, plan.tells), ""
     except Exception as error:
         raise_host_fault(error)
         return None, f"the uncompiled model does not run: {describe(error)}"
 
 
 def _judged(observation: Observation) -> Result:
+    if observation.given_up:
+        return Result(observation.case, "timeout", (Finding("timeout", observation.given_up),))
     findings = _merge(gather((*judge(observation), *_nothing_compared(observation))))
     return Result(observation.case, worst(finding.verdict for finding in findings), findings, observation)
 

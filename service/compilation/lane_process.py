@@ -20,8 +20,10 @@ from service.compilation.run.run_rung import RunPlan
 
 SMALL = 1 << 28
 """Bytes of parameters and buffers up to which several processes hold a program at once."""
-PREPARED, TAKES_ALL, BEGINS, CLIMBED = "prepared", "takes all", "begins", "climbed"
-"""The messages of a process: its preparations, that it climbs everything, that a rung begins, and its result."""
+PREPARED, TAKES_ALL, DOES, BEGINS, CLIMBED = "prepared", "takes all", "does", "begins", "climbed"
+"""The messages of a process: its preparations, that it climbs everything, the run that begins, that a rung begins, and
+its result.
+"""
 _POLL_S = 0.02
 
 
@@ -36,10 +38,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Climbed:
-    """The result of a rung, and its start and end in Unix seconds; ``None`` if it did not run."""
+    """The result of a rung, and its start and end in Unix seconds; ``None`` if it did not run. ``stacks``: those of
+    its process, if it was given up.
+    """
 
     result: Result
     ran: tuple[float, float] | None = None
+    stacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Lane:
         """Climb, and report."""
         prepared = prepare()
         seat.tell(PREPARED, prepared.about)
-        plan = replace(prepared.plan, alone=lambda: _alone(seat.races))
+        plan = replace(prepared.plan, alone=lambda: _alone(seat.races), tells=lambda name: seat.tell(DOES, name))
         for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
             began = time.time()
             rungs = [case.rung for case in cases]

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Protocol
 
 from service.compilation import lane_process
-from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks
+from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks, innermost
 from service.compilation.host_fault import HostFaultError
-from service.compilation.ladder import Result
+from service.compilation.ladder import GOES_ON, Result
 from service.compilation.lane_process import Climbed, Lane
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.rungs import Rung
+from service.compilation.time_share import ENDLESS, TimeShare, given_up
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
 
@@ -43,22 +45,42 @@ def _own_lane(rung: Rung) -> str:
     return rung.name if rung.generates_code else ""
 
 
+class Watcher(Protocol):
+    """Sees what the processes of the lanes do."""
+
+    def begin(self, lane: int, cases: Sequence[RungCase]) -> None:
+        """See a process begin with its cases."""
+
+    def hear(self, lane: int, doing: str) -> None:
+        """See a process begin a run."""
+
+    def end(self, lane: int) -> None:
+        """See the end of a process."""
+
+
 def climb_apart(
-    forks: Forks, lanes: Sequence[Sequence[RungCase]], should_stop: Callable[[], bool], told: Callable[[Any], None]
+    forks: Forks,
+    lanes: Sequence[Sequence[RungCase]],
+    should_stop: Callable[[], bool],
+    told: Callable[[Any], None],
+    *,
+    watcher: Watcher,
+    share: TimeShare = ENDLESS,
 ) -> Iterator[Climbed]:
     """Yield the results of all ``lanes`` in their order, like :func:`service.compilation.ladder.climb`.
 
-    Each lane is the task of one of the ``forks``; ``told`` is called once with the preparations. Raises the error of
-    a process that was the only one.
+    Each lane is the task of one of the ``forks``; ``told`` is called once with the preparations, ``watcher`` with what
+    each process does. A process whose rung takes longer than its ``share`` is killed. Raises the error of a process
+    that was the only one.
     """
-    with _Climb(forks, lanes, should_stop, told) as under_way:
+    with _Climb(forks, lanes, should_stop, told, watcher, share) as under_way:
         blocked: dict[Phase, str] = {}
         for case in under_way.everything:
             if case.phase in blocked:
                 yield Climbed(Result(case, "not_reached", (Finding("not_reached", blocked[case.phase]),)))
                 continue
             climbed = under_way.wait_for(case)
-            if climbed.result.verdict not in {"pass", "not_applicable"}:
+            if climbed.result.verdict not in GOES_ON:
                 blocked[case.phase] = f"{case.rung.name} did not pass ({climbed.result.verdict})"
                 under_way.forget(case.phase)
             yield climbed
@@ -66,12 +88,15 @@ def climb_apart(
 
 @dataclass
 class _Climber:
-    """A process, its remaining cases, and its current rung. ``alone``: no other runs beside it."""
+    """A process, its remaining cases, its current rung, and when that, or the uncompiled program, has begun.
+    ``alone``: no other runs beside it.
+    """
 
     fork: ForkedProcess
     left: list[RungCase]
     alone: bool
     running: RungCase | None = None
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -80,6 +105,8 @@ class _Climb:
     lanes: Sequence[Sequence[RungCase]]
     should_stop: Callable[[], bool]
     told: Callable[[Any], None]
+    watcher: Watcher
+    share: TimeShare
     processes: list[_Climber] = field(default_factory=list)
     again: list[RungCase] = field(default_factory=list)
     found: dict[RungCase, Climbed] = field(default_factory=dict)
@@ -109,6 +136,8 @@ class _Climb:
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
+            for process in [process for process in self.processes if self._is_late(process)]:
+                self._give_up(process)
         return self.found[case]
 
     def forget(self, phase: Phase) -> None:
@@ -133,6 +162,7 @@ class _Climb:
         except (IndexError, OSError) as error:
             raise HostFaultError("no process is left to climb the rest") from error
         self.processes.append(_Climber(fork, list(cases), alone))
+        self.watcher.begin(fork.pid, cases)
 
     def _hear(self, process: _Climber) -> None:
         try:
@@ -146,8 +176,11 @@ class _Climb:
             self.has_told = True
         elif word == lane_process.TAKES_ALL:
             process.left, process.alone = list(self.everything), True
+            self.watcher.begin(process.fork.pid, process.left)
+        elif word == lane_process.DOES:
+            self.watcher.hear(process.fork.pid, content)
         elif word == lane_process.BEGINS:
-            process.running = content
+            process.running, process.began = content, time.monotonic()
         elif word == lane_process.CLIMBED:
             self._climbed(process, content)
         elif process.alone:
@@ -162,6 +195,21 @@ class _Climb:
             return
         self.found.setdefault(climbed.result.case, climbed)
         process.left = [case for case in process.left if case != climbed.result.case]
+        process.running, process.began = None, time.monotonic()
+
+    def _is_late(self, process: _Climber) -> bool:
+        """Return whether a rung, or the uncompiled program before it, has taken longer than its share."""
+        return bool(process.left) and time.monotonic() - process.began > self.share.seconds(len(process.left))
+
+    def _give_up(self, process: _Climber) -> None:
+        """End a rung that takes too long, with the stacks of its process, and let another one climb the rest."""
+        case, *rest = process.left
+        what = f"{case.phase}/{case.rung.name}" if process.running else f"the uncompiled program of {case.phase}"
+        stacks = process.fork.stacks()
+        finding = Finding("timeout", given_up(what, time.monotonic() - process.began, innermost(stacks)))
+        self.found[case] = Climbed(Result(case, "timeout", (finding,)), stacks=stacks)
+        self.again += rest
+        self._kill(process)
 
     def _try_again(self, process: _Climber) -> None:
         """Climb the remaining rungs of a process once the others have ended."""
@@ -194,6 +242,7 @@ class _Climb:
 
     def _let_go(self, process: _Climber) -> None:
         self.processes.remove(process)
+        self.watcher.end(process.fork.pid)
         shared = self.forks.shared
         shared[SIZE] = shared[SIZE] or IS_SMALL  # its reader may be gone
 

@@ -10,6 +10,7 @@ Verdict = Literal[
     "pass",
     "not_applicable",
     "not_reached",
+    "timeout",
     "unstable",
     "fail_parity",
     "frozen",

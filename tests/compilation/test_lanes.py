@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
+import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +21,19 @@ from programs import clean
 
 from benchmarks.recording_reporter import RecordingReporter
 from service.compilation import entry, forks, job, lane_process
+from service.compilation.activity import Activity
 from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
+from service.compilation.ladder import climb
 from service.compilation.lane_process import Climbed, Prepared
 from service.compilation.lanes import climb_apart, in_lanes
 from service.compilation.program import Parts, Program, Step
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
+from service.compilation.time_share import ENDLESS, TimeShare
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec, Phase
 from service.parallel.boundary import StepBoundary
 from workers.forks import threads
@@ -39,6 +47,10 @@ EACH_PHASE = in_lanes(LOW, PHASES, cores=4)
 def _process_that_can_be_forked() -> None:
     if any(name.startswith("pt_autograd") for name in threads()):  # where PyTorch is built for CUDA, after a backward
         pytest.skip("a backward ran in this process before, so it cannot be forked; this file passes by itself")
+
+
+def is_compiled(parts: Parts) -> bool:
+    return any(module._compiled_call_impl is not None for part in parts.modules.values() for module in part.modules())
 
 
 @dataclass(frozen=True)
@@ -63,10 +75,7 @@ class Ending:
         yield from clean.PERCEPTRON.inference(parts, boundary)
 
     def _end(self, phase: Phase, parts: Parts) -> None:
-        is_compiled = any(
-            module._compiled_call_impl is not None for part in parts.modules.values() for module in part.modules()
-        )
-        if phase == self.phase and is_compiled == self.compiled:
+        if phase == self.phase and is_compiled(parts) == self.compiled:
             faulthandler.disable()  # its stacks are no news here
             os.kill(os.getpid(), self.number)
 
@@ -76,7 +85,11 @@ def prepared(program: Program = clean.PERCEPTRON) -> Callable[[], Prepared]:
 
 
 def climbed(
-    prepare: Callable[[], Prepared], planned: Sequence[Sequence[RungCase]], *, stop: bool = False
+    prepare: Callable[[], Prepared],
+    planned: Sequence[Sequence[RungCase]],
+    *,
+    stop: bool = False,
+    share: TimeShare = ENDLESS,
 ) -> tuple[list[Climbed], list[int]]:
     """Return what came of the lanes, and the process that was the first to be ready."""
     told: list[int] = []
@@ -86,7 +99,8 @@ def climbed(
 
     processes = Forks.ready(serve, len(planned), 2)
     try:
-        return list(climb_apart(processes, planned, lambda: stop, told.append)), told
+        activity = Activity(RecordingReporter(), 1)
+        return list(climb_apart(processes, planned, lambda: stop, told.append, watcher=activity, share=share)), told
     finally:
         processes.end()
 
@@ -133,6 +147,81 @@ def test_a_program_that_crashes_uncompiled_is_told_from_one_that_its_compiler_br
 def test_a_process_that_is_killed_alone_is_a_fault_of_the_host() -> None:
     with pytest.raises(HostFaultError, match="SIGKILL"):
         climbed(prepared(Ending("inference", signal.SIGKILL)), EACH_PHASE)
+
+
+@dataclass(frozen=True)
+class Hanging(Ending):
+    """A sound program that never comes back from one of its phases, and says so in a file."""
+
+    file: Path = Path(os.devnull)
+
+    def _end(self, phase: Phase, parts: Parts) -> None:
+        if phase == self.phase and is_compiled(parts) and not self.file.with_suffix(".seen").exists():
+            self.file.touch()
+            threading.Event().wait()
+
+
+@dataclass(frozen=True)
+class UntilItHangs(TimeShare):
+    """Time without an end, until the file tells of a rung that hangs: that one has had its share."""
+
+    file: Path = Path(os.devnull)
+
+    def seconds(self, left: int) -> float:
+        if not self.file.exists():
+            return math.inf
+        self.file.rename(self.file.with_suffix(".seen"))
+        return 0.0
+
+
+def test_a_rung_that_hangs_is_given_up_with_its_stacks_and_the_ladder_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "hangs"
+    program, share = Hanging("train", 0, file=file), UntilItHangs(file=file)
+    found, _ = climbed(prepared(program), in_lanes(LOW, PHASES, 1), share=share)
+    assert [each.result.verdict for each in found] == ["timeout", "pass", "pass", "pass"]
+    (finding,) = found[0].result.findings
+    assert re.fullmatch(
+        r"train/eager was given up after \d+ s, its share of timeout_s, at .+:\d+ in wait", finding.message
+    )
+    assert "in _end" in found[0].stacks
+
+
+def test_a_slow_rung_is_given_up_between_two_iterations_and_the_next_is_tried() -> None:
+    plan = replace(quick_plan(clean.PERCEPTRON, 4), share=TimeShare(ends=time.monotonic()))
+    found = list(climb(clean.PERCEPTRON, LOW, ["train"], plan))
+    assert [each.verdict for each in found] == ["timeout", "timeout"]
+    assert "train/aot_eager was given up after" in found[1].findings[0].message
+
+
+class Progressing(NullReporter):
+    """Keeps the last progress."""
+
+    last: dict[str, Any]
+
+    def put(self, event: dict[str, Any]) -> None:
+        self.last = event
+
+
+def test_what_the_lanes_do_is_told_with_the_time_until_the_slowest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    reporter = Progressing()
+    seen = Activity(reporter, 4)
+    for lane, cases in enumerate(EACH_PHASE):
+        seen.begin(lane, cases)
+        seen.hear(lane, f"{cases[0].phase}: eager PyTorch")
+    assert "left_s" not in reporter.last
+    now = 10.0
+    seen.hear(0, "train: float64")
+    assert reporter.last["phase"] == "train: float64; inference: eager PyTorch"
+    assert "left_s" not in reporter.last  # the other has not ended a run
+    seen.hear(1, "inference: float64")
+    assert reporter.last["left_s"] == 90.0  # of ten runs each, one has ended
+    assert (reporter.last["done"], reporter.last["total"], reporter.last["share"]) == (0, 4, 0.1)
+    seen.end(1)
+    seen.publish(4)
+    assert reporter.last["phase"] == "train: float64"
+    assert (reporter.last["done"], reporter.last["share"]) == (4, 1.0)
 
 
 def test_what_cannot_be_prepared_is_raised_here() -> None:

@@ -22,6 +22,7 @@ WORDS: dict[Verdict, str] = {
     "fail_error": "raises an error",
     "fail_lifetime": "overwrites what is still needed",
     "not_reached": "was not reached",
+    "timeout": "was given up",
 }
 
 

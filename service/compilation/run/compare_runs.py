@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare, compare_running_on
+from service.compilation.run.oracles import near
+from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare, compare_running_on, equal
 from service.compilation.run.reference import Reference, Run
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
@@ -27,7 +29,8 @@ def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterat
             yield from _compare_running_on(iteration, results, reference, tolerance)
             continue
         for key in sorted(results.keys() | oracles.keys()):
-            for comparison in _compare_one(key, iteration, results.get(key), oracles.get(key), tolerance):
+            pair = (results.get(key), oracles.get(key))
+            for comparison in _compare_one(key, iteration, pair, tolerance, reference.device):
                 yield _named(comparison, key, results.get(key), reference, tolerance)
 
 
@@ -40,8 +43,8 @@ def _compare_running_on(
         return
     for key in sorted(results.keys() & oracles.keys()):
         if oracles[key].eager.is_floating_point():
-            oracle = replace(oracles[key], drift=drift)
-            comparison = compare_running_on(key, iteration, results[key], oracle, tolerance)
+            result, oracle = _near(results[key], replace(oracles[key], drift=drift), reference.device)
+            comparison = compare_running_on(key, iteration, result, oracle, tolerance)
             yield _named(comparison, key, results[key], reference, tolerance)
 
 
@@ -78,11 +81,23 @@ def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:
     yield from [each for each in comparisons if not each.passed and each is not worst][:_KEPT_FAILURES]
 
 
+def _near(result: Tensor, oracle: Oracle, device: torch.device) -> tuple[Tensor, Oracle]:
+    """Return both on the device that compares them faster."""
+    truth = None if oracle.truth is None else near(oracle.truth, device)
+    return near(result, device), replace(oracle, eager=near(oracle.eager, device), truth=truth)
+
+
 def _compare_one(
-    key: Key, iteration: int, result: Tensor | None, oracle: Oracle | None, tolerance: Tolerance
+    key: Key,
+    iteration: int,
+    pair: tuple[Tensor | None, Oracle | None],
+    tolerance: Tolerance,
+    device: torch.device,
 ) -> Iterator[Comparison]:
+    result, oracle = pair
     if result is not None and oracle is not None:
-        yield compare(key, iteration, result, oracle, tolerance)
+        same = equal(key, iteration, result, oracle)
+        yield same or compare(key, iteration, *_near(result, oracle, device), tolerance)
     elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows the effect
         yield Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
     elif result is not None:

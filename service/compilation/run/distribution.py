@@ -270,7 +270,7 @@ def _moves(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor])
         value, steep = start.values[number], float(gradient.double().norm())
         if steep > 0:
             large = float(value.double().norm())
-            moves[number] = spread(gradient.double() * (large / steep), value).to(value.dtype)
+            moves[number] = spread(gradient.double() * (large / steep), value).to(value.device, value.dtype)
             said += large * steep
     return moves, said
 

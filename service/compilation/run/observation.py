@@ -97,7 +97,7 @@ class Observation:
     uncompiled program calls them; ``usage``: how the program used its compiled modules in the judged iterations.
     ``own_limit``: a known limit of this rung alone that explains all wrong results. ``audit``: stale memory that parity
     could not see. ``draws``: the result whose distribution differs from eager's, with the random numbers of generated
-    code. ``crashed``: a signal ended the process that ran it.
+    code. ``crashed``: a signal ended the process that ran it. ``given_up``: why it was not run to its end, if so.
     """
 
     case: RungCase
@@ -117,3 +117,4 @@ class Observation:
     audit: Audit = field(default_factory=Audit)
     draws: str = ""
     crashed: bool = False
+    given_up: str = ""

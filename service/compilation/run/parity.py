@@ -103,8 +103,8 @@ class Noise:
 @dataclass(frozen=True)
 class Oracle:
     """Holds the standard for one compiled tensor: ``scale`` is its size, by :meth:`ParitySettings.judged_scale`;
-    ``drift``, for a free iteration, the distance of eager from float64, as a part of its size; ``allowed``, how far
-    TF32 moves it; ``is_rounding``: of a gradient nothing is left but the rounding of its terms.
+    ``rounding``, the distance of eager from float64; ``drift``, for a free iteration, the same as a part of its size;
+    ``allowed``, how far TF32 moves it; ``is_rounding``: of a gradient nothing is left but the rounding of its terms.
     """
 
     eager: Tensor
@@ -114,6 +114,7 @@ class Oracle:
     settings: ParitySettings = SETTINGS
     drift: float = 0.0
     allowed: Noise = Noise()
+    rounding: float = 0.0
     is_rounding: bool = False
 
     @property
@@ -133,6 +134,26 @@ class Oracle:
         """Return the additional permitted error: none if TF32 moves so much that an error could not be seen."""
         times = self.settings.tf32 if self.allowed.rms <= self.bearable else 0.0
         return Noise(times * self.allowed.peak, times * self.allowed.rms)
+
+
+def equal(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle) -> Comparison | None:
+    """Judge a ``result`` that is eager's to the last bit, as :func:`compare` would; ``None`` if it is not."""
+    eager, truth, noise = oracle.eager, oracle.truth, oracle.noise.rms
+    if result.shape != eager.shape or result.dtype != eager.dtype or not torch.equal(result, eager):
+        return None
+    finite = torch.isfinite(eager)
+    if not bool(finite.any()):
+        return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
+    is_known = truth is not None and truth.shape == eager.shape and bool(torch.isfinite(truth[finite]).all())
+    return Comparison(
+        *key,
+        iteration,
+        excess=0.0,
+        max_abs=0.0,
+        ratio=1.0 if is_known else None,
+        noise=_ratio(noise, oracle.scale) if noise else 0.0,
+        is_noisy=noise > oracle.bearable,
+    )
 
 
 def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
@@ -170,28 +191,27 @@ def scale_of(tensor: Tensor) -> float:
     return _rms(values) if values.numel() else 0.0
 
 
-def terms_scale(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> float:
-    """Return the size of the terms whose sum ``eager`` is, as far as they cancel; 0 if they do not.
+def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: ParitySettings = SETTINGS) -> float:
+    """Return the size of the terms whose sum a tensor of eager is, as far as they cancel; 0 if they do not.
 
-    A float32 sum is off by about one unit in the last place of its terms, in whatever order they are added: nothing
-    else is left of the gradient of a bias before a normalisation, whose true value is 0, and that of the weight beside
-    it lacks a digit or two.
+    ``own`` is its size, ``rounding`` its distance from float64 (:func:`rounding_of`). A float32 sum is off by about one
+    unit in the last place of its terms, in whatever order they are added: nothing else is left of the gradient of a
+    bias before a normalisation, whose true value is 0, and that of the weight beside it lacks a digit or two.
     """
-    own = scale_of(eager) if eager.is_floating_point() else 0.0
-    terms = _rounding(eager, truth) / torch.finfo(eager.dtype).eps if own else 0.0
+    terms = rounding / torch.finfo(dtype).eps if own and rounding else 0.0
     if terms < settings.some_lost * own:
         return 0.0
-    return terms if is_rounding(eager, truth, settings) else min(terms, settings.most_lost * own)
+    return terms if is_rounding(own, rounding, settings) else min(terms, settings.most_lost * own)
 
 
-def is_rounding(eager: Tensor, truth: Tensor | None, settings: ParitySettings = SETTINGS) -> bool:
-    """Return whether nothing is left of ``eager`` but the rounding of its terms."""
-    rounding = _rounding(eager, truth)
-    return rounding > 0 and rounding >= settings.cancelled * scale_of(eager)
+def is_rounding(own: float, rounding: float, settings: ParitySettings = SETTINGS) -> bool:
+    """Return whether nothing is left of a tensor of this size but the rounding of its terms."""
+    return rounding > 0 and rounding >= settings.cancelled * own
 
 
-def _rounding(eager: Tensor, truth: Tensor | None) -> float:
-    if truth is None or not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
+def rounding_of(eager: Tensor, truth: Tensor) -> float:
+    """Return the distance of ``eager`` from float64; 0 if they are not numbers of one computation."""
+    if not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
         return 0.0
     return scale_of(eager.double() - truth.double())
 

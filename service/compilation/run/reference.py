@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,33 +15,24 @@ from torch import Tensor
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.parity import (
-    SETTINGS,
-    Noise,
-    Oracle,
-    comparable,
-    is_rounding,
-    noise_of,
-    scale_of,
-    terms_scale,
-)
+from service.compilation.run.oracles import all_of, drifts, judging, oracles_of, part
+from service.compilation.run.parity import SETTINGS, Oracle, comparable
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, generator_state, record_step, units_of
 from service.compilation.run.same_draws import draw_alike
 from service.compilation.run.sampling import Key
-from service.compilation.run.state import Snapshot, state_of
+from service.compilation.run.state import HOST, Snapshot, size_of, state_of
 from service.compilation.torch_internals.checkpoints import counted_checkpoints
-from service.compilation.torch_internals.profile import Peak, peak, reset_peak
+from service.compilation.torch_internals.profile import Peak, peak, reset_peak, used
 from service.compilation.torch_internals.text import first_line
 from service.compilation.torch_internals.tf32 import InTf32, factors_that_may_lose_bits, full_float32
 from service.jobs.spec.compile import Phase
 
-_NOTHING = torch.empty(0)
 _OTHER = 2**31 - 1
 """A seed that no iteration has."""
 _FREE = " (running on)"
 """Follows the kind of a tensor of an iteration that continues the previous one."""
-_HOST_SHARE = 0.25
-"""The share of the host's free memory that states of the uncompiled run may take."""
+_SHARES = {"cuda": 0.2, "cpu": 0.25}
+"""The share of a device's free memory that states of the uncompiled run may take. Six processes may share a GPU."""
 _TRAJECTORY = "trajectory"
 """The kind of tensors made of the losses of iterations that continue each other."""
 
@@ -94,6 +83,8 @@ class Reference:
     """
     rounding_only: frozenset[str]
     """Parameters whose gradients are nothing but rounding: chance decides whether updates move them."""
+    device: torch.device
+    """The program's, which compares large tensors."""
     rounds_to_tf32: bool
     """Whether TF32 is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
@@ -105,45 +96,59 @@ class Reference:
 
 
 def run_reference(
-    program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool] = lambda flag: flag
+    program: Program,
+    phase: Phase,
+    iterations: int,
+    on_any: Callable[[bool], bool] = lambda flag: flag,
+    tells: Callable[[str], None] = lambda name: None,
 ) -> Reference:
     """Run ``program`` uncompiled three times, and once more if it draws random numbers; raises the program's errors.
-    ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together. If TF32 would hide
-    errors, everything runs again in full float32, and rungs must too.
+    ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together; ``tells`` is called
+    with the name of each run. If TF32 would hide errors, everything runs again in full float32, and rungs must too.
     """
-    found = _reference(program, phase, iterations, on_any)
+    found = _reference(program, phase, iterations, on_any, tells)
     moved = _moved_by_tf32(found)
     if not on_any(moved > SETTINGS.tf32_limit):
         return found
     with full_float32():
-        return replace(_reference(program, phase, iterations, on_any), hidden_by_tf32=moved)
+        return replace(_reference(program, phase, iterations, on_any, tells), hidden_by_tf32=moved)
 
 
-def _reference(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> Reference:
-    reset_peak(program.device)
+def _reference(
+    program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool], tells: Callable[[str], None]
+) -> Reference:
+    tells(f"{phase}: eager PyTorch")
     with counted_checkpoints() as checkpoints:
         eager, calls = _first(program, phase, iterations, on_any)
-    memory = peak(program.device)
+    tells(f"{phase}: eager PyTorch again")
+    besides = used(program.device)
+    reset_peak(program.device)
     again = run(build(program, phase), iterations, eager.starts)
+    memory = peak(program.device, besides)
     redrawn = _redrawn(program, phase) if on_any(eager.random) else None
+    tells(f"{phase}: float64")
     truth, note = _truth(program, phase, iterations, eager)
     if truth is not None and redrawn is not None and not draw_alike(eager.records[0], truth.records[0], redrawn):
         truth, note = None, "float64 draws other random numbers"
     overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
     tf32 = _in_tf32(program, phase, iterations, eager)
-    oracles = _oracles(eager, again, truth, tf32)
+    tells(f"{phase}: comparing the uncompiled runs")
+    apart = (tf32[0].tensors, tf32[1].tensors) if tf32 else None
+    exact = truth.tensors if truth else None
+    oracles = oracles_of(eager.tensors, again.tensors, exact, apart, program.device)
     return Reference(
         eager,
         oracles,
-        _drifts(oracles, iterations) if truth else (None,) * len(oracles),
+        drifts(oracles, iterations) if truth else (None,) * len(oracles),
         note,
-        noise=max((_part(each.noise, each) for each in _all_of(oracles[: iterations + 1])), default=0.0),
+        noise=max((part(each.noise, each) for each in all_of(oracles[: iterations + 1])), default=0.0),
         overwritten=tuple(sorted(overwritten)),
         peak=memory,
         calls=calls,
         recomputes=bool(checkpoints),
         backwards_due=_backwards_due(eager, differentiable=bool(calls.differentiable)),
         rounding_only=_rounding_only(oracles[:iterations]),
+        device=program.device,
         rounds_to_tf32=tf32 is not None,
     )
 
@@ -166,17 +171,38 @@ def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> tup
 def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, CallCounts]:
     program_run = build(program, phase)
     with counted_calls(units_of(program_run.parts)) as calls:
-        return run(program_run, iterations, most=_most_starts(program_run, iterations, on_any)), calls
+        return run(program_run, iterations, keeping=_keeping(program_run, iterations, on_any)), calls
 
 
-def _most_starts(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> int:
-    """Return how many states to keep: one for each iteration, or two, in turns, if the host lacks the memory."""
-    with_optimizers = 3 * Snapshot.of(program_run).size  # most keep two moments of each parameter
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 2 if on_any(iterations * with_optimizers > _HOST_SHARE * available) else iterations
+@dataclass(frozen=True)
+class Keeping:
+    """Says how many states of the uncompiled run are kept, to be taken in turn, and in which ``place``."""
+
+    most: int
+    place: torch.device = HOST
 
 
-def run(program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), most: int | None = None) -> Run:
+def _keeping(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> Keeping:
+    """Keep a state for each iteration, or two; on the device if it has room, else on the host."""
+    with_optimizers = 3 * size_of(program_run)  # most keep two moments of each parameter
+    for place in dict.fromkeys((program_run.program.device, HOST)):
+        room = _SHARES[place.type] * _free(place)
+        for most in (iterations, 2):
+            if not on_any(most * with_optimizers > room):
+                return Keeping(most, place)
+    return Keeping(2)
+
+
+def _free(place: torch.device) -> int:
+    """Return the free bytes of a device's memory."""
+    if place.type == "cuda":
+        return torch.cuda.mem_get_info(place)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def run(
+    program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), keeping: Keeping | None = None
+) -> Run:
     """Run and record ``iterations`` by :func:`follow`, each with a seed of its own."""
     draws: list[bool] = []
 
@@ -187,7 +213,7 @@ def run(program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (
         draws.append(not torch.equal(fresh, seen.generator))
         return seen
 
-    return replace(follow(program_run, iterations, step, starts, most), random=any(draws))
+    return replace(follow(program_run, iterations, step, starts, keeping), random=any(draws))
 
 
 def follow(
@@ -195,23 +221,24 @@ def follow(
     iterations: int,
     step: Callable[[int], StepRecord],
     starts: Sequence[Snapshot] = (),
-    most: int | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """Let ``step`` run and record each iteration, by its number.
 
     In training each of ``iterations`` begins with a state of the uncompiled run, so that later steps magnify no
     difference, and with a state different from the previous one's, so that a value left over from that is wrong
-    even if a batch repeats. Without ``starts`` this is the uncompiled run, and keeps ``most`` of its states (by
-    default one for each iteration), which later iterations take in turn. As many free iterations then continue each
-    other, like a job's.
+    even if a batch repeats. Without ``starts`` this is the uncompiled run, and keeps its states as ``keeping`` says (by
+    default one for each iteration, on the host). As many free iterations then continue each other, like a job's.
     """
+    keeping = keeping or Keeping(iterations)
     if program_run.phase == "inference":
-        return _follow_inference(program_run, iterations, step, starts)
+        beginning = starts or [Snapshot.of(program_run, keeping.place)]
+        return _follow_inference(program_run, iterations, step, beginning)
     before = state_of(program_run)
     known, records = list(starts), []
     for iteration in range(iterations):
-        if not starts and iteration < (most or iterations):
-            known.append(Snapshot.of(program_run))
+        if not starts and iteration < keeping.most:
+            known.append(Snapshot.of(program_run, keeping.place))
         else:
             known[iteration % len(known)].restore(program_run)
         records.append(step(iteration))
@@ -232,15 +259,14 @@ def _follow_inference(
     ``starts``.
     """
     before, records = state_of(program_run), []
-    beginning = starts[0] if starts else Snapshot.of(program_run)
     for iteration in range(iterations):
         if len(starts) > 1:
             starts[iteration % len(starts)].restore(program_run)
         else:
-            beginning.vary(program_run, iteration)
+            starts[0].vary(program_run, iteration)
         records.append(step(iteration))
     after = state_of(program_run)
-    found = _told(program_run, records, before, after, [beginning])
+    found = _told(program_run, records, before, after, starts[:1])
     return replace(found, tensors=(*found.tensors, after))
 
 
@@ -302,88 +328,23 @@ def _redrawn(program: Program, phase: Phase) -> StepRecord:
     return record_step(program_run)
 
 
-def _oracles(
-    eager: Run, again: Run, truth: Run | None, tf32: tuple[Run, Run] | None
-) -> tuple[Mapping[Key, Oracle], ...]:
-    """Return how to judge each tensor of each iteration; every rung is judged by the same."""
-    nothing: list[Mapping[Key, Any]] = [{}] * len(eager.tensors)
-    allowed = nothing
-    if tf32:
-        full, rounded = tf32
-        allowed = [_apart_by_tf32(*pair) for pair in zip(full.tensors, rounded.tensors, strict=True)]
-    exact = truth.tensors if truth else nothing
-    return tuple(map(_judging, eager.tensors, again.tensors, exact, allowed))
-
-
-def _apart_by_tf32(full: Mapping[Key, Tensor], rounded: Mapping[Key, Tensor]) -> dict[Key, Noise]:
-    keys = full.keys() | rounded.keys()
-    return {key: noise_of(full.get(key, _NOTHING), rounded.get(key, _NOTHING)) for key in keys}
-
-
-def _judging(
-    eager: Mapping[Key, Tensor], again: Mapping[Key, Tensor], truth: Mapping[Key, Tensor], allowed: Mapping[Key, Noise]
-) -> dict[Key, Oracle]:
-    scales = {key: scale_of(value) for key, value in eager.items()}
-    largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
-    return {
-        key: Oracle(
-            value,
-            truth.get(key),
-            SETTINGS.judged_scale(scales[key], largest[key[0]], terms_scale(value, truth.get(key))),
-            noise_of(value, again.get(key, _NOTHING)),
-            allowed=allowed.get(key, Noise()),
-            is_rounding=key[0] == "gradient" and is_rounding(value, truth.get(key)),
-        )
-        for key, value in eager.items()
-    }
-
-
 def judged_beside(eager: Run, reference: Reference) -> Reference:
     """Return how to judge a run that begins like ``eager``, which has neither a second run nor one in float64."""
     oracles = tuple(
-        _judging(found, found, {}, {key: oracle.allowed for key, oracle in known.items()})
+        judging(found, found, {}, {key: oracle.allowed for key, oracle in known.items()}, reference.device)
         for found, known in zip(eager.tensors, reference.oracles, strict=True)
     )
     return replace(reference, eager=eager, oracles=oracles, drifts=(None,) * len(oracles))
-
-
-def _all_of(oracles: Iterable[Mapping[Key, Oracle]]) -> Iterator[Oracle]:
-    return chain.from_iterable(each.values() for each in oracles)
-
-
-def _part(noise: Noise, oracle: Oracle) -> float:
-    """Return the noise as a part of the tensor's size."""
-    if not noise.rms:
-        return 0.0
-    return noise.rms / oracle.scale if oracle.scale else math.inf
 
 
 def _moved_by_tf32(reference: Reference) -> float:
     """Return how far TF32 moves eager's results at most, as a part of a tensor's size: infinitely far for whole
     numbers, which it must not move.
     """
-    judged = list(_all_of(reference.oracles[: len(reference.eager.records)]))
+    judged = list(all_of(reference.oracles[: len(reference.eager.records)]))
     if any(each.allowed.rms and not each.eager.is_floating_point() for each in judged):
         return math.inf
-    return max((_part(each.allowed, each) for each in judged), default=0.0)
-
-
-def _drifts(oracles: Sequence[Mapping[Key, Oracle]], iterations: int) -> tuple[float | None, ...]:
-    """Return how far eager has moved from float64, as ``Reference.drifts`` has it."""
-    reached = accumulate((_apart(each.values()) for each in oracles[iterations + 1 :]), max)
-    return (*[None] * (iterations + 1), *(each if each <= SETTINGS.drift_limit else None for each in reached))
-
-
-def _apart(oracles: Iterable[Oracle]) -> float:
-    """Return how far eager and float64, or two eager runs, are apart in an iteration."""
-    pairs = [each for each in oracles if each.eager.is_floating_point() and each.scale]
-    apart = (
-        scale_of(each.eager.double() - each.truth.double()) / each.scale
-        for each in pairs
-        if each.truth is not None and each.truth.shape == each.eager.shape
-    )
-    of_eager = (max(each.noise.rms, each.allowed.rms) / each.scale for each in pairs)
-    return max((*apart, *of_eager), default=0.0)
+    return max((part(each.allowed, each) for each in judged), default=0.0)
 
 
 def _backwards_due(eager: Run, *, differentiable: bool) -> tuple[bool, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +29,14 @@ from service.compilation.run.reference import Reference, Run, follow, seed
 from service.compilation.run.state import Snapshot
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
+from service.compilation.time_share import ENDLESS, GivenUpError, TimeShare, given_up
 from service.compilation.torch_internals.caches import (
     empty_caches,
     forget_compiled,
     portable_cache,
     take_machine_code,
 )
-from service.compilation.torch_internals.profile import peak, reset_peak
+from service.compilation.torch_internals.profile import peak, reset_peak, used
 from service.compilation.torch_internals.recorder import Recorder, recorder
 from service.compilation.torch_internals.replays import Replays
 from service.compilation.torch_internals.switches import own_random_numbers, silent_switches
@@ -47,6 +49,10 @@ _BRIEF = 6
 _REDRAWN = "other random numbers, of the same distribution"
 _KINK = "the other side of a kink"
 _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
+
+
+def _tell_nobody(name: str) -> None:
+    """Take the name of a run that begins."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,11 @@ class RunPlan:
     agree: Callable[[float], float]
     race: RaceSettings = field(default_factory=RaceSettings)
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    tells: Callable[[str], None] = _tell_nobody
+    """Called with the name of each run that begins."""
+    share: TimeShare = ENDLESS
+    limit_s: float = math.inf
+    """The seconds after which a rung is given up, at the next of its iterations."""
 
     def race_of(self, rung: Rung) -> RaceSettings:
         """Return the length of the race: a rung that generates no code is no faster, and its pace decides nothing."""
@@ -105,6 +116,8 @@ def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPl
         look = _RungRun(program, case, reference, plan, records, refused=refused)
         try:
             return look.observation(folder, kept)
+        except GivenUpError as error:
+            return Observation(case, given_up=str(error))
         except Exception as error:
             raise_host_fault(error)
             return look.failure(describe(error))
@@ -125,6 +138,8 @@ def run_rung_untimed(
         look = _RungRun(program, case, reference, plan, records, replays)
         try:
             return look.judged()
+        except GivenUpError as error:
+            return Observation(case, given_up=str(error))
         except Exception as error:
             raise_host_fault(error)
             return look.failure(describe(error))
@@ -144,17 +159,22 @@ class _RungRun:
     comparisons: list[Comparison] = field(default_factory=list)
     redrawn: bool = False
     kinks: tuple[Comparison, ...] = ()
+    began: float = field(default_factory=time.monotonic)
 
     def observation(self, folder: Path, kept: Path | None) -> Observation:
         """Return the observation of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
+        besides = used(self.program.device)
         program_run = build(self.program, self.case.phase, self.case.rung)
         compiled = [program_run.parts.modules[name] for name in program_run.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
+        self.plan.tells(f"{self._name}: compiling and running")
         run, cold_s = self._judged_run(program_run)
-        memory = peak(self.program.device)
+        memory = peak(self.program.device, besides)
+        self.plan.tells(f"{self._name}: comparing")
         self._look_closer(program_run, run)
         settled = self._settled(program_run)
         generates = self.case.rung.generates_code
+        self.plan.tells(f"{self._name}: timing")
         with self.plan.alone():
             timed = pace(settled, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
         self.records.end_iteration()
@@ -312,6 +332,17 @@ class _RungRun:
     def _usage(self) -> Usage:
         return self.monitor.usage() if self.monitor else Usage()
 
+    @property
+    def _name(self) -> str:
+        return f"{self.case.phase}/{self.case.rung.name}"
+
+    def _check_time(self) -> None:
+        """Raise :class:`GivenUpError` once the rung has taken longer than its share, on all ranks or none."""
+        if self.plan.limit_s < math.inf:
+            seconds = self.plan.agree(time.monotonic() - self.began)
+            if seconds > self.plan.limit_s:
+                raise GivenUpError(given_up(self._name, seconds))
+
     def _judged_run(self, program_run: ProgramRun) -> tuple[Run, float]:
         """Return the iterations that count, and the seconds that compiling added to them.
 
@@ -323,6 +354,7 @@ class _RungRun:
             self.monitor = monitor
 
             def step(iteration: int) -> StepRecord:
+                self._check_time()
                 if iteration == self.plan.warm_up:
                     reset_peak(self.program.device)
                 monitor.iteration = iteration

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from service.compilation.run.program_run import ProgramRun, named_in
 from service.compilation.run.sampling import Key, kept, local_part
-from service.parallel.containers import tensors_in
 
+HOST = torch.device("cpu")
 _VARIED = 4
 _MEMBERS = 10**6
 """More than any program has parameters."""
@@ -29,27 +29,25 @@ def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
     }
 
 
+def size_of(program_run: ProgramRun) -> int:
+    """Return the bytes of a program's parameters and buffers on this rank."""
+    return sum(local_part(each).nbytes for each in program_run.members)
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters, buffers and optimizers as they were, in the order in which every build of a program has them.
-
-    On the host, where they add nothing to peak memory.
-    """
+    """Parameters, buffers and optimizers as they were, in the order in which every build of a program has them."""
 
     values: tuple[Tensor, ...]
     optimizers: tuple[dict[str, Any], ...]
 
     @staticmethod
-    def of(program_run: ProgramRun) -> Snapshot:
+    def of(program_run: ProgramRun, place: torch.device = HOST) -> Snapshot:
+        """Copy the state to ``place``: the host, or the program's own device, from which restoring is much faster."""
         return Snapshot(
-            tuple(local_part(each).to("cpu", copy=True) for each in program_run.members),
-            tuple(_on_host(each.state_dict()) for each in program_run.parts.optimizers),
+            tuple(local_part(each).to(place, copy=True) for each in program_run.members),
+            tuple(_copied(each.state_dict(), place) for each in program_run.parts.optimizers),
         )
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of parameters, buffers and the state of optimizers."""
-        return sum(each.nbytes for each in (*self.values, *tensors_in(self.optimizers)))
 
     def restore(self, program_run: ProgramRun) -> None:
         """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in
@@ -87,23 +85,26 @@ class Snapshot:
 def _shuffled(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
     if not (isinstance(member, nn.Parameter) and before.is_floating_point()):
         return before
-    return before.flatten()[torch.randperm(before.numel(), generator=generator)].view_as(before)
+    order = torch.randperm(before.numel(), generator=generator).to(before.device)
+    return before.flatten()[order].view_as(before)
 
 
 def _nudged(value: Tensor, units: int, index: int) -> Tensor:
     if not value.is_floating_point():
         return value
     generator = torch.Generator().manual_seed(units * _MEMBERS + index)
-    signs = torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1)
-    return value * (1 + signs.to(value.dtype) * units * torch.finfo(value.dtype).eps)
+    signs = torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1).to(value.device, value.dtype)
+    return value * (1 + signs * units * torch.finfo(value.dtype).eps)
 
 
-def _on_host(state: Any) -> Any:
-    """Return a copy of an optimizer's state, with its tensors on the host."""
+def _copied(state: Any, place: torch.device) -> Any:
+    """Return a copy of an optimizer's state, with its tensors in ``place``; those on the host, such as a count of
+    steps, stay there.
+    """
     if isinstance(state, Tensor):
-        return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
+        return state.detach().to(HOST if state.device == HOST else place, copy=True)
     if isinstance(state, dict):
-        return {key: _on_host(value) for key, value in state.items()}
+        return {key: _copied(value, place) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_on_host(value) for value in state)
+        return type(state)(_copied(value, place) for value in state)
     return deepcopy(state)

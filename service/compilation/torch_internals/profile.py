@@ -119,6 +119,14 @@ class Peak:
     reserved_gib: float
 
 
+def used(device: torch.device) -> int:
+    """Return the bytes of live tensors on a device, without the garbage of earlier runs; 0 if they are not counted."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    return torch.cuda.memory_allocated(device)
+
+
 def reset_peak(device: torch.device) -> None:
     """Count from here, without the garbage of earlier runs."""
     if device.type == "cuda":
@@ -128,8 +136,11 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak(device: torch.device) -> Peak | None:
-    """Return the peak since ``reset_peak``; ``None`` if it is not counted."""
+def peak(device: torch.device, besides: int) -> Peak | None:
+    """Return the peak since ``reset_peak``, without ``besides`` bytes of the check's own; ``None`` if it is not
+    counted.
+    """
     if device.type != "cuda":
         return None
-    return Peak(torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB)
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return Peak((allocated - besides) / GIB, (reserved - besides) / GIB)

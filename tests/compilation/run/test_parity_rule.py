@@ -18,7 +18,9 @@ from service.compilation.run.parity import (
     comparable,
     compare,
     compare_running_on,
+    equal,
     noise_of,
+    rounding_of,
     scale_of,
     terms_scale,
 )
@@ -34,6 +36,10 @@ def verdict(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor | Non
     return compare(("gradient", "w"), 0, result, Oracle(eager, truth, scale, **oracle), TOLERANCE)
 
 
+def terms_of(eager: torch.Tensor, truth: torch.Tensor) -> float:
+    return terms_scale(scale_of(eager) if eager.is_floating_point() else 0.0, rounding_of(eager, truth), eager.dtype)
+
+
 def sample(seed: int, size: int = LARGE, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Float64 values and their float32 rounding."""
     truth = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
@@ -46,6 +52,26 @@ def test_the_same_result_always_passes(seed: int, exponent: int) -> None:
     found = verdict(eager.clone(), eager, truth)
     assert found.passed
     assert found.excess == found.max_abs == 0 or found.ratio == 1
+
+
+ODD = torch.tensor([1.0, -0.0, float("inf"), -float("inf")])
+
+
+@pytest.mark.parametrize("eager", [ODD, ODD[2:], ODD[:0], torch.arange(3), sample(1)[0]], ids=str)
+@pytest.mark.parametrize("truth", [None, "exact", "infinite", "another shape"])
+@pytest.mark.parametrize("noise", [Noise(), Noise(0.01, 0.01), Noise(9.0, 9.0)])
+def test_what_is_equal_to_the_last_bit_is_judged_as_all_else(
+    eager: torch.Tensor, truth: str | None, noise: Noise
+) -> None:
+    known = {"exact": eager.double(), "infinite": eager.double() / 0, "another shape": torch.zeros(7)}
+    oracle = Oracle(eager, known[truth] if truth else None, scale_of(eager), noise)
+    assert equal(("output", "y"), 3, eager.clone(), oracle) == compare(("output", "y"), 3, eager, oracle, TOLERANCE)
+
+
+def test_what_differs_in_shape_type_or_bit_is_not_equal() -> None:
+    oracle = Oracle(ODD, None, 1.0)
+    for other in (ODD[:3], ODD.double(), ODD.nextafter(torch.tensor(5.0)), ODD * float("nan")):
+        assert equal(("output", "y"), 0, other, oracle) is None
 
 
 @given(seed=st.integers(0, 10_000), exponent=st.integers(-12, 0), error=st.floats(0.01, 10))
@@ -98,7 +124,7 @@ def test_the_scale_of_a_tensor_whose_terms_cancel_is_that_of_its_terms(seed: int
     terms = 10.0**exponent
     for wrong, passes in ((0.0, True), (0.01, False)):
         result, eager, truth = cancelling(seed, terms, wrong)
-        scale = ParitySettings().judged_scale(scale_of(eager), 0.3 * terms, terms_scale(eager, truth))
+        scale = ParitySettings().judged_scale(scale_of(eager), 0.3 * terms, terms_of(eager, truth))
         assert verdict(result, eager, truth, scale=scale).passed == passes
 
 
@@ -110,18 +136,17 @@ def test_terms_that_cancel_in_part_may_be_added_in_another_order(seed: int) -> N
     unit = 1e-2 * torch.finfo(torch.float32).eps
     eager, result = (truth + 12 * unit * lost[0]).float(), (truth + 600 * unit * lost[1]).float()
     own = scale_of(eager)
-    scale = ParitySettings().judged_scale(own, 20 * own, terms_scale(eager, truth))
+    scale = ParitySettings().judged_scale(own, 20 * own, terms_of(eager, truth))
     assert verdict(result, eager, truth, scale=scale).passed
     assert not verdict(result, eager, truth, scale=own).passed
     assert not verdict(result * 1.01, eager, truth, scale=scale).passed
-    assert terms_scale((truth + 2 * unit * lost[0]).float(), truth) == 0
+    assert terms_of((truth + 2 * unit * lost[0]).float(), truth) == 0
 
 
 def test_a_tensor_with_any_right_digit_is_judged_at_its_own_scale() -> None:
     eager, truth = sample(3)
-    assert terms_scale(eager, truth) == 0.0
-    assert terms_scale(eager, None) == 0.0
-    assert terms_scale(torch.arange(4), torch.arange(4)) == 0.0
+    assert terms_of(eager, truth) == 0.0
+    assert terms_of(torch.arange(4), torch.arange(4)) == 0.0
 
 
 @pytest.mark.parametrize(("off", "drift", "passes"), [(1e-4, 0.0, True), (5e-2, 0.0, False), (5e-2, 5e-3, True)])
