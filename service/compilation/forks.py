@@ -20,7 +20,7 @@ from typing import Any
 
 STOP, SIZE = 0, 1
 """Places in the memory that all processes share: whether to stop, and the size of the program."""
-UNKNOWN, IS_SMALL, IS_LARGE = 0, 1, 2
+UNKNOWN, IS_SMALL, IS_MEDIUM, IS_LARGE = 0, 1, 2, 3
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, Seat
+from service.compilation.forks import IS_LARGE, IS_MEDIUM, IS_SMALL, SIZE, STOP, UNKNOWN, Seat
 from service.compilation.ladder import Result, climb
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
@@ -20,8 +20,10 @@ from service.compilation.run.run_rung import RunPlan
 
 SMALL = 1 << 28
 """Bytes of parameters and buffers up to which several processes hold a program at once."""
-PREPARED, TAKES_ALL, DOES, BEGINS, CLIMBED = "prepared", "takes all", "does", "begins", "climbed"
-"""The messages of a process: its preparations, that it climbs everything, the run that begins, that a rung begins, and
+_COPIES = 12
+"""How many times its size a program may need at once, with gradients, states of before, and all of it in float64."""
+PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
+"""The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and
 its result.
 """
 _POLL_S = 0.02
@@ -49,11 +51,12 @@ class Climbed:
 
 @dataclass(frozen=True)
 class Lane:
-    """The rungs of a process. ``everything``, for the first process: its rungs of a large program, which the
-    others leave to it.
+    """The rungs of a process. Of a program of medium size the first process of a phase climbs that whole,
+    ``of_phase``, and of a large one the first of all climbs ``everything``; the others leave it to them.
     """
 
     cases: tuple[RungCase, ...]
+    of_phase: tuple[RungCase, ...] = ()
     everything: tuple[RungCase, ...] = ()
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
@@ -78,13 +81,21 @@ class Lane:
     def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
         """Return the cases to climb here, once the program's size is known."""
         if seat.shared[SIZE] == UNKNOWN and self.everything:
-            seat.shared[SIZE] = IS_LARGE if _bytes_of(program) > SMALL else IS_SMALL
-            if seat.shared[SIZE] == IS_LARGE:
-                seat.tell(TAKES_ALL, None)
-                return self.everything
+            seat.shared[SIZE] = _size_of(program)
         while seat.shared[SIZE] == UNKNOWN:
             time.sleep(_POLL_S)
-        return self.cases if seat.shared[SIZE] == IS_SMALL else ()
+        own = {IS_SMALL: self.cases, IS_MEDIUM: self.of_phase, IS_LARGE: self.everything}[seat.shared[SIZE]]
+        seat.tell(TAKES, own)
+        return own
+
+
+def _size_of(program: Program) -> int:
+    """Return whether a process for each lane, one for each phase, or only one may hold the program."""
+    size = _bytes_of(program)
+    if size <= SMALL:
+        return IS_SMALL
+    room = torch.cuda.mem_get_info(program.device)[0] if program.device.type == "cuda" else 0
+    return IS_MEDIUM if 2 * _COPIES * size <= room else IS_LARGE
 
 
 @contextlib.contextmanager

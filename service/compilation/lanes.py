@@ -1,8 +1,8 @@
 """Climbs in processes of their own: rungs run side by side on enough cores, and no crash ends the job.
 
 Every process prepares the program anew and runs the uncompiled one itself, so that they share nothing but the device.
-The first of them learns the size of the program: it climbs a large one alone. A rung that runs out of memory beside
-others, or raises outside its run, is tried again without them.
+The first of them learns the size of the program: a large one is climbed by one process, or by one for each phase. A
+rung that runs out of memory beside others, or raises outside its run, is tried again without them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from service.compilation import lane_process
-from service.compilation.forks import IS_LARGE, IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks, innermost
+from service.compilation.forks import IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks, innermost
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import GOES_ON, Result
 from service.compilation.lane_process import Climbed, Lane
@@ -119,8 +119,12 @@ class _Climb:
     def __enter__(self) -> _Climb:
         alone, shared = len(self.lanes) == 1, self.forks.shared
         shared[SIZE], shared[STOP] = IS_SMALL if alone else UNKNOWN, self.should_stop()
-        for number, cases in enumerate(self.lanes):
-            self._start(cases, alone=alone, everything=() if number else self.everything)
+        seen: set[Phase] = set()
+        for cases in self.lanes:
+            firsts = {case.phase for case in cases} - seen
+            of_phase = tuple(case for case in self.everything if case.phase in firsts)
+            self._start(Lane(tuple(cases), of_phase, () if seen else self.everything), alone=alone)
+            seen |= firsts
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,7 +136,8 @@ class _Climb:
         while case not in self.found:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
-                self._start(self._rest(case), alone=True)
+                rest = self._rest(case)
+                self._start(Lane(rest, rest, rest), alone=True)
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
@@ -148,21 +153,21 @@ class _Climb:
                 self._kill(process)
         self.again = [case for case in self.again if case.phase != phase]
 
-    def _rest(self, case: RungCase) -> list[RungCase]:
+    def _rest(self, case: RungCase) -> tuple[RungCase, ...]:
         """Return the cases that one process climbs alone, in order."""
-        rest = [each for each in self.everything if each in self.again]
+        rest = tuple(each for each in self.everything if each in self.again)
         if not rest:
             raise HostFaultError(f"the check of {case.rung.name} ended without a result")
         self.again = []
         return rest
 
-    def _start(self, cases: Sequence[RungCase], *, alone: bool, everything: tuple[RungCase, ...] = ()) -> None:
+    def _start(self, lane: Lane, *, alone: bool) -> None:
         try:
-            fork = self.forks.take(Lane(tuple(cases), everything))
+            fork = self.forks.take(lane)
         except (IndexError, OSError) as error:
             raise HostFaultError("no process is left to climb the rest") from error
-        self.processes.append(_Climber(fork, list(cases), alone))
-        self.watcher.begin(fork.pid, cases)
+        self.processes.append(_Climber(fork, list(lane.cases), alone))
+        self.watcher.begin(fork.pid, lane.cases)
 
     def _hear(self, process: _Climber) -> None:
         try:
@@ -174,8 +179,9 @@ class _Climb:
             if not self.has_told:
                 self.told(content)
             self.has_told = True
-        elif word == lane_process.TAKES_ALL:
-            process.left, process.alone = list(self.everything), True
+        elif word == lane_process.TAKES:
+            process.left = list(content)
+            process.alone = process.alone or len(content) == len(self.everything)
             self.watcher.begin(process.fork.pid, process.left)
         elif word == lane_process.DOES:
             self.watcher.hear(process.fork.pid, content)
@@ -220,7 +226,7 @@ class _Climb:
         """Report the rung at which a process crashed, and let another continue with the later phases."""
         self._let_go(process)
         code = process.fork.wait()
-        if not process.left or (self.forks.shared[SIZE] == IS_LARGE and not process.alone):
+        if not process.left:
             return
         number = -code
         if number <= 0 or number in {signal.SIGKILL, signal.SIGTERM}:

@@ -257,15 +257,21 @@ class Telling(Ending):
             file.write(f"{os.getpid()}\n")
 
 
-@pytest.mark.parametrize(("bytes_of_a_small_one", "processes"), [(1, 1), (lane_process.SMALL, 2)])
-def test_a_large_program_is_climbed_by_one_process(
-    bytes_of_a_small_one: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("size", "processes"), [(forks.IS_LARGE, 1), (forks.IS_MEDIUM, 2), (forks.IS_SMALL, 4)])
+def test_a_large_program_is_climbed_by_fewer_processes(
+    size: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_process, "SMALL", bytes_of_a_small_one)
+    monkeypatch.setattr(lane_process, "_size_of", lambda program: size)
     program = Telling("train", 0, file=tmp_path / "processes")
-    found, _ = climbed(prepared(program), EACH_PHASE)
+    found, _ = climbed(prepared(program), [(case,) for lane in EACH_PHASE for case in lane])
     assert [each.result.verdict for each in found] == ["pass"] * 4
     assert len(set(program.file.read_text().split())) == processes
+
+
+def test_a_small_program_is_known_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lane_process._size_of(clean.PERCEPTRON) == forks.IS_SMALL
+    monkeypatch.setattr(lane_process, "SMALL", 1)
+    assert lane_process._size_of(clean.PERCEPTRON) == forks.IS_LARGE  # no room is known on a CPU
 
 
 def test_no_more_is_begun_once_the_job_is_to_stop() -> None:

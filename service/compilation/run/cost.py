@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from service.compilation.run.observation import RungCase, Timed
 from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
-from service.compilation.torch_internals.profile import Profile, profiled
+from service.compilation.torch_internals.profile import Recorded, record_profile
 
 log = logging.getLogger(__name__)
 _PROFILED = (3, 9)
@@ -25,16 +25,24 @@ _LONG_S = 0.1
 
 
 def pace(
-    program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings, *, beside_eager: bool = True
+    program_run: ProgramRun,
+    agree: Callable[[float], float],
+    settings: RaceSettings,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    beside_eager: bool = True,
 ) -> Timed:
     """Time the compiled ``program_run`` from its present step, before any input shape, beside the uncompiled
-    program from its first step on; with ``beside_eager`` the latter is profiled, too.
+    program from its first step on; with ``beside_eager`` the latter is profiled, too. ``alone`` is entered meanwhile.
     """
     program = program_run.program
     eager, compiled = build(program, program_run.phase), program_run
-    raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
-    steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
-    return Timed(raced, _profile(compiled, steps), _profile(eager, steps) if beside_eager else None)
+    with alone():
+        raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
+        steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
+        recorded = [_record(each, steps) for each in (compiled, eager)[: 1 + beside_eager]]
+    profiles = [each and each.figures() for each in recorded]
+    return Timed(raced, *profiles)
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,9 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
+def _record(program_run: ProgramRun, steps: int) -> Recorded | None:
     try:
-        return profiled(program_run.step, steps, program_run.program.device)
+        return record_profile(program_run.step, steps, program_run.program.device)
     except RuntimeError as error:  # such as when another profiler holds the device
         log.warning("no profile: %s", error)
         return None

@@ -127,9 +127,7 @@ def record_step(program_run: ProgramRun) -> StepRecord:
         step = program_run.step()
     left = {name: after for name, (_, after) in step.inputs.items()}
     by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
-    tensors = dict(
-        each for kind, of in by_kind.items() for name, value in of.items() for each in kept(kind, name, value)
-    )
+    tensors = kept((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
     overwritten = {name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))}
     missing = {name for name in program_run.trainable if ("gradient", name) not in gradients}
     return StepRecord(
@@ -188,6 +186,5 @@ def _collect(
 ) -> None:
     """Note the gradients with which ``optimizer`` is about to step."""
     own = _held(optimizer)
-    for name, value in trainable.items():
-        if id(value) in own and value.grad is not None:
-            gradients.update(kept("gradient", name, value.grad))
+    mine = ((name, value.grad) for name, value in trainable.items() if id(value) in own)
+    gradients.update(kept(("gradient", name, gradient) for name, gradient in mine if gradient is not None))

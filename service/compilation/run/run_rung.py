@@ -175,8 +175,8 @@ class _RungRun:
         settled = self._settled(program_run)
         generates = self.case.rung.generates_code
         self.plan.tells(f"{self._name}: timing")
-        with self.plan.alone():
-            timed = pace(settled, self.plan.agree, self.plan.race_of(self.case.rung), beside_eager=generates)
+        race = self.plan.race_of(self.case.rung)
+        timed = pace(settled, self.plan.agree, race, self.plan.alone, beside_eager=generates)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         cache = portable_cache() if generates else None

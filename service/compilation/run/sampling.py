@@ -5,7 +5,8 @@ all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, starmap
 
 import torch
 from torch import Tensor
@@ -17,12 +18,20 @@ KEPT = 2**16
 _SUMS = 2**12
 ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
+_PIECE = 2**22
+"""Bytes that are copied to the host at once: a piece must not show in peak memory."""
 WHOLE = " (whole)"
 """Follows the kind of a tensor whose signed sums are compared."""
 
 
-def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
-    """Yield the compared numbers of ``value``, under its kind and name; both parts of complex numbers."""
+def kept(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
+    """Return the compared numbers of tensors, given with their kinds and names, as copies on the host; both parts of
+    complex numbers.
+    """
+    return _on_host(dict(chain.from_iterable(starmap(_compared, members))))
+
+
+def _compared(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
     if local.layout is not torch.strided:
         local = local.to_dense()
@@ -33,6 +42,32 @@ def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
         yield (kind + WHOLE, name), signed_sums(local)
 
 
+def _on_host(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Copy in few pieces: each copy from a GPU waits for the work of all processes that share it."""
+    found = {key: value.to("cpu", copy=True) for key, value in values.items() if value.device.type == "cpu"}
+    for batch in _batches([(key, value) for key, value in values.items() if key not in found]):
+        flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for _, value in batch]).cpu()
+        pieces = flat.split([value.nbytes for _, value in batch])
+        found |= {
+            key: piece.view(value.dtype).view(value.shape) for (key, value), piece in zip(batch, pieces, strict=True)
+        }
+    return {key: found[key] for key in values}
+
+
+def _batches(values: Iterable[tuple[Key, Tensor]]) -> Iterator[list[tuple[Key, Tensor]]]:
+    """Yield pieces of one type each, of ``_PIECE`` bytes or a single tensor."""
+    by_type = sorted(values, key=lambda each: str(each[1].dtype))
+    batch: list[tuple[Key, Tensor]] = []
+    for key, value in by_type:
+        whole = sum(each.nbytes for _, each in batch) + value.nbytes
+        if batch and (whole > _PIECE or batch[0][1].dtype != value.dtype):
+            yield batch
+            batch = []
+        batch.append((key, value))
+    if batch:
+        yield batch
+
+
 def local_part(value: Tensor) -> Tensor:
     """Return this rank's part of ``value``."""
     to_local = getattr(value, "to_local", None)
@@ -41,10 +76,8 @@ def local_part(value: Tensor) -> Tensor:
 
 
 def _sample(local: Tensor) -> Tensor:
-    """Return a CPU copy; of a large tensor ``KEPT`` elements at most, evenly spread."""
-    if local.numel() > KEPT:
-        local = local.flatten()[:: _stride(local)]
-    return local.to("cpu", copy=True)
+    """Return a tensor, or of a large one ``KEPT`` elements at most, evenly spread."""
+    return local.flatten()[:: _stride(local)] if local.numel() > KEPT else local
 
 
 def spread(sampled: Tensor, like: Tensor) -> Tensor:
@@ -62,8 +95,7 @@ def _stride(local: Tensor) -> int:
 
 
 def signed_sums(local: Tensor) -> Tensor:
-    """Return ``_SUMS`` sums of all elements, each under a random sign, as large as the elements are; float64, on the
-    CPU.
+    """Return ``_SUMS`` sums of all elements, each under a random sign, as large as the elements are, in float64.
 
     Sums of a difference are the difference of the sums, and their mean square is the difference's on average ("tug of
     war", Alon, Matias and Szegedy, 1996): two tensors with the same sums are the same, and not only of one norm.
@@ -75,6 +107,7 @@ def signed_sums(local: Tensor) -> Tensor:
     total = torch.zeros(_SUMS, dtype=torch.float64, device=flat.device)
     for start in range(0, rows, ROWS):
         part = flat[start * _SUMS : (start + ROWS) * _SUMS].double()
-        block = functional.pad(part, (0, -part.numel() % _SUMS)).view(-1, _SUMS)
+        lacking = -part.numel() % _SUMS
+        block = (functional.pad(part, (0, lacking)) if lacking else part).view(-1, _SUMS)
         total += signs[start : start + ROWS] @ block
-    return (total / math.sqrt(rows)).cpu()
+    return total / math.sqrt(rows)

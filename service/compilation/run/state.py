@@ -21,12 +21,8 @@ _MEMBERS = 10**6
 def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
     """Return the trainable parameters and buffers in the form in which they are compared."""
     buffers = named_in(program_run.parts.modules, lambda module: module.named_buffers())
-    return {
-        key: value
-        for kind, members in (("parameter", program_run.trainable), ("buffer", buffers))
-        for name, member in members.items()
-        for key, value in kept(kind, name, member)
-    }
+    of_kinds = (("parameter", program_run.trainable), ("buffer", buffers))
+    return kept((kind, name, member) for kind, members in of_kinds for name, member in members.items())
 
 
 def size_of(program_run: ProgramRun) -> int:

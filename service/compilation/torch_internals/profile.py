@@ -36,7 +36,33 @@ class Profile:
     busy_s: float | None = None
 
 
-def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profile:
+@dataclass(frozen=True)
+class Recorded:
+    """What the profiler recorded of some steps, which have ``begun`` at times of ``time.time_ns``, as its events have.
+    Reading it takes longer than the steps.
+    """
+
+    profiler: profile
+    begun: Sequence[int]
+    enqueue_s: float
+    device: torch.device
+
+    def figures(self) -> Profile:
+        """Return the figures per step."""
+        events = _events(self.profiler)
+        share = _compiled_share(events, self.begun)
+        if self.device.type != "cuda":
+            return Profile(share, self.enqueue_s)
+        steps = len(self.begun)
+        busy = _covered(event for event in events if event.device_type() == DeviceType.CUDA) / 1e9 / steps
+        if not busy:  # no data from the device: CUPTI is missing, or belongs to another profiler
+            return Profile(share, self.enqueue_s)
+        names = [event.name() for event in events]
+        launches = sum(name in _LAUNCHES for name in names) / steps
+        return Profile(share, self.enqueue_s, launches, names.count(_GRAPH_LAUNCH) / steps, busy)
+
+
+def record_profile(step: Callable[[], Any], steps: int, device: torch.device) -> Recorded:
     """Profile ``steps`` calls of ``step``, which has been called before."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)  # read at the first profile of a process
     cuda = device.type == "cuda"
@@ -52,16 +78,7 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
         queued = time.perf_counter() - start
         if cuda:
             torch.cuda.synchronize(device)
-    events = _events(profiler)
-    share = _compiled_share(events, begun)
-    if not cuda:
-        return Profile(share, queued / steps)
-    busy = _covered(event for event in events if event.device_type() == DeviceType.CUDA) / 1e9 / steps
-    if not busy:  # no data from the device: CUPTI is missing, or belongs to another profiler
-        return Profile(share, queued / steps)
-    names = [event.name() for event in events]
-    launches = sum(name in _LAUNCHES for name in names) / steps
-    return Profile(share, queued / steps, launches, names.count(_GRAPH_LAUNCH) / steps, busy)
+    return Recorded(profiler, begun, queued / steps, device)
 
 
 def _events(profiler: profile) -> list[Any]:

@@ -46,6 +46,21 @@ def full_float32() -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
+class FactorsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
+    """Counts the ``calls`` of operators that have factors, in whatever type."""
+
+    def __init__(self, factors: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+        self._factors = factors
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.calls += func.name().partition(".")[0] in self._factors
+        return func(*args, **(kwargs or {}))
+
+
 class InTf32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
     """Rounds factors of float32 to TF32. ``rounded`` counts the calls in which there were any."""
 

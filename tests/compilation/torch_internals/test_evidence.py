@@ -24,7 +24,7 @@ from service.compilation.run.timing import Race
 from service.compilation.rungs import LADDER, RUNGS
 from service.compilation.torch_internals import cudagraphs
 from service.compilation.torch_internals.cudagraphs import watched_captures
-from service.compilation.torch_internals.profile import Profile, profiled
+from service.compilation.torch_internals.profile import Profile, record_profile
 from service.compilation.torch_internals.recorder import recorder
 
 CPU = torch.device("cpu")
@@ -145,9 +145,9 @@ def test_the_compiled_share_of_a_step_is_that_of_its_computing() -> None:
     x = torch.ones(600, 600)  # some milliseconds a call, beside which what surrounds it is nothing
     compiled = torch.compile(heavy, backend="eager")
     compiled(x)
-    assert profiled(lambda: compiled(x), 9, CPU).compiled_share > 0.5
-    assert profiled(lambda: heavy(x), 9, CPU).compiled_share == 0
-    some = profiled(lambda: (compiled(x), heavy(x), heavy(x)), 9, CPU)
+    assert record_profile(lambda: compiled(x), 9, CPU).figures().compiled_share > 0.5
+    assert record_profile(lambda: heavy(x), 9, CPU).figures().compiled_share == 0
+    some = record_profile(lambda: (compiled(x), heavy(x), heavy(x)), 9, CPU).figures()
     assert 0.05 < some.compiled_share < 0.9
     assert some.graph_launches is None
     torch.compiler.reset()
