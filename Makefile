@@ -1,5 +1,5 @@
 # Two commands from a bare checkout: `make demo` and `make test`. All that they need goes into .venv.
-# `make test-all` runs the long tests as well.
+# `make test-all` runs the long tests as well, and `make test-gpu` what needs a GPU, on a machine that has one.
 #
 # PYTHON       the interpreter to build the environment with (3.11 or newer)
 # TORCH_INDEX  an extra package index for torch, such as PyTorch's CPU wheels, where the default one would bring
@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all tests types style format-check contracts contracts-and-types up check format browser docs constraints lock clean
+.PHONY: demo test test-all test-gpu tests types style format-check contracts contracts-and-types up check format browser docs constraints lock clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -26,6 +26,10 @@ test: format-check browser
 
 test-all: format-check browser
 	$(MAKE) --no-print-directory --jobs=2 contracts-and-types tests
+
+# What needs a GPU, with the interpreter that has torch for it: .venv's if there is one, else PYTHON. Installs nothing.
+test-gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) tests/gpu/run.py
 
 # What some thousand processes import is compiled once and not by each of them.
 tests: $(STAMP)

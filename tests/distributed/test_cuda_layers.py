@@ -36,6 +36,7 @@ def why_no_float8() -> str:
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; this machine has none")
 needs_float8 = pytest.mark.skipif(bool(why_no_float8()), reason=why_no_float8())
+pytestmark = pytest.mark.cuda
 CUDA = torch.device("cuda")
 TRANSFORMER = TransformerConfig(vocab_size=64, dim=128, layers=2, heads=4, kv_heads=2, ffn_dim=256, max_sequence=32)
 

@@ -21,7 +21,7 @@ from service.schedules import GENERATORS, generator
 GPUS = torch.cuda.device_count()
 needs_two = pytest.mark.skipif(GPUS < 2, reason=f"two ranks over NCCL need 2 GPUs; this machine has {GPUS}")
 needs_four = pytest.mark.skipif(GPUS < 4, reason=f"four ranks over NCCL need 4 GPUs; this machine has {GPUS}")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.cuda]
 
 
 def two_ranks() -> dict[str, Any]:

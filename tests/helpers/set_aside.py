@@ -26,3 +26,13 @@ def quick_to_search() -> Iterator[None]:
     yield
     if not hidden:
         gc.unfreeze()
+
+
+@contextmanager
+def nothing_set_aside() -> Iterator[None]:
+    """Show the collector all objects: a closure was made when its module was imported."""
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        gc.freeze()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import count
 
 import pytest
@@ -14,6 +13,7 @@ from ladder_runs import Ascend
 from lanes import first_fast
 from programs import keeping, loops, storing
 from programs.registry import CLEAN, DEFECTS, Planted
+from set_aside import nothing_set_aside
 from torch import Tensor
 
 from service.compilation.ladder import Result
@@ -74,21 +74,11 @@ def test_results_that_only_look_copied_are_found(ascend: Ascend, name: str) -> N
     assert any(finding.verdict == "fail_parity" for finding in result.findings)
 
 
-@contextmanager
-def _nothing_set_aside() -> Iterator[None]:
-    """Show the collector all objects: a closure was made when its module was imported."""
-    gc.unfreeze()
-    try:
-        yield
-    finally:
-        gc.freeze()
-
-
 @pytest.mark.parametrize("planted", first_fast(2, storing.DEFECTS), ids=lambda planted: planted.name)
 def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_it(
     ascend: Ascend, planted: Planted
 ) -> None:
-    with _nothing_set_aside() if planted.name == "through_a_closure" else nullcontext():
+    with nothing_set_aside() if planted.name == "through_a_closure" else nullcontext():
         result = rehearsed(ascend, planted)
     (message,) = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
     assert f"read at {storing.read_by(planted)}" in message

@@ -6,6 +6,7 @@ import pytest
 import torch
 from programs import keeping, storing
 from programs.registry import CLEAN, DEFECTS, Planted
+from set_aside import nothing_set_aside
 
 from service.compilation.detectors import judge
 from service.compilation.run.observation import RungCase
@@ -51,7 +52,8 @@ def test_what_is_found_in_the_rehearsal_fails(planted: Planted) -> None:
 
 @pytest.mark.parametrize("planted", storing.DEFECTS, ids=name_of)
 def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_it(planted: Planted) -> None:
-    found = findings(planted)
+    with nothing_set_aside():
+        found = findings(planted)
     messages = [finding.message for finding in found if finding.verdict == "fail_lifetime"]
     named = [message for message in messages if storing.read_by(planted) in message]
     # In the forward itself the line is that of the call: what compiled code reads is not seen.

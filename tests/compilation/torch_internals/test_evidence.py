@@ -162,6 +162,7 @@ def test_the_last_rung_does_not_apply_without_a_device(ascend: Ascend) -> None:
     assert "CUDA graphs need a CUDA device" in last.findings[0].message
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("phase", ["train", "inference"])
 def test_cuda_graphs_are_captured_and_launched_on_a_device(ascend: Ascend, phase: str) -> None:

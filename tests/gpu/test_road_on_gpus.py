@@ -1,0 +1,71 @@
+"""The road of a language model on a GPU, through the service as a user goes it: trained, bounded, checked, compiled,
+killed, resumed. Nothing is left on the device at any end.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from gpu_jobs import ended, losses, nothing_left_of, signal_ranks
+from running_service import LIMIT_S, Service
+
+LAYERS, WIDTH, SEQUENCE = 8, 512, 256
+COMMON = {
+    "data": {"source": "tokens", "sequence": SEQUENCE},
+    "precision": {"param": "bf16"},
+    "device": "cuda",
+}
+LANGUAGE = {
+    "kind": "train",
+    "model": {"family": "transformer", "dim": WIDTH, "heads": 8, "layers": LAYERS, "max_sequence": SEQUENCE},
+    "steps": 120,
+    "batch": {"global": 8},
+    "optimizer": {"lr": 3e-4},
+    "checkpoint": {"every": 40},
+    **COMMON,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(service: Service) -> dict[str, Any]:
+    return ended(service, LANGUAGE)
+
+
+def test_the_demo_trains_verifies_and_checks() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trivet", "demo"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "certified accuracy" in " ".join(done.stdout.split())
+
+
+def test_a_language_model_learns(service: Service, trained: dict[str, Any]) -> None:
+    found = losses(service, trained["id"])
+    assert found[-1] < 0.8 * found[0]
+
+
+def test_a_language_model_is_bounded(service: Service, trained: dict[str, Any]) -> None:
+    asked = {"robustness": {"data": COMMON["data"] | {"sequence": 16}, "count": 2, "eps": 1e-6}}
+    spec = {"kind": "verify", "model": {"job": trained["id"]}, "property": asked, "method": "ibp", "device": "cuda"}
+    job = ended(service, spec)
+    rows = service.http.get(f"/v1/jobs/{job['id']}/bounds").raise_for_status().json()["items"]
+    assert len(rows) == 2
+
+
+def test_the_check_of_a_language_model_ends_and_its_gate_compiles_a_training_that_is_killed_and_resumes(
+    service: Service, trained: dict[str, Any]
+) -> None:
+    checked = ended(service, {"kind": "compile", "model": {"job": trained["id"]}, "shapes": [8], "steps": 4, **COMMON})
+    assert checked["result"]["verdicts"] == {"pass": 10}, checked["result"]["summary"]
+    gate = {"train": True, "inference": True, "gate": checked["id"]}
+    job = service.submit({**LANGUAGE, "compile": gate, "retries": 1})
+    service.wait(job["id"], lambda seen: (seen["progress"] or {}).get("done", 0) > 50 or seen["ended_at"])
+    signal_ranks(job["id"], signal.SIGKILL)
+    resumed = service.wait(job["id"])
+    assert (resumed["state"], resumed["attempt"]) == ("succeeded", 2), resumed["error"]
+    assert losses(service, job["id"])[-1] == pytest.approx(losses(service, trained["id"])[-1], rel=0.02)
+    nothing_left_of(job["id"])
