@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from running_service import Service, start, stop
+from running_service import LIMIT_S, Service, start, stop
 
 GPUS = torch.cuda.device_count()
 
@@ -16,6 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "gpu":
             item.add_marker(pytest.mark.cuda)
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
             if not GPUS:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU; this machine has none"))
 

@@ -1,4 +1,4 @@
-"""Jobs on GPUs through the service: layouts, schedules, bounds, compiled FSDP2, a device for two jobs, stopped ranks."""
+"""Jobs on GPUs through the service: layouts, schedules, bounds, compiled FSDP2, a device for two, stopped ranks."""
 
 from __future__ import annotations
 
