@@ -19,9 +19,8 @@ from service.compilation.torch_internals.caches import empty_caches, forget_comp
 from service.compilation.torch_internals.profile import Profile, profiled
 
 log = logging.getLogger(__name__)
-_PROFILED = (3, 9)
-"""The fewest steps in a profile: of long ones, and of short ones, which a busy machine easily disturbs."""
-_LONG_S = 0.1
+_PROFILED = 3
+"""The fewest steps in a profile, which has whole passes over the input shapes."""
 
 
 def pace(
@@ -33,8 +32,16 @@ def pace(
     program = program_run.program
     eager, compiled = build(program, program_run.phase), program_run
     raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
-    steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
-    return Timed(raced, _profile(compiled, steps), _profile(eager, steps) if beside_eager else None)
+    steps = -(-_PROFILED // program.period) * program.period
+    own, beside = _profile(compiled, steps), _profile(eager, steps) if beside_eager else None
+    # Code that is not generated calls the operators that eager calls.
+    return Timed(raced, own, beside, _compiled_share(own, beside if beside_eager else own))
+
+
+def _compiled_share(own: Profile | None, eager: Profile | None) -> float | None:
+    if own is None or eager is None or not eager.operators:
+        return None
+    return max(1 - own.uncompiled / eager.operators, 0.0)
 
 
 @dataclass(frozen=True)
