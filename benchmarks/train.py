@@ -32,7 +32,6 @@ from typing import Any
 from train_rows import PEER_NAME, PEERS, ROWS, Row, varied
 
 HERE = Path(__file__).parent
-HEADING = "## Training a 1.1-billion-parameter transformer (`train.py`)"
 COLUMNS = ("layout", "GPUs", "tok/s/GPU", "TFLOP/s", "MFU %", "GiB", "peer tok/s/GPU", "ratio", "peer GiB")
 
 
@@ -119,31 +118,16 @@ def line(found: dict[str, Any], row: Row, *, smoke: bool) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def section(lines: Sequence[str], found: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
-    """The table, with the facts needed to repeat it."""
+def about(found: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
+    """Return the facts needed to repeat a table."""
     measured = next((each for each in found if "error" not in each), {"device": "nothing", "torch": "?"})
     today = datetime.datetime.now(datetime.UTC).date()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    about = (
+    return (
         f"{options.gpus} × {measured['device']}, Python {platform.python_version()}, torch {measured['torch']}, "
         f"commit {commit.stdout.strip() or 'unknown'}, {today}, {options.steps} steps. "
         f"Peer: {PEER_NAME}; a ratio above 1 means that Trivet is faster."
     )
-    header = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    command = f"`python benchmarks/train.py {' '.join(sys.argv[1:])}`"
-    return "\n".join([f"### {today}", "", about, command, "", *header, *lines, ""])
-
-
-def append(path: Path, text: str) -> None:
-    """Add ``text`` under this script's heading, which is made if need be (then at the end of the file)."""
-    before = path.read_text() if path.exists() else ""
-    if HEADING not in before:
-        path.write_text(f"{before.rstrip()}\n\n{HEADING}\n\n{text}")
-        return
-    start = before.index(HEADING) + len(HEADING)
-    following = before.find("\n## ", start)
-    end = len(before) if following < 0 else following
-    path.write_text(f"{before[:end].rstrip()}\n\n{text}{before[end:]}")
 
 
 def arguments() -> argparse.Namespace:
@@ -156,7 +140,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one row")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no row is begun")
     parser.add_argument("--json", type=Path, help="append one JSON line per row to this file")
-    parser.add_argument("--append", type=Path, metavar="RESULTS.md")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     options.steps = 4 if options.smoke else options.steps
@@ -172,7 +155,7 @@ def chosen(options: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     options = arguments()
-    began, lines, results = time.perf_counter(), [], []
+    began, results = time.perf_counter(), []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     for wave in waves(chosen(options), options.gpus):
         if time.perf_counter() - began > options.budget:
@@ -182,11 +165,9 @@ def main() -> None:
             found = list(pool.map(lambda each: run(*each, options), wave))
         for (row, _), each in zip(wave, found, strict=True):
             results.append(each)
-            lines.append(line(each, row, smoke=options.smoke))
-            print(lines[-1], flush=True)
+            print(line(each, row, smoke=options.smoke), flush=True)
             report(each, options)
-    if options.append is not None:
-        append(options.append, section(lines, results, options))
+    print(about(results, options))
 
 
 def report(found: dict[str, Any], options: argparse.Namespace) -> None:

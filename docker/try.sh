@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Builds the images and tries the deployment of docker-compose.yml, as a project of its own beside any that runs here:
-# it is started twice, runs a job of each kind over the published port, loses each container under a running job, and
-# runs a gang over two workers, and is restored from a backup. It ends with what was lost, which must be nothing, and leaves neither containers nor
-# volumes. Needs Docker with BuildKit, Compose, curl and python3; where no registry of images is reached, debootstrap too
-# (docker/bases.sh), and root.
+# it is started twice, runs a job of each kind over the published port, loses each container under a running job, runs a
+# gang over two workers, and is restored from a backup. It ends with what was lost, which must be nothing, and leaves
+# neither containers nor volumes. Needs Docker with BuildKit, Compose, curl and python3; where no registry of images is
+# reached, Debian's mirror and root too (docker/bases.sh).
 #
 #   TORCH_INDEX   PyTorch's index of CPU wheels, where docker/wheels has none
 #   --no-build    takes the images that there are
+#   --cuda        tries the worker's image for CUDA and nothing else: it is built and started, and where Docker has NVIDIA's
+#                 container toolkit, a job runs on a GPU. Where there is no engine, docker/plain.py runs the same lines
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -56,12 +58,37 @@ train() { # name, steps, parallel, more
     "$1" "$MODEL" "$2" "$3" "${4:-}"
 }
 
+cuda() {
+  local image=trivet-worker-cuda:local locked
+  docker compose --profile gpu build --quiet worker-gpu
+  inside() { docker run --rm --network none --cap-drop ALL --entrypoint "$1" $image "${@:2}"; }
+  locked=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' torch-cuda.lock)
+  shown $image "$(docker image inspect --format '{{.Size}}' $image | numfmt --to=si) bytes"
+  check "its user" trivet "$(docker image inspect --format '{{.Config.User}}' $image)"
+  check "its torch" "$locked" "$(inside python -c 'import torch; print(torch.__version__.partition("+")[0])')"
+  check "is for CUDA" yes "$(inside python -c 'import torch; print("yes" if torch.version.cuda else "no")')"
+  check "a C++ compiler" yes "$(inside sh -c 'g++ --version > /dev/null && echo yes')"
+  check "its entry point" yes "$(docker run --rm --network none $image --version > /dev/null && echo yes)"
+  if ! docker info --format '{{json .Runtimes}}' | grep -q nvidia; then
+    shown "a job on a GPU" "not tried: Docker has no NVIDIA container toolkit"
+    return
+  fi
+  docker compose build --quiet api
+  COMPOSE_PROFILES=gpu up --scale worker=0
+  KEY=$(docker compose exec -T api cat /private/admin.key)
+  ends "$(submit "$(train first 50 '{}')")" "a job on a GPU"
+}
+
 say "Images"
 [ "${1:-}" = --no-build ] || docker/bases.sh
 install -d -m 700 "$FOLDER/broker"
 for user in api host; do openssl rand -base64 48 | tr -d '\n' > "$FOLDER/broker/$user"; printf '/#' >> "$FOLDER/broker/$user"; done
 echo unused > "$FOLDER/grafana"
 chmod 644 "$FOLDER"/broker/* "$FOLDER/grafana"
+if [ "${1:-}" = --cuda ]; then
+  cuda
+  exit "$FAILED"
+fi
 [ "${1:-}" = --no-build ] || docker compose build --quiet api worker
 for name in trivet-api trivet-worker; do
   shown "$name" "$(docker image inspect --format '{{.Size}}' $name:local | numfmt --to=si) bytes, user $(docker image inspect --format '{{.Config.User}}' $name:local)"

@@ -169,7 +169,7 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
     missed = [f"  missed: {_line(row)}" for row in bugs if not row.get("stopped")]
     alarms = [f"  stopped: {_line(row)}" for row in stopped]
     wrong = [f"  wrong in plain torch: {row['name']} ({row['shows']})" for row in sound if row.get("shows")]
-    gone = [f"  not a bug of this version: {row['name']}" for row in absent]
+    gone = [f"  not known as a bug of this version and device: {row['name']}" for row in absent]
     quiet = [f"  shows not in plain torch: {row['name']}" for row in bugs if not row.get("shows")]
     return "\n".join([*counts, *missed, *alarms, *wrong, *gone, *quiet])
 

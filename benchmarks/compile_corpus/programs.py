@@ -65,7 +65,8 @@ Make = Callable[[], nn.Module | Mapping[str, nn.Module]]
 @dataclass(frozen=True)
 class Entry:
     """A program of the corpus. ``bug`` is empty for a sound one; else its kind, with a ``thread`` or a sentence about
-    it, the devices where it ``shows`` in plain torch, and the ``versions`` of torch on which that was seen.
+    it, the devices where it ``shows`` in plain torch, the ``devices`` it was looked for on, and the ``versions`` of
+    torch on which it was seen.
     ``apart``: each module has an optimizer of its own. ``unsound``: devices and versions, as "cpu 2.11", for which
     torch itself compiles a sound program to another. ``first``: the first rung that shows a bug on a CPU, if that is
     neither the lowest one nor, for what replays do to memory, the rehearsal.
@@ -89,10 +90,13 @@ class Entry:
     fast: bool = False
     unsound: tuple[str, ...] = ()
     first: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
     def is_wrong(self, device: str, version: str) -> bool:
         """Return whether there is anything to catch, with this ``version`` of torch (its first two numbers)."""
-        return version in self.versions if self.bug else f"{device} {version}" in self.unsound
+        if not self.bug:
+            return f"{device} {version}" in self.unsound
+        return version in self.versions and device in self.devices
 
     @property
     def rung(self) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from pages import ROOT, commands
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), RESULTS]
 ROOMS = ("api", "benchmarks", "docker", "docs", "examples", "service", "tests", "trivet", "workers")
 
 
@@ -39,6 +40,27 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
 
 def test_the_readme_takes_three_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_results_are_one_page_and_name_scripts_and_commits_that_there_are() -> None:
+    text = RESULTS.read_text()
+    assert len(text.splitlines()) <= 300
+    scripts = set(re.findall(r"(\w+\.py)", text))
+    assert [name for name in scripts if not (RESULTS.parent / name).exists()] == []
+    ids = sorted(set(re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,8}\b", text)))
+    shallow = ["git", "rev-parse", "--is-shallow-repository"]
+    if subprocess.run(shallow, cwd=ROOT, capture_output=True, text=True, check=False).stdout != "false\n":
+        pytest.skip("the whole history is not here")
+    asked = subprocess.run(
+        ["git", "cat-file", "--batch-check"],
+        input="".join(f"{each}^{{commit}}\n" for each in ids),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(ids) > 40
+    assert [line for line in asked.stdout.splitlines() if " commit " not in line] == []
 
 
 def anchors(path: Path) -> set[str]:

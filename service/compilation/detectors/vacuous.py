@@ -8,7 +8,7 @@ from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
 _LEAST_SHARE = 0.01
-"""The least share of a step's computing in compiled code: with less, eager is compared with eager."""
+"""The least share of a step's operators in compiled code: with less, eager is compared with eager."""
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
@@ -38,9 +38,9 @@ def _reasons(observation: Observation) -> Iterator[str]:
 
 
 def _barely(observation: Observation) -> Iterator[str]:
-    profile = observation.cost.timed.profile if observation.cost else None
-    if profile is not None and observation.evidence.operations and profile.compiled_share < _LEAST_SHARE:
-        yield f"only {profile.compiled_share:.1%} of a step's computing is done in compiled code"
+    share = observation.cost.timed.compiled_share if observation.cost else None
+    if share is not None and observation.evidence.operations and share < _LEAST_SHARE:
+        yield f"only {share:.1%} of a step's operators run in compiled code"
 
 
 def _uncaptured(observation: Observation) -> Iterator[str]:

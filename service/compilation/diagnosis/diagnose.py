@@ -35,8 +35,8 @@ from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)
-SEARCH_S, CONFIRM_S = 30.0, 10.0
-"""Seconds for the whole search; and at least for its script to show the fault in a process of its own."""
+SEARCH_S = 30.0
+"""Seconds for the search. Its script then has time of its own to show the fault, which does not depend on the load."""
 _ISOLATED = ("fail_error", "fail_parity")
 """Verdicts that a single module can cause."""
 
@@ -44,13 +44,13 @@ _ISOLATED = ("fail_error", "fail_parity")
 @dataclass(frozen=True)
 class Reproduction:
     """``script`` shows the fault of ``operators`` operators; ``confirmed``: it did so in a process of its own,
-    with the message ``said``. ``bisection``: the part of Inductor at fault. An empty ``script``: there is none,
-    for the reason ``said``.
+    with the message ``said``; ``None`` if that was not measured, for the reason ``said``. ``bisection``: the part of
+    Inductor at fault. An empty ``script``: there is none, for the reason ``said``.
     """
 
     script: str = ""
     operators: int = 0
-    confirmed: bool = False
+    confirmed: bool | None = None
     said: str = ""
     bisection: str = ""
 
@@ -100,7 +100,7 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
     reproduction = _reproduction(search, unit, folder) if unit else Reproduction(said="no module fails alone")
     trace = str((folder / "trace").relative_to(artifacts))
-    ended = any(gather(time.monotonic() > search.deadline))
+    ended = any(gather(search.ended))
     return Diagnosis(case.rung.name, case.phase, unit, fault, search.trials, trace, reproduction, ended)
 
 
@@ -130,11 +130,12 @@ def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: s
         return Reproduction(said="its graphs, each alone and with the inputs of the first step, do not fail")
     try:
         small = minimised(failing, fails, search.deadline)
+        search.ended |= time.monotonic() > search.deadline
         script = write(small, rung, tolerance, about.replace('"""', "'''").replace("\\", "/"), folder)
     except UnsuitableError as error:
         return Reproduction(said=str(error))
-    outcome = run_script(script, max(search.deadline - time.monotonic(), CONFIRM_S))
     left = search.deadline - time.monotonic()
+    outcome = run_script(script)
     blamed = bisect(script, left) if outcome.shown and rung.generates_code else ""
     name = str(script.relative_to(folder.parent.parent))
     return Reproduction(name, small.operators, outcome.shown, outcome.said, blamed)
@@ -172,6 +173,7 @@ class _ModuleSearch:
     deadline: float
     trials: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
 
     def smallest(self) -> str | None:
         """Return the path of the smallest module that fails alone, or the smallest so far when time runs out;
@@ -189,6 +191,7 @@ class _ModuleSearch:
     def fails(self, unit: str) -> bool:
         """Return whether compiling ``unit`` alone raises or loses parity, on any rank."""
         if any(gather(time.monotonic() > self.deadline)):
+            self.ended = True
             return False
         self.trials += 1
         own = collective_attempt(lambda: self._fault(unit), str)

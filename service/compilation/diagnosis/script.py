@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -64,11 +65,19 @@ _KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "p
 """Global names that a script imports, or does not need."""
 
 
+PROCESSOR_S, CLOCK_S = 60, 300
+"""Limits of a process in seconds: of a processor, which say the same on a busy machine, and of the clock, for one that
+waits for something that never comes.
+"""
+
+
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """Says how a process ended: whether it showed the fault, and the last line that it printed."""
+    """Says how a process ended: whether it showed the fault, and the last line that it printed. ``shown`` is ``None``
+    if that was not measured; ``said`` then has the limit that it reached.
+    """
 
-    shown: bool
+    shown: bool | None
     said: str
 
 
@@ -111,7 +120,7 @@ def _input(index: int, value: object) -> str:
     return f'tensors["{index}"].requires_grad_()' if value.requires_grad else f'tensors["{index}"]'
 
 
-def run(script: Path, timeout_s: float) -> ScriptOutcome:
+def run(script: Path, timeout_s: float = CLOCK_S) -> ScriptOutcome:
     """Run the script in a process of its own with empty caches."""
     return _process([sys.executable, str(script)], timeout_s)
 
@@ -120,26 +129,38 @@ def bisect(script: Path, timeout_s: float) -> str:
     """Return the result of PyTorch's own bisector for the script: the backend at fault, and the pass or lowering in
     it.
 
-    Empty if it has no answer in time.
+    Empty if it finds none; if it has no answer in time, that is said.
     """
     command = [sys.executable, "-m", "torch._inductor.compiler_bisector", "run", sys.executable, str(script)]
-    said = _process(command, timeout_s).said
+    outcome = _process(command, timeout_s)
+    if outcome.shown is None:
+        return f"the part of the compiler at fault was not measured: {outcome.said}"
+    said = outcome.said
     return said.removeprefix("Bisection complete: ") if said.startswith("Bisection complete: Bisection") else ""
 
 
 def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
     if timeout_s <= 0:
-        return ScriptOutcome(False, "there was no time left to run it")
+        return ScriptOutcome(None, "there was no time left to run it")
     with owned_folder() as folder:
         lone = {name: value for name, value in os.environ.items() if name not in GROUP}
         environment = lone | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         try:
-            status, printed, told = _ended(command, environment, folder, timeout_s)
+            status, printed, told = _ended(_limited(command), environment, folder, timeout_s)
         except subprocess.TimeoutExpired:
-            return ScriptOutcome(False, f"it was still running after {timeout_s:.0f} s")
+            return ScriptOutcome(None, f"it was still running after {timeout_s:.0f} s")
+    if status == -signal.SIGXCPU:
+        return ScriptOutcome(None, f"it took more than {PROCESSOR_S} s of a processor")
     lines = [line for line in printed.splitlines() if line.strip()]
     said = lines[-1] if lines else (told.strip().splitlines() or [""])[-1]
     return ScriptOutcome(status == 1 and bool(lines), said)
+
+
+def _limited(command: list[str]) -> list[str]:
+    """Return the command with a limit of processor time, for each of its processes. A rank may not set that of another
+    process, so a shell sets its own.
+    """
+    return ["/bin/sh", "-c", f'ulimit -S -t {PROCESSOR_S}; exec "$@"', "sh", *command]
 
 
 def _ended(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float) -> tuple[int, str, str]:

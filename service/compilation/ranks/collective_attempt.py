@@ -35,7 +35,8 @@ DECISION, STAYED, LEFT = "decision", "stayed", "left"
 class WaitLimits:
     """Says how long a rank that has ended waits for the others, in seconds.
 
-    ``failed_s``: one that failed; the others may still be compiling before they miss it. ``done_s``: one that
+    ``failed_s``: one that failed, at least; the others may still be compiling before they miss it, so it waits for as
+    long as its own run took, which on a busy machine is longer. ``done_s``: one that
     succeeded; less than the timeout of collectives, which would end the job. The store is read every ``poll_s``.
     """
 
@@ -94,13 +95,14 @@ class _GroupAttempt:
     rank: int
     world: int
     limits: WaitLimits
+    started: float
 
     @staticmethod
     def of_all(limits: WaitLimits) -> _GroupAttempt:
         name = gather(uuid4().hex)[0]
         whole = dist.distributed_c10d._get_default_store()  # no public name on torch 2.11 to 2.13
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
-        return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits)
+        return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits, time.monotonic())
 
     def tell(self, problem: str) -> None:
         """Tell how this rank ended: ``STUCK`` if others had failed before it did."""
@@ -117,8 +119,9 @@ class _GroupAttempt:
     def missed(self) -> dict[int, str]:
         """Return nothing once all have told; if some do not come, leave, and return the problems by rank."""
         began, limits = time.monotonic(), self.limits
+        failed_s = max(limits.failed_s, began - self.started)
         while len(told := self.told()) < self.world and not self.is_left():
-            limit = limits.failed_s if any(state != WELL for state, _ in told.values()) else limits.done_s
+            limit = failed_s if any(state != WELL for state, _ in told.values()) else limits.done_s
             if time.monotonic() - began > limit:
                 break
             time.sleep(limits.poll_s)

@@ -106,8 +106,8 @@ def _cost(cost: Cost | None) -> dict[str, Any]:
         "eager_step_ms": race.eager_step_s * 1e3 if race else None,
         "ratio": race.ratio if race else None,
         "noisy": race.noisy if race else None,
-        "profile": _profile(cost.timed.profile) if cost else None,
-        "eager_profile": _profile(cost.timed.eager_profile) if cost else None,
+        "profile": _profile(cost.timed.profile, cost.timed.compiled_share) if cost else None,
+        "eager_profile": _profile(cost.timed.eager_profile, 0.0) if cost else None,
         "memory_gib": cost.peak.allocated_gib if cost and cost.peak else None,
         "eager_memory_gib": cost.eager_peak.allocated_gib if cost and cost.eager_peak else None,
         "reserved_gib": cost.peak.reserved_gib if cost and cost.peak else None,
@@ -115,12 +115,12 @@ def _cost(cost: Cost | None) -> dict[str, Any]:
     }
 
 
-def _profile(found: Profile | None) -> dict[str, Any] | None:
-    """Return, for one step, the host's cost of launching it, and the share that ran compiled."""
+def _profile(found: Profile | None, compiled_share: float | None) -> dict[str, Any] | None:
+    """Return, for one step, the host's cost of launching it, and the share of its operators that ran compiled."""
     if found is None:
         return None
     return {
-        "compiled_share": found.compiled_share,
+        "compiled_share": compiled_share,
         "enqueue_ms": found.enqueue_s * 1e3,
         "launches": found.launches,
         "graph_launches": found.graph_launches,

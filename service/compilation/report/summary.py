@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.compilation.diagnosis import Diagnosis
+from service.compilation.diagnosis import Diagnosis, Reproduction
 from service.compilation.ladder import Result
 from service.compilation.run.audit import names_of
 from service.compilation.verdicts import Verdict
@@ -119,8 +119,12 @@ def _cause(found: Diagnosis) -> str:
         return f"The failing module was not found in time ({of})."
     if found.module is None:
         return f"No module fails alone ({of}): only several together do."
-    shown = found.reproduction
-    if not shown.script:
-        return f"The smallest module that fails is {found.module} ({of})."
-    sure = "shows it" if shown.confirmed else "was written, but does not fail in a process of its own"
-    return f"The smallest module that fails is {found.module} ({of}); {shown.script} {sure}."
+    shown, until = found.reproduction, ", of those tried in time," if found.ended else ""
+    smallest = f"The smallest module that fails{until} is {found.module} ({of})"
+    return f"{smallest}; {shown.script} {_certainty(shown)}." if shown.script else f"{smallest}."
+
+
+def _certainty(shown: Reproduction) -> str:
+    if shown.confirmed is None:
+        return f"was written; whether it fails in a process of its own was not measured, as {shown.said}"
+    return "shows it" if shown.confirmed else "was written, but does not fail in a process of its own"

@@ -16,12 +16,11 @@ from service.compilation.run.observation import RungCase, Timed
 from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
-from service.compilation.torch_internals.profile import Recorded, record_profile
+from service.compilation.torch_internals.profile import Profile, Recorded, record_profile
 
 log = logging.getLogger(__name__)
-_PROFILED = (3, 9)
-"""The fewest steps in a profile: of long ones, and of short ones, which a busy machine easily disturbs."""
-_LONG_S = 0.1
+_PROFILED = 3
+"""The fewest steps in a profile, which has whole passes over the input shapes."""
 
 
 def pace(
@@ -37,12 +36,19 @@ def pace(
     """
     program = program_run.program
     eager, compiled = build(program, program_run.phase), program_run
+    steps = -(-_PROFILED // program.period) * program.period
     with alone():
         raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
-        steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
         recorded = [_record(each, steps) for each in (compiled, eager)[: 1 + beside_eager]]
-    profiles = [each and each.figures() for each in recorded]
-    return Timed(raced, *profiles)
+    own, *others = [each and each.figures() for each in recorded]
+    # Code that is not generated calls the operators that eager calls.
+    return Timed(raced, own, *others, compiled_share=_compiled_share(own, *(others or [own])))
+
+
+def _compiled_share(own: Profile | None, eager: Profile | None) -> float | None:
+    if own is None or eager is None or not eager.operators:
+        return None
+    return max(1 - own.uncompiled / eager.operators, 0.0)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ Recorded = Callable[[ProgramRun, Snapshot, int], Mapping[Key, Tensor]]
 @dataclass(frozen=True)
 class SamplingPlan:
     """Says how many ``seeds`` each side is run with at most, and how many at least where they would take more than
-    ``budget_s`` seconds; with how many ``slopes`` are measured; how many ``elements`` of a tensor are looked at, among
-    how many ``permutations`` the statistics must not stand out; up to ``related`` elements of two tensors are related
-    to each other.
+    ``budget_s`` seconds of a processor, which do not depend on what else runs; with how many ``slopes`` are measured;
+    how many ``elements`` of a tensor are looked at, among how many ``permutations`` the statistics must not stand out;
+    up to ``related`` elements of two tensors are related to each other.
     """
 
     seeds: int = 96
@@ -64,22 +64,24 @@ def differs_in_distribution(
     tolerance: Tolerance,
     agree: Callable[[float], float],
     plan: SamplingPlan = PLAN,
-) -> str:
-    """Return the tensor whose distribution in the compiled program differs from eager's; empty if there is none.
+) -> tuple[str, int]:
+    """Return the tensor whose distribution in the compiled program differs from eager's, empty if there is none, and
+    over how many seeds of the two it was compared.
 
     It must stand out again with other seeds. ``agree`` makes one number for all out of each rank's.
     """
     eager = build(compiled.program, compiled.phase)
     rounding = _rounding_only(eager, reference)
-    found = ""
+    found, seeds = "", plan.seeds
     for first in (_FIRST, 2 * _FIRST):
         groups = [_samples(each, reference, first + own, agree, plan) for own, each in enumerate((eager, compiled))]
+        seeds = min(seeds, *(len(value) for group in groups for value in group.values()))
         found = _apart(_without(rounding, groups), tolerance, plan)
         if not agree(float(bool(found))):
             found = _slopes_apart(eager, compiled, reference, first, plan)
         if not agree(float(bool(found))):
             break
-    return found
+    return found, seeds
 
 
 def _rounding_only(program_run: ProgramRun, reference: Reference) -> frozenset[Key]:
@@ -154,9 +156,9 @@ def _samples(
             every = max(1, value.numel() // plan.elements)
             rows.setdefault(key, []).append(value.flatten()[::every][: plan.elements].double())
         number += 1
-        began = began or time.perf_counter()  # without the compilations of the first step
+        began = began or time.process_time()  # without the compilations of the first step
         if number == plan.fewest // 2:
-            each = agree(time.perf_counter() - began) / (number - 1)
+            each = agree(time.process_time() - began) / (number - 1) / torch.get_num_threads()
             wanted = min(plan.seeds, max(plan.fewest, int(plan.budget_s / max(each, 1e-9))))
     return {key: torch.stack(values) for key, values in rows.items() if len(values) == number}
 

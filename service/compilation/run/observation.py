@@ -57,11 +57,16 @@ def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
 
 @dataclass(frozen=True)
 class Timed:
-    """Holds the race of compiled with eager, and a profile of each; ``None`` if the profiler does not work."""
+    """Holds the race of compiled with eager, and a profile of each; ``None`` if the profiler does not work.
+
+    ``compiled_share``: of the operators of an uncompiled step, the part that runs in compiled code; ``None`` if it was
+    not measured.
+    """
 
     race: Race
     profile: Profile | None = None
     eager_profile: Profile | None = None
+    compiled_share: float | None = None
 
 
 @dataclass(frozen=True)

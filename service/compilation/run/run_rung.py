@@ -19,7 +19,7 @@ from service.compilation.program import Program
 from service.compilation.run.audit import Audit, audit, names_of, unseen_in
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import pace, warm_seconds
-from service.compilation.run.distribution import differs_in_distribution
+from service.compilation.run.distribution import PLAN, differs_in_distribution
 from service.compilation.run.draws import draws_like_eager, precision, random_numbers
 from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, training_outcome
@@ -158,6 +158,7 @@ class _RungRun:
     audit: Audit = field(default_factory=Audit)
     comparisons: list[Comparison] = field(default_factory=list)
     redrawn: bool = False
+    seeds: int = PLAN.seeds
     kinks: tuple[Comparison, ...] = ()
     began: float = field(default_factory=time.monotonic)
 
@@ -183,9 +184,10 @@ class _RungRun:
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache, folder) if generates else None
         if kept is not None:
             take_machine_code(folder, kept)
+        draws = self._own_draws()
         return replace(
             self._compared(program_run, run, evidence),
-            draws=self._own_draws(),
+            draws=draws,
             cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache),
         )
 
@@ -209,8 +211,7 @@ class _RungRun:
         otherwise = self.case.rung.decomposes or (not own and drew_otherwise(run, self.reference))
         may = otherwise and self.reference.eager.random and not any(each.stale_by for each in wrong)
         if self.plan.agree(float(may and bool(wrong))):
-            differs = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
-            self.redrawn = may and bool(wrong) and not differs
+            self.redrawn = not self._differs_in_distribution(program_run) and may and bool(wrong)
         if self.redrawn:
             self.comparisons = [each if each.passed else _excused(each, _REDRAWN) for each in self.comparisons]
 
@@ -231,8 +232,11 @@ class _RungRun:
             return ""  # it was compared with such draws
         with own_random_numbers():
             forget_compiled()
-            program_run = build(self.program, self.case.phase, self.case.rung)
-            return differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
+            return self._differs_in_distribution(build(self.program, self.case.phase, self.case.rung))
+
+    def _differs_in_distribution(self, program_run: ProgramRun) -> str:
+        differs, self.seeds = differs_in_distribution(program_run, self.reference, self.plan.tolerance, self.plan.agree)
+        return differs
 
     def _audit(self, program_run: ProgramRun) -> None:
         """Find out whether stale memory is read, if parity could not see it. All ranks do, or none."""
@@ -316,6 +320,8 @@ class _RungRun:
         yield from _notes(self.reference, self._usage)
         if self.redrawn:
             yield "draws other random numbers than eager, of the same distribution over seeds"
+        if self.seeds < PLAN.seeds:
+            yield f"distributions were compared over {self.seeds} seeds instead of {PLAN.seeds}: a step takes too long"
         if self.kinks:
             names = names_of(sorted({each.name for each in self.kinks}))
             yield f"rounding decides on which side of a kink, as of a relu, in eager too: {names}"

@@ -1,4 +1,4 @@
-"""Profiles a few steps: the share that ran compiled, the launches on the device, and its peak memory."""
+"""Profiles a few steps: the operators that ran uncompiled, the launches on the device, and its peak memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,14 +23,15 @@ _QUIET = "6"
 
 @dataclass(frozen=True)
 class Profile:
-    """Figures per step. ``compiled_share``: of the host's time in operators and compiled code, the part in compiled
-    code; time spent waiting, such as for other ranks, is in neither.
+    """Figures per step. ``operators``: calls of PyTorch's operators, those within others too; ``uncompiled``: of these,
+    calls outside of compiled code, which calls some itself.
 
     ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
     kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.
     """
 
-    compiled_share: float
+    operators: float
+    uncompiled: float
     enqueue_s: float
     launches: float | None = None
     graph_launches: float | None = None
@@ -38,28 +40,24 @@ class Profile:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the profiler recorded of some steps, which have ``begun`` at times of ``time.time_ns``, as its events have.
-    Reading it takes longer than the steps.
-    """
+    """What the profiler recorded of ``steps`` steps. Reading it takes longer than they do."""
 
     profiler: profile
-    begun: Sequence[int]
+    steps: int
     enqueue_s: float
-    device: torch.device
 
     def figures(self) -> Profile:
         """Return the figures per step."""
-        events = _events(self.profiler)
-        share = _compiled_share(events, self.begun)
-        if self.device.type != "cuda":
-            return Profile(share, self.enqueue_s)
-        steps = len(self.begun)
-        busy = _covered(event for event in events if event.device_type() == DeviceType.CUDA) / 1e9 / steps
-        if not busy:  # no data from the device: CUPTI is missing, or belongs to another profiler
-            return Profile(share, self.enqueue_s)
+        events, steps = _events(self.profiler), self.steps
+        operators, uncompiled = (count / steps for count in _counted(events))
+        found = Profile(operators, uncompiled, self.enqueue_s)
+        spans = _spans(event for event in events if event.device_type() == DeviceType.CUDA)
+        if not spans:  # no device, or no data from it: CUPTI is missing, or belongs to another profiler
+            return found
+        busy = sum(end - start for start, end in spans) / 1e9 / steps
         names = [event.name() for event in events]
         launches = sum(name in _LAUNCHES for name in names) / steps
-        return Profile(share, self.enqueue_s, launches, names.count(_GRAPH_LAUNCH) / steps, busy)
+        return replace(found, launches=launches, graph_launches=names.count(_GRAPH_LAUNCH) / steps, busy_s=busy)
 
 
 def record_profile(step: Callable[[], Any], steps: int, device: torch.device) -> Recorded:
@@ -70,15 +68,13 @@ def record_profile(step: Callable[[], Any], steps: int, device: torch.device) ->
     if cuda:
         torch.cuda.synchronize(device)
     with profile(activities=activities) as profiler:
-        begun = []
         start = time.perf_counter()
         for _ in range(steps):
-            begun.append(time.time_ns())
             step()
         queued = time.perf_counter() - start
         if cuda:
             torch.cuda.synchronize(device)
-    return Recorded(profiler, begun, queued / steps, device)
+    return Recorded(profiler, steps, queued / steps)
 
 
 def _events(profiler: profile) -> list[Any]:
@@ -90,39 +86,42 @@ def _events(profiler: profile) -> list[Any]:
     return [] if results is None else list(results.events())
 
 
-def _compiled_share(events: Iterable[Any], begun: Sequence[int]) -> float:
-    """Return the share of the steps that ran compiled code, by the least time that one of them took for it and the
-    least for all else: on a busy machine any part may be interrupted, for longer than it lasts.
+def _counted(events: Iterable[Any]) -> tuple[int, int]:
+    """Return the number of PyTorch's operators that ran, and of those that ran outside of compiled code.
 
-    Steps have ``begun`` at times of ``time.time_ns``, as events have.
+    Both depend on the program alone. Shares of time do not: on a busy machine any part may be interrupted, for longer
+    than it lasts.
     """
-    compiled, computing = [[] for _ in begun], [[] for _ in begun]  # type: tuple[list[list[Any]], list[list[Any]]]
+    compiled: dict[int, list[Any]] = {}
+    operators: list[Any] = []
     for event in events:
-        name = event.name() if event.device_type() == DeviceType.CPU else ""
-        step = max(bisect(begun, event.start_ns()) - 1, 0)
-        if _is_compiled(name):
-            compiled[step].append(event)
-        if _is_compiled(name) or name.startswith("aten::"):
-            computing[step].append(event)
-    spent = [(_covered(ours), _covered(every)) for ours, every in zip(compiled, computing, strict=True) if ours]
-    if not spent:
-        return 0.0
-    least = min(ours for ours, _ in spent)
-    return least / (least + min(every - ours for ours, every in spent))
+        if event.device_type() == DeviceType.CPU and _is_compiled(event.name()):
+            compiled.setdefault(event.start_thread_id(), []).append(event)
+        elif event.device_type() == DeviceType.CPU and event.name().startswith("aten::"):
+            operators.append(event)
+    spans = {thread: _spans(each) for thread, each in compiled.items()}
+    inside = sum(_is_within(event.start_ns(), spans.get(event.start_thread_id(), [])) for event in operators)
+    return len(operators), len(operators) - inside
 
 
 def _is_compiled(name: str) -> bool:
     return name.startswith("Torch-Compiled Region") or "CompiledFunctionBackward" in name
 
 
-def _covered(events: Iterable[Any]) -> float:
-    """Return the nanoseconds in which at least one of ``events`` was under way."""
-    spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)
-    total, reached = 0.0, float("-inf")
-    for start, end in spans:
-        total += max(end - max(start, reached), 0.0)
-        reached = max(reached, end)
-    return total
+def _is_within(moment: int, spans: Sequence[tuple[int, int]]) -> bool:
+    index = bisect(spans, moment, key=itemgetter(0)) - 1
+    return index >= 0 and moment <= spans[index][1]
+
+
+def _spans(events: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return the nanoseconds in which at least one of ``events`` was under way, from and to, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 GIB = 2**30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -60,18 +59,16 @@ def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Ascend) ->
 
 @pytest.mark.slow
 def test_a_step_that_is_hardly_compiled_is_vacuous(ascend: Ascend) -> None:
-    """The model is, but what takes the time is not."""
+    """The model is, but nearly all operators of a step are not."""
     (result,) = ascend(replace(clean.PERCEPTRON, loss=_heavy), rungs=LADDER[:1])
     assert result.verdict == "vacuous"
-    assert "of a step's computing is done in compiled code" in messages(result)
+    assert "of a step's operators run in compiled code" in messages(result)
 
 
 def _heavy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Compute for a tenth of a second outside compiled code, on any machine: the compiled part lasts under 0.2 ms."""
-    work = torch.ones(300, 300, dtype=outputs.dtype)
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < 0.1:
-        work = work @ work / 300
+    work = torch.ones(2, dtype=outputs.dtype)
+    for _ in range(5000):
+        work = work * work
     return torch.nn.functional.cross_entropy(outputs, targets) * work.mean()
 
 

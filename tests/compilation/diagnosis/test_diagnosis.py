@@ -18,9 +18,9 @@ from programs.parts import program
 from torch import Tensor, fx, nn
 from waiting import eventually
 
-from service.compilation.diagnosis import diagnose
+from service.compilation.diagnosis import Diagnosis, Reproduction, diagnose
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimised
-from service.compilation.diagnosis.script import run, write
+from service.compilation.diagnosis.script import ScriptOutcome, bisect, run, write
 from service.compilation.report.summary import causes
 from service.compilation.run.run_rung import plan_run
 from service.compilation.rungs import Rung
@@ -137,8 +137,28 @@ def test_a_script_that_does_not_end_is_ended_with_all_that_it_started(
         raise subprocess.TimeoutExpired(process.args, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", until_started)
-    assert run(script, 8).said == "it was still running after 8 s"
+    assert run(script, 8) == ScriptOutcome(None, "it was still running after 8 s")
     eventually(lambda: not runs(int(started.read_text())))
+
+
+def test_a_script_has_its_processor_time_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("service.compilation.diagnosis.script"), "PROCESSOR_S", 1)
+    script = tmp_path / "busy.py"
+    script.write_text("while True: pass")
+    assert run(script) == ScriptOutcome(None, "it took more than 1 s of a processor")
+
+
+def test_what_ran_out_of_time_is_told_as_not_measured(tmp_path: Path) -> None:
+    untimely = Reproduction("reproduction.py", 1, None, "it was still running after 300 s")
+    found = Diagnosis("inductor", "train", "model", "off", 3, "trace", untimely, ended=True)
+    assert causes([found]) == [
+        "The smallest module that fails, of those tried in time, is model (train, inductor); reproduction.py was "
+        "written; whether it fails in a process of its own was not measured, as it was still running after 300 s."
+    ]
+    unblamed = "the part of the compiler at fault was not measured: there was no time left to run it"
+    assert bisect(tmp_path / "none.py", 0.0) == unblamed
 
 
 def runs(pid: int) -> bool:

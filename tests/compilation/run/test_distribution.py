@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +42,20 @@ def test_other_draws_of_the_same_distribution_pass(
     assert (result.verdict, result.findings) == ("pass", ())
     assert result.observation is not None
     assert "draws other random numbers than eager, of the same distribution over seeds" in result.observation.notes
+    assert not any("seeds instead of" in each for each in result.observation.notes)
+
+
+def test_how_many_seeds_are_tried_depends_on_processor_time_alone_and_fewer_are_told(
+    ascend: Ascend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the clock goes on while a step has no processor."""
+    monkeypatch.setattr(
+        "service.compilation.run.distribution.time", SimpleNamespace(process_time=count(0, 60).__next__)
+    )
+    (result,) = ascend(sound.SoundProgram(drawing.attending), [RUNGS["aot_eager"]])
+    assert result.observation is not None
+    told = "distributions were compared over 24 seeds instead of 96: a step takes too long"
+    assert told in result.observation.notes
 
 
 @pytest.mark.parametrize("rung", [DECOMPOSED, pytest.param(RUNGS["aot_eager"], marks=pytest.mark.slow)])

@@ -97,7 +97,8 @@ function reproduction(found, job) {
   if (!found.script) return [`No script reproduces it alone: ${found.said}`];
   const link = downloadLink({}, artifactPath(job, found.script), found.script);
   const size = `${number(found.operators)} ${found.operators === 1 ? "operator" : "operators"}`;
-  return [link, ` (${size}${found.confirmed ? ", confirmed in a process of its own" : ", not confirmed"}): ${found.said}`,
+  const sure = found.confirmed ? "confirmed in a process of its own" : found.confirmed === false ? "not confirmed" : "not measured";
+  return [link, ` (${size}, ${sure}): ${found.said}`,
     found.bisection && ` · ${found.bisection}`];
 }
 

@@ -99,7 +99,7 @@ function launching({ profile, eager_profile: eager }) {
   const pair = (/** @type {string} */ name) => [profile[name], eager?.[name]].map((value) => (typeof value === "number" ? number(value, 3) : null));
   const both = (/** @type {string} */ name) => (pair(name)[0] === null ? null : pair(name).map((value) => value ?? "–").join(", eager "));
   return { "time to queue it, ms": both("enqueue_ms"), "kernel launches": both("launches"), "graph launches": both("graph_launches"),
-    "device busy, ms": both("busy_ms"), "computed in compiled code": typeof profile.compiled_share === "number" ? `${(100 * profile.compiled_share).toFixed(0)} %` : null };
+    "device busy, ms": both("busy_ms"), "operators in compiled code": typeof profile.compiled_share === "number" ? `${(100 * profile.compiled_share).toFixed(0)} %` : null };
 }
 
 /** @param {string} name @param {[reason: string, where?: string, count?: number][]} all @returns {Child[]} */
