@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from service.jobs.checkpoints import WEIGHTS, finished
+from service.jobs.checkpoints import DIGESTS, WEIGHTS, finished
 from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
@@ -70,8 +71,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
     """Put whole weights into a module of any layout (tensor-parallel, FSDP, one stage); no collective.
 
     ``state`` may hold more than the module has, as it does for a stage: of files only this rank's parts are read,
-    one at a time. Raises :class:`WeightsError` before anything
-    is changed when a name is missing or a shape differs.
+    one at a time. Raises :class:`WeightsError` before anything is changed when a name is missing or a shape differs,
+    and where this rank's part is not finite.
     """
     rows = global_rows(module)
     for name, parameter in global_parameters(module):
@@ -84,6 +85,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
         for name, parameter in global_parameters(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             _fill(target, state[name], _own_part(parameter), rows.get(name))
+            if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):
+                raise WeightsError(f"weights for {name!r} are not all finite: correct them, no training could go on")
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
@@ -95,6 +98,7 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     """
     model = finished(paths.artifacts)
     if model is not None and step in ("latest", model["step"]):
+        _check_whole(paths, paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {})
         return _config.validate_python(model["config"]), load_file(paths.artifacts / WEIGHTS)
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
@@ -102,7 +106,19 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
         steps = sorted({*saved, *([model["step"]] if model else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
+    _check_whole(paths, saved[wanted].path, meta.get(DIGESTS, {}))
     return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
+
+
+def _check_whole(paths: JobPaths, folder: Path, digests: Mapping[str, str]) -> None:
+    """Raise :class:`WeightsError` for a file of ``folder`` that has changed since it was written; all ranks call it."""
+    if (damaged := checkpoint.first_damaged(folder, digests)) is not None:
+        steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
+        where = folder.relative_to(paths.root)
+        raise WeightsError(
+            f"{paths.root.name}: {where}/{damaged} has changed since it was written; choose the weights of another "
+            f"step (checkpoints: {steps})"
+        )
 
 
 def _shape(parameter: Tensor, rows: int | None) -> torch.Size:

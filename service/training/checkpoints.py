@@ -19,6 +19,8 @@ from service.training.setup import Training
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+PassOver = Callable[[Checkpoint, str], None]
+"""Is told of a damaged checkpoint, and what is wrong with it."""
 
 
 class Checkpoints:
@@ -40,7 +42,7 @@ class Checkpoints:
         layout; ``None`` if there is neither.
         """
         training = self._training
-        own = newest_checkpoint(training.context.paths.checkpoints, training.device)
+        own = newest_checkpoint(training.context.paths.checkpoints, training.device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
         _prime(training.optimizer, newest.step if newest else 0)
         self.saver.expect(self._state())
@@ -57,11 +59,24 @@ class Checkpoints:
         if (resume := self._training.spec.resume) is None:
             return None
         folder = self._training.context.data.job(resume.job).checkpoints
-        found = newest_checkpoint(folder, self._training.device, None if resume.step == "latest" else resume.step)
+        step = None if resume.step == "latest" else resume.step
+        found = newest_checkpoint(folder, self._training.device, step, pass_over=self._pass_over)
         if found is None:
             left = [each.step for each in checkpoint.complete(folder)]
             raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
         return found
+
+    def _pass_over(self, damaged: Checkpoint, why: str) -> None:
+        """Say that the checkpoint before a damaged one is taken."""
+        context = self._training.context
+        if context.rank == 0:
+            line = f"the checkpoint of step {damaged.step} is damaged: {why}"
+            context.report.log(f"{line}; the one before it is taken")
+
+    def _discard(self, damaged: Checkpoint, why: str) -> None:
+        """Do the same for one of this job, and make room for another of that step."""
+        self._pass_over(damaged, why)
+        checkpoint.on_first_rank(lambda: checkpoint.discard(damaged), f"discard {damaged.path}")
 
     def save(self, step: int, loss: float) -> None:
         """Take a checkpoint; its write may end later."""
@@ -73,15 +88,33 @@ class Checkpoints:
         return _training_tensors(self._training.stages.values(), self._training.optimizer)
 
 
-def newest_checkpoint(folder: Path, device: torch.device, step: int | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint that the first rank sees, or that of a step; a shared folder may look
-    different elsewhere.
+def newest_checkpoint(
+    folder: Path, device: torch.device, step: int | None = None, *, pass_over: PassOver = lambda path, why: None
+) -> Checkpoint | None:
+    """Return the newest whole checkpoint that the first rank sees, or that of a step; a shared folder may look
+    different elsewhere. ``pass_over`` is called for newer ones that are damaged, on every rank.
+
+    Raises :class:`WeightsError` for damage to the checkpoint of that step.
     """
-    newest = checkpoint.latest(folder) if step is None else checkpoint.read(folder / f"step_{step}")
-    found = torch.tensor(newest.step if newest else -1, device=device)
+    candidates = checkpoint.complete(folder) if step is None else [checkpoint.read(folder / f"step_{step}")]
+    steps = [each.step for each in candidates if each is not None]
+    while (newest := _of_first_rank(steps.pop() if steps else -1, device)) >= 0:
+        found = checkpoint.require(folder / f"step_{newest}")
+        damaged = checkpoint.damage(found)
+        if damaged is None:
+            return found
+        why = f"{damaged} has changed since it was written"
+        if step is not None:
+            raise WeightsError(f"the checkpoint of step {step} is damaged: {why}; resume from another, or from latest")
+        pass_over(found, why)
+    return None
+
+
+def _of_first_rank(step: int, device: torch.device) -> int:
+    found = torch.tensor(step, device=device)
     if dist.is_initialized():
         dist.broadcast(found, src=0)
-    return None if found < 0 else checkpoint.require(folder / f"step_{int(found)}")
+    return int(found)
 
 
 def _check_same_data(saved: Checkpoint, sha256: str) -> None:
