@@ -219,7 +219,7 @@ def test_arrays_are_flat_and_pixels_lie_between_0_and_1(tmp_path: Path, form: st
 def test_npz_files_hold_numbers_in_any_order_of_bytes(tmp_path: Path, order: str) -> None:
     own = images(10, "float32")
     arrays = {name: array.astype(array.dtype.newbyteorder(order)) for name, array in own.items()}
-    spec = FileArrays(file=upload_arrays(tmp_path, arrays, "npz"), shape=(6,), classes=4)
+    spec = FileArrays(file=upload_arrays(tmp_path, arrays, "npz"), shape=(2, 3), classes=4)
     batch = data.load(spec, DataLayout(tmp_path)).train.take(torch.arange(8))
     assert torch.equal(batch.inputs, torch.from_numpy(own["inputs"])[:8].flatten(1))
     assert batch.targets.tolist() == own["targets"][:8].tolist()
@@ -228,7 +228,7 @@ def test_npz_files_hold_numbers_in_any_order_of_bytes(tmp_path: Path, order: str
 def test_floats_are_taken_as_they_are_and_the_test_split_may_be_in_the_file(tmp_path: Path) -> None:
     own = images(6, "float64")
     arrays = {**images(10, "float64"), "test_inputs": own["inputs"] + 0.5, "test_targets": own["targets"]}
-    loaded = data.load(FileArrays(file=upload_arrays(tmp_path, arrays), shape=(6,), classes=4), DataLayout(tmp_path))
+    loaded = data.load(FileArrays(file=upload_arrays(tmp_path, arrays), shape=(2, 3), classes=4), DataLayout(tmp_path))
     assert (len(loaded.train), len(loaded.test)) == (10, 6)
     assert torch.equal(
         loaded.test.take(torch.arange(6)).inputs, torch.from_numpy(own["inputs"] + 0.5).flatten(1).float()
