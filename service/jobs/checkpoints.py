@@ -46,6 +46,16 @@ def complete(folder: Path) -> list[Checkpoint]:
         return []
 
 
+def incomplete(folder: Path, after: int) -> list[int]:
+    """Return the steps later than ``after`` whose checkpoints were published under ``folder`` and are not whole now."""
+    try:
+        with Folder.open(folder) as held:
+            steps = {int(matched[1]) for name in held.names() if (matched := _PUBLISHED.fullmatch(name))}
+    except OSError:
+        return []
+    return sorted(step for step in steps - {each.step for each in complete(folder)} if step > after)
+
+
 def _newest(held: Folder) -> Iterator[Checkpoint]:
     steps = {name: int(matched[1]) for name in held.names() if (matched := _PUBLISHED.fullmatch(name))}
     left = _MOST_META

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,9 +47,10 @@ class Checkpoints:
         newest = own or self._of_resumed_job()
         _prime(training.optimizer, newest.step if newest else 0)
         self.saver.expect(self._state())
+        self._say_what_is_not_whole(training.context.paths.checkpoints, own)
         if newest is None:
             return None
-        _check_same_data(newest, training.dataset.sha256)
+        _check_same_data(newest, training.origin)
         saved = checkpoint.load(newest.path, self._state(), rows=self._rows)
         training.tied.take_up(training.optimizer)
         self.saved_step = own.step if own else None
@@ -64,7 +66,14 @@ class Checkpoints:
         if found is None:
             left = [each.step for each in checkpoint.complete(folder)]
             raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
+        if step is None:
+            self._say_what_is_not_whole(folder, found)
         return found
+
+    def _say_what_is_not_whole(self, folder: Path, taken: Checkpoint | None) -> None:
+        context = self._training.context
+        for step in checkpoint.incomplete(folder, -1 if taken is None else taken.step) if context.rank == 0 else ():
+            context.report.log(f"the checkpoint of step {step} is not whole: a file is missing, cut short or changed")
 
     def _pass_over(self, damaged: Checkpoint, why: str) -> None:
         """Say that the checkpoint before a damaged one is taken."""
@@ -117,13 +126,17 @@ def _of_first_rank(step: int, device: torch.device) -> int:
     return int(found)
 
 
-def _check_same_data(saved: Checkpoint, sha256: str) -> None:
-    recorded = saved.meta.get("data_sha256")
-    if recorded != sha256:
-        raise ValueError(
-            f"{saved.path} was trained on data {recorded}, but here it is {sha256}: "
-            "the data set differs between the two machines (its text comes with the Python version)"
-        )
+def _check_same_data(saved: Checkpoint, origin: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the run was trained on other samples, by a digest that the checkpoint has of them."""
+    for name in ("data_sha256", "labels_sha256"):
+        recorded = saved.meta.get(name, origin[name])
+        if recorded != origin[name]:
+            own = f"{origin[name]} ({name})"
+            raise ValueError(
+                f"{saved.path} was trained on data {recorded}, but here it is {own}: its loader gives "
+                "other samples than then. A built-in text comes with the Python version; a package may take files in "
+                "the order of a folder, or classes in that of a set"
+            )
 
 
 def _named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

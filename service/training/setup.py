@@ -17,12 +17,13 @@ from service.jobs.spec.model import ModelConfig, TransformerConfig
 from service.jobs.spec.train import ExportSpec, TrainSpec
 from service.models import FamilyConfig, Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
-from service.models.data import BatchOrder, Dataset, may_ignore, without_ignored
+from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.randomness import seed_all
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
+from service.parallel.collectives import agree
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import tied_names
@@ -41,13 +42,15 @@ _AUDIT_EVERY = 500
 class TrainingInputs:
     """Holds the inputs of a run.
 
-    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace random ones.
+    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``labels`` is a digest of those in the
+    data set. ``weights`` replace random ones.
     ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
     """
 
     config: ModelConfig
     dataset: Dataset
     compile_modes: dict[Phase, str]
+    labels: str = ""
     weights: Weights | None = None
     state: torch.dtype = torch.float32
 
@@ -112,11 +115,13 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> T
     """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
     config, weights = resolve(spec.model, context.data)
     _check_export(spec.export, config)
-    dataset = data.load(spec.data, context.data).to(device)
+    dataset = data.load(spec.data, context.data)
+    labels = digest_of_labels(dataset)
+    agree({f"the labels that data.source={spec.data.source!r} gives": labels})
     fingerprints = gate_fingerprints(config, spec, device)
     compile_modes = allowed_modes(spec.compile, fingerprints, context.data, spec.micro_batches, spec.stages)
     load_caches(spec.compile, compile_modes, context)
-    return TrainingInputs(config, dataset, compile_modes, weights)
+    return TrainingInputs(config, dataset.to(device), compile_modes, labels, weights)
 
 
 def _check_export(export: ExportSpec, config: FamilyConfig) -> None:
@@ -156,7 +161,11 @@ def assemble(
         optimizer=_build_optimizer(stages.values(), spec, device),
         compile_modes=inputs.compile_modes,
         parameters=sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters()),
-        origin={"parallel": spec.parallel.model_dump(), "data_sha256": dataset.sha256},
+        origin={
+            "parallel": spec.parallel.model_dump(),
+            "data_sha256": dataset.sha256,
+            "labels_sha256": inputs.labels,
+        },
     )
 
 

@@ -60,10 +60,13 @@ def test_a_finished_model_that_has_changed_is_refused(job: DataLayout) -> None:
         trained(job.job(JOB))
 
 
-def test_a_description_that_has_changed_is_no_checkpoint(job: DataLayout) -> None:
+def test_a_description_that_has_changed_is_no_checkpoint(job: DataLayout, tmp_path: Path) -> None:
     meta = job.job(JOB).checkpoints / "step_4" / checkpoint.META
     text = meta.read_text()
     meta.write_text(text.replace('"loss": ', '"loss": 1'))
     assert [each.step for each in checkpoint.complete(job.job(JOB).checkpoints)] == [2]
+    resumed = train(tmp_path, {**SPEC, "steps": 5, "resume": {"job": JOB}}, job_id=OTHER, test_samples=8)
+    assert resumed["steps"] == [3, 4, 5]
+    assert any("the checkpoint of step 4 is not whole" in line for line in resumed["logs"])
     meta.write_text(text)
     assert [each.step for each in checkpoint.complete(job.job(JOB).checkpoints)] == [2, 4]

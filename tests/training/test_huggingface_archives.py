@@ -173,6 +173,13 @@ def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     (folder / archive.INDEX).write_text(json.dumps(index))
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
     assert weights.keys() == their_names(read_config(CONFIG)).keys()
+    other = {"lm_head.weight": tensors["lm_head.weight"] + 1, "model.norm.weight": torch.zeros(32)}
+    save_file(other, folder / "other.safetensors")
+    index["weight_map"]["lm_head.weight"] = "other.safetensors"
+    (folder / archive.INDEX).write_text(json.dumps(index))
+    _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
+    assert torch.equal(weights["norm.weight"], tensors["model.norm.weight"])
+    assert torch.equal(weights["head.weight"], tensors["lm_head.weight"] + 1)
     (folder / archive.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
     with pytest.raises(WeightsError, match=r"names model-2.safetensors, which the archive does not have"):
         huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))

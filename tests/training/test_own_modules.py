@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,10 +20,12 @@ from training_runs import JOB, train
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.data import DataSpec
 from service.jobs.spec.train import TrainSpec
-from service.models import registry
-from service.models.data import BatchOrder, load
+from service.models import data, registry
+from service.models.data import BatchOrder, Dataset, Split, load
 from service.parallel import mesh
+from service.parallel.collectives import DisagreementError
 from service.training.setup import Training
 
 SPEC: dict[str, Any] = {
@@ -73,7 +77,19 @@ def run_all(folder: str) -> dict[str, Any]:
         run(f"{folder}/scalar", 0.0, scalar=True, **dropping)
     except ValueError as error:
         found["scalar"] = str(error)
+    try:
+        with patch.object(data, "load", of_this_rank):
+            run(f"{folder}/labels", 0.0, **dropping)
+    except DisagreementError as error:
+        found["labels"] = str(error)
     return found
+
+
+def of_this_rank(spec: DataSpec, layout: DataLayout | None) -> Dataset:
+    """Labels in another order on each rank, as one that numbers classes in the order of a set has them."""
+    whole = load(spec, layout)
+    train_split = cast(Split, whole.train)
+    return replace(whole, train=replace(train_split, targets=train_split.targets.roll(int(os.environ["RANK"]))))
 
 
 def reference() -> list[tuple[float, float]]:
@@ -127,6 +143,12 @@ def test_what_is_drawn_in_a_step_follows_from_the_seed(runs: tuple[Path, dict[st
 def test_a_scalar_that_cannot_be_divided_is_named(runs: tuple[Path, dict[str, Any]]) -> None:
     _, found = runs
     assert "the parameter 'blocks.0.temperature' has no dimension to divide over parallel.dp_shard" in found["scalar"]
+
+
+@pytest.mark.distributed
+def test_ranks_that_load_other_labels_are_told_apart(runs: tuple[Path, dict[str, Any]]) -> None:
+    _, found = runs
+    assert "the ranks disagree on the labels that data.source='digits' gives" in found["labels"]
 
 
 def test_recomputation_draws_the_same(tmp_path: Path) -> None:

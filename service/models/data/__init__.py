@@ -4,7 +4,7 @@ Everything is a pure function of the spec and the seed, so that every layout and
 same samples at the same step. Nothing is downloaded.
 """
 
-from service.models.data.checked import load, may_ignore, without_ignored
+from service.models.data.checked import digest_of_labels, load, may_ignore, without_ignored
 from service.models.data.order import BatchOrder, Feed, open_feed
 from service.models.data.sources import Dataset, Loader, Samples, Split
 
@@ -15,6 +15,7 @@ __all__ = [
     "Loader",
     "Samples",
     "Split",
+    "digest_of_labels",
     "load",
     "may_ignore",
     "open_feed",
