@@ -97,12 +97,22 @@ def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, se
             planned = construct()
     except (NotImplementedError, RuntimeError, TypeError) as error:
         unplanned = error  # of a constructor that looks at values, which only a plain module's may
-    if unplanned is None and hasattr(planned, "blocks"):
+    if unplanned is None and _is_chain(planned):
         check_planned(planned)
         return planned
     if unplanned is None and device.type == "meta":
         return PlainModel(config, planned)
     model = build_plain(config, construct, device=device, seed=seed)
-    if unplanned is not None and hasattr(model.blocks["0"], "blocks"):
+    if unplanned is not None and _is_chain(model.blocks["0"]):
         raise unplanned
+    if axis.size > 1:
+        raise ValueError(
+            f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
+            f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"
+        )
     return model
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Return whether a module was written as a :class:`Model`: many others have something that they call blocks."""
+    return isinstance(getattr(module, "blocks", None), nn.ModuleDict) and hasattr(module, "before_blocks")

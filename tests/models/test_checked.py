@@ -69,7 +69,6 @@ def tokens(
         (Features(6, 3), Split(torch.rand(4, 6).double(), torch.arange(4) % 3), "inputs of torch.float64; expected"),
         (Features(6, 2), features(6), r"gives the label 2 in sample 2; expected 0 to 1, or -100"),
         (Features(6, 3), Split(torch.rand(4, 6), torch.tensor([0, IGNORED, 1, 2])), None),
-        (Features(6, 3), Split(torch.rand(4, 6), torch.arange(3)), "gives 4 inputs and 3 targets"),
         (WORDS, tokens(), None),
         (WORDS, tokens(targets={(1, 2): IGNORED}), None),
         (WORDS, tokens({(1, 2): IGNORED}), "gives the token id -100 in sample 1; expected 0 to 9$"),
@@ -90,6 +89,11 @@ def test_samples_are_as_declared(
     on_disk = loaded(monkeypatch, gives, OfDisk(split))
     with pytest.raises(ValueError, match=message):
         on_disk.train.take(torch.arange(len(split)))
+
+
+def test_inputs_and_targets_are_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"data.source='digits' gives 4 inputs and 3 targets"):
+        loaded(monkeypatch, Features(6, 3), Split(torch.rand(4, 6), torch.arange(3)))
 
 
 def test_a_sample_is_named_by_its_number_and_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from service.jobs.plugins import Features, ModelConfig, Samples
 from service.jobs.spec.base import ParallelSpec
 from service.models import build, registry
 from service.models.initialize import Constant, Distribution
+from service.parallel import mesh
 
 
 class Settings(ModelConfig):
@@ -131,6 +132,8 @@ def test_what_a_checkpoint_would_lose_is_named(
 
 def test_a_constant_of_a_planned_chain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Chain(nn.Module):
+        before_blocks = after_blocks = ()
+
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleDict({"0": nn.Linear(2, 2)})
@@ -138,3 +141,15 @@ def test_a_constant_of_a_planned_chain_is_named(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(ValueError, match="Chain has a tensor that is no parameter, 'scale'"):
         built(monkeypatch, Chain)
+
+
+@pytest.mark.parametrize("blocks", [nn.ModuleList, lambda layers: nn.ModuleDict({"first": layers[0]})])
+def test_what_a_module_calls_blocks_makes_it_no_chain(monkeypatch: pytest.MonkeyPatch, blocks: Any) -> None:
+    def make() -> nn.Module:
+        module = nn.Module()
+        module.blocks = blocks([nn.Linear(2, 2)])
+        return module
+
+    assert len(list(built(monkeypatch, make).parameters())) == 2
+    with pytest.raises(ValueError, match=r"family 'mine' builds no chain .* expected parallel.tp=1, got 2"):
+        built(monkeypatch, make, mesh=mesh.plan(ParallelSpec(tp=2)))
