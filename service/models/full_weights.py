@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from service.jobs.checkpoints import DIGESTS, WEIGHTS, finished
+from service.jobs.checkpoints import WEIGHTS, finished
 from service.jobs.layout import JobPaths
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
@@ -98,7 +97,8 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     """
     model = finished(paths.artifacts)
     if model is not None and step in ("latest", model["step"]):
-        _check_whole(paths, paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {})
+        if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
+            raise _damaged(paths, WEIGHTS)
         return _config.validate_python(model["config"]), load_file(paths.artifacts / WEIGHTS)
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
@@ -106,19 +106,17 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
         steps = sorted({*saved, *([model["step"]] if model else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
-    _check_whole(paths, saved[wanted].path, meta.get(DIGESTS, {}))
+    if (damaged := checkpoint.damage(saved[wanted])) is not None:
+        raise _damaged(paths, f"step_{wanted}/{damaged}")
     return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
 
 
-def _check_whole(paths: JobPaths, folder: Path, digests: Mapping[str, str]) -> None:
-    """Raise :class:`WeightsError` for a file of ``folder`` that has changed since it was written; all ranks call it."""
-    if (damaged := checkpoint.first_damaged(folder, digests)) is not None:
-        steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
-        where = folder.relative_to(paths.root)
-        raise WeightsError(
-            f"{paths.root.name}: {where}/{damaged} has changed since it was written; choose the weights of another "
-            f"step (checkpoints: {steps})"
-        )
+def _damaged(paths: JobPaths, file: str) -> WeightsError:
+    steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
+    return WeightsError(
+        f"{paths.root.name}: {file} has changed since it was written; choose the weights of another step (checkpoints: "
+        f"{steps})"
+    )
 
 
 def _shape(parameter: Tensor, rows: int | None) -> torch.Size:

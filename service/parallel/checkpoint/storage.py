@@ -89,7 +89,9 @@ def damage(found: Checkpoint) -> str | None:
     """Return the name of a file of the checkpoint that has changed since it was written; ``None`` if none has. All
     ranks call it together. Checkpoints from before there were digests count as whole.
     """
-    return first_damaged(found.path, found.meta.get(DIGESTS, {}))
+    digests = found.meta.get(DIGESTS, {})
+    # Only the listed files, which are in the folder: a description may name any.
+    return first_damaged(found.path, {name: digests[name] for name in found.meta[FILES] if name in digests})
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
