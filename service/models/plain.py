@@ -39,6 +39,15 @@ class PlainModel(nn.Module):
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleDict({"0": network})
+        self.constants = {name: value.detach().cpu().clone() for name, value in network.named_buffers()}
+
+    def check_constants(self) -> None:
+        """Raise ``ValueError`` for a tensor beside the parameters that training has changed: a resumed run would begin
+        with the constructor's.
+        """
+        for name, value in self.blocks["0"].named_buffers():
+            if not _same(value.cpu(), self.constants[name]):
+                raise _lost(self.blocks["0"], name, "a tensor that forward changes, which checkpoints do not hold")
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.blocks["0"](x)
@@ -62,7 +71,7 @@ def build_plain(
     if constants := dict(_constants(network)):
         other = dict(_constants(_constructed(constructor, seed + 1)))
         for name, value in constants.items():
-            if name not in other or not torch.equal(value, other[name]):
+            if name not in other or not _same(value, other[name]):
                 advice = "which checkpoints do not hold; nn.Parameter(…, requires_grad=False) would be in them"
                 raise _lost(network, name, f"a tensor that its constructor draws, {advice}")
     if hasattr(network, "distribution"):
@@ -85,6 +94,10 @@ def _draw(network: nn.Module, distribution: Callable[[str], Distribution], seed:
         key, shape = key_of(seed, f"blocks.0.{name}"), tuple(parameter.shape)
         drawn = draw(distribution(name), key, shape, None, SINGLE, dtype=parameter.dtype, device=parameter.device)
         parameter.copy_(drawn)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _lost(network: nn.Module, name: str, what: str) -> ValueError:

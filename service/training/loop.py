@@ -14,6 +14,7 @@ from service.jobs.spec.compile import Phase
 from service.jobs.spec.train import ScheduleSpec
 from service.jobs.stopwatch import Stopwatch
 from service.models.data import open_feed
+from service.models.plain import PlainModel
 from service.parallel import checkpoint
 from service.parallel.distributed import peak_memory_gib
 from service.training.checkpoints import Checkpoints
@@ -95,6 +96,9 @@ class Loop:
         if self.checkpoints.saved_step == self.step:
             return
         check_weights(self.parameters, self.step, self.training.device)
+        for stage in self.training.stages.values():
+            if isinstance(stage, PlainModel):
+                stage.check_constants()
         with self._span("checkpoint", step=self.step):
             self.checkpoints.save(self.step, self.loss)
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")

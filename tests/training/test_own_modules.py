@@ -151,6 +151,21 @@ def test_ranks_that_load_other_labels_are_told_apart(runs: tuple[Path, dict[str,
     assert "the ranks disagree on the labels that data.source='digits' gives" in found["labels"]
 
 
+def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: Path) -> None:
+    class Counting(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale += 1e-3
+            return super().forward(x)
+
+    with (
+        patch.object(registry, "family_builder", lambda family: lambda config, axis: Counting(0.0)),
+        pytest.raises(
+            ValueError, match=r"'scale' of Counting is a tensor that forward changes, which checkpoints do not"
+        ),
+    ):
+        train(tmp_path, SPEC, test_samples=8, state=torch.float64)
+
+
 def test_recomputation_draws_the_same(tmp_path: Path) -> None:
     plain, again = (run(tmp_path / name, 0.5, activation_checkpoint=name, steps=2) for name in ("none", "full"))
     assert plain["loss"] == again["loss"]
