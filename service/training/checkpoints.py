@@ -76,11 +76,11 @@ class Checkpoints:
             context.report.log(f"the checkpoint of step {step} is not whole: a file is missing, cut short or changed")
 
     def _pass_over(self, damaged: Checkpoint, why: str) -> None:
-        """Say that the checkpoint before a damaged one is taken."""
+        """Say that a damaged checkpoint is passed over."""
         context = self._training.context
         if context.rank == 0:
             line = f"the checkpoint of step {damaged.step} is damaged: {why}"
-            context.report.log(f"{line}; the one before it is taken")
+            context.report.log(f"{line}; it is passed over")
 
     def _discard(self, damaged: Checkpoint, why: str) -> None:
         """Do the same for one of this job, and make room for another of that step."""
