@@ -80,9 +80,11 @@ class Ran:
         return lines[-1][:160] if lines else ""
 
 
-def run_script(command: list[str], folder: Path, service: Service, limit: float) -> Ran:
-    """Run a script in a folder, with the service's data folder and port in its environment."""
-    environment = {"TRIVET_DATA": str(service.data), "TRIVET_PORT": str(service.port)}
+def run_script(
+    command: list[str], folder: Path, service: Service, limit: float, told: Mapping[str, str] | None = None
+) -> Ran:
+    """Run a script in a folder, with the service's data folder and port in its environment, and what it is ``told``."""
+    environment = {"TRIVET_DATA": str(service.data), "TRIVET_PORT": str(service.port), **(told or {})}
     environment |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
     started = time.monotonic()
     process = subprocess.Popen(

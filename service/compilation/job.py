@@ -40,6 +40,7 @@ from service.compilation.torch_internals.toolchain import Toolchain, own_cache
 from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
+from service.jobs.stopwatch import Stopwatch
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.parallel import distributed
 
@@ -251,10 +252,10 @@ def _completed(context: RunContext, results: list[Result]) -> Completion:
 
 def _timed(results: Iterator[Result]) -> Iterator[Climbed]:
     """Yield the results, each with the time that it took."""
-    began = time.time()
+    watch = Stopwatch()
     for result in results:
-        yield Climbed(result, (began, time.time()))
-        began = time.time()
+        yield Climbed(result, (watch.began, watch.now))
+        watch = Stopwatch()
 
 
 def _told(context: RunContext, climbed: Iterator[Climbed], activity: Activity) -> Iterator[Result]:
@@ -308,7 +309,7 @@ def _diagnose(context: RunContext, program: Program, failed: list[Result], plan:
     for result in failed:
         if any(gather(context.should_stop())):
             continue
-        started = time.time()
+        watch = Stopwatch()
         if context.rank == 0:
             context.report.log(f"{result.case.phase}/{result.case.rung.name}: looking for the failing module")
         try:
@@ -318,5 +319,5 @@ def _diagnose(context: RunContext, program: Program, failed: list[Result], plan:
             return
         if found is not None:
             if context.rank == 0:
-                context.report.span(f"{found.phase}/{found.rung}/diagnosis", started, time.time(), found.row())
+                context.report.span(f"{found.phase}/{found.rung}/diagnosis", watch.began, watch.now, found.row())
             yield found

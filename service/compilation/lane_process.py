@@ -17,6 +17,7 @@ from service.compilation.ladder import Result, climb
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
 from service.compilation.run.run_rung import RunPlan
+from service.jobs.stopwatch import Stopwatch
 
 SMALL = 1 << 28
 """Bytes of parameters and buffers up to which several processes hold a program at once."""
@@ -65,7 +66,7 @@ class Lane:
         seat.tell(PREPARED, prepared.about)
         plan = replace(prepared.plan, alone=lambda: _alone(seat.races), tells=lambda name: seat.tell(DOES, name))
         for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
-            began = time.time()
+            watch = Stopwatch()
             rungs = [case.rung for case in cases]
 
             def is_to_stop() -> bool:
@@ -75,8 +76,8 @@ class Lane:
                 seat.tell(BEGINS, case)
 
             for result in climb(prepared.program, rungs, [phase], plan, is_to_stop, begins=begins):
-                seat.tell(CLIMBED, Climbed(_picklable(result), (began, time.time())))
-                began = time.time()
+                seat.tell(CLIMBED, Climbed(_picklable(result), (watch.began, watch.now)))
+                watch = Stopwatch()
 
     def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
         """Return the cases to climb here, once the program's size is known."""

@@ -152,20 +152,23 @@ def read_text(archive: Path, name: str) -> bytes:
         return _read(members[name])
 
 
-def weight_files(names: Collection[str], index: Callable[[], bytes]) -> list[str]:
+def weight_files(names: Collection[str], index: Callable[[], bytes]) -> dict[str, frozenset[str]]:
     """Return the files of a checkpoint that hold its weights: those that its index names, else ``model.safetensors``,
-    else all. Raises :class:`ArchiveError` for an index that names others.
+    else all; each with the names of the tensors that the index places in another file, of which it may hold a stale
+    copy. Raises :class:`ArchiveError` for an index that names other files.
     """
     if INDEX not in names:
-        return [SINGLE] if SINGLE in names else sorted(name for name in names if name.endswith(".safetensors"))
+        every = sorted(name for name in names if name.endswith(".safetensors"))
+        return dict.fromkeys([SINGLE] if SINGLE in names else every, frozenset())
     try:
         # Names come from the archive: only files beside the index count.
-        shards = sorted({PurePosixPath(str(name)).name for name in json.loads(index())["weight_map"].values()})
+        placed = {tensor: PurePosixPath(str(name)).name for tensor, name in json.loads(index())["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArchiveError(f"{INDEX} has no weight_map of names: {error!r}") from error
+    shards = sorted(set(placed.values()))
     if missing := [name for name in shards if name not in names]:
         raise ArchiveError(f"{INDEX} names {missing[0]}, which the archive does not have")
-    return shards
+    return {shard: frozenset(tensor for tensor, name in placed.items() if name != shard) for shard in shards}
 
 
 def unwrapped(name: str) -> str:
@@ -186,8 +189,8 @@ def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
         files = weight_files(members, lambda: _read(members[INDEX]))
         if not files:
             raise ArchiveError(f"the archive has no .safetensors file beside {CONFIG}")
-        for name in files:
-            held = _shapes(members[name])
+        for name, elsewhere in files.items():
+            held = {tensor: shape for tensor, shape in _shapes(members[name]).items() if tensor not in elsewhere}
             shapes = {unwrapped(each): shape for each, shape in held.items()}
             if len(shapes) < len(held):
                 raise ArchiveError(f"{name} has a tensor twice, with and without a prefix of {' or '.join(_WRAPPERS)}")
@@ -320,6 +323,7 @@ def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> ArchiveMember:
 
 LARGEST = 2**25
 """The most bytes of a header."""
+_ABOUT = "__metadata__"
 OF_PICKLE = b"\x80"
 _OF_TORCH = (b"PK\x03\x04", OF_PICKLE)
 """The first bytes of a file of ``torch.save``: a zip file, or a pickle."""
@@ -329,10 +333,17 @@ class TensorHeaderError(ValueError):
     """The file is no safetensors file; the message is the end of a sentence about it."""
 
 
-def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's tensors by name. ``content`` is at its beginning, ``size`` is in bytes.
+class TensorTypeError(TensorHeaderError):
+    """A tensor is of a type that weights do not have."""
 
-    Raises :class:`TensorHeaderError`.
+
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+
+
+def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights in a file by name. ``content`` is at its beginning, ``size`` is in bytes.
+
+    Raises :class:`TensorHeaderError`, also for tensors that are no floating-point numbers.
     """
     head = content.read(8)
     length = int.from_bytes(head, "little")
@@ -342,6 +353,12 @@ def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
         raise TensorHeaderError(f"is no safetensors file: its header would have {length} bytes")
     try:
         header = json.loads(content.read(length))
-        return {name: tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
+        held = {
+            name: (tuple(map(int, each["shape"])), each["dtype"]) for name, each in header.items() if name != _ABOUT
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorHeaderError(f"is no safetensors file: {error!r}") from error
+    for name, (_, kind) in held.items():
+        if kind not in FLOATS:
+            raise TensorTypeError(f"has {name!r} of the type {kind}; expected one of {', '.join(FLOATS)}")
+    return {name: shape for name, (shape, _) in held.items()}

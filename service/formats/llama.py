@@ -40,20 +40,65 @@ _MISTRAL_WINDOW = 4096
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "model_type": tuple(DEFAULTS),
     "hidden_act": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
     "partial_rotary_factor": (1.0,),
     "pretraining_tp": (1,),
-    "quantization_config": (),
+    "is_llama_config": (True,),
+    "pruned_heads": ({},),
+    **dict.fromkeys(("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"), (0.0,)),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), (1.0,)),
+    **dict.fromkeys(
+        (
+            "add_cross_attention",
+            "attention_bias",
+            "is_encoder_decoder",
+            "mlp_bias",
+            "rope_interleaved",
+            "tie_encoder_decoder",
+            "use_mrope",
+            "use_qk_norm",
+        ),
+        (False,),
+    ),
 }
 """Fields with the values that we can build; a field may also be absent or null, but for the model's type."""
+_READ = {
+    "layer_types",
+    "original_max_position_embeddings",
+    "rope_parameters",
+    "rope_scaling",
+    "sliding_window",
+    "tie_word_embeddings",
+    "use_sliding_window",
+}
+"""The other fields that are read here."""
+NEUTRAL = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _flash_attn_2_enabled _name_or_path architectures attn_implementation bad_words_ids base_model_pp_plan
+    base_model_tp_plan begin_suppress_tokens bos_token_id chunk_size_feed_forward decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    id2label initializer_range is_decoder keys_to_ignore_at_inference label2id length_penalty max_length
+    max_window_layers min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
+    output_attentions output_hidden_states output_scores pad_token_id prefix problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
+    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()  # noqa: SIM905 - a list of them would be a screen long
+)
+"""Fields that change nothing in the forward of a model with weights: of generation, of storage, of bookkeeping."""
 SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_sequence": "original_max_position_embeddings",
 }
-"""Their field of rotary scaling by ours, for the type llama3, the only one that we have."""
+"""Their field of rotary scaling by ours, for the type llama3, the only one that we have: all must be given, but for the
+last, which their library looks for beside the scaling, and takes for ``max_position_embeddings``.
+"""
+_ORIGINAL = SCALING["original_sequence"]
+_OF_ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+"""Fields of any type of rotary positions."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -63,7 +108,8 @@ class LlamaError(ValueError):
 
 def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     """Return our configuration of a Llama-style model. Raises :class:`LlamaError` naming the field."""
-    rope = _object(values, "rope_parameters")  # newer files keep all rotary settings here
+    _check_known(values)
+    rope = _rotary(values)
     values = {**values, **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}}
     for field, allowed in ONLY.items():
         _check_only(field, values.get(field), allowed)
@@ -71,7 +117,8 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
         raise LlamaError(f"config.json has no {missing[0]}")
     try:
-        scaling = _read_scaling(rope if _form(rope) else _object(values, "rope_scaling"))
+        longest = given.get("max_sequence", DEFAULTS[values["model_type"]]["max_sequence"])
+        scaling = _read_scaling(rope, values.get(_ORIGINAL), longest)
         config = TransformerConfig.model_validate(
             {
                 **DEFAULTS[values["model_type"]],
@@ -90,9 +137,16 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
 
 def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> TransformerConfig:
     """Return the configuration for sequences no longer than the sliding window, which changes nothing for them."""
+    kinds = values.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+        expected = "a list of full_attention and sliding_attention"
+        raise LlamaError(f"config.json has layer_types={reprlib.repr(kinds)}; expected {expected}")
     window = values.get("sliding_window", _MISTRAL_WINDOW if values["model_type"] == "mistral" else None)
-    if values["model_type"] == "qwen2" and not values.get("use_sliding_window"):
+    slides = "sliding_attention" in kinds
+    if values["model_type"] == "qwen2" and not values.get("use_sliding_window") and not slides:
         window = None
+    if window is None and slides:
+        raise LlamaError("config.json has layer_types with sliding_attention and no sliding_window; expected a number")
     if window is None:
         return config
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
@@ -133,19 +187,59 @@ def _object(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _form(rope: Mapping[str, Any]) -> Any:
-    """Return the type of rotary positions, if any: beside some settings it is elsewhere."""
-    return rope.get("rope_type") or rope.get("type")
+def _check_known(values: Mapping[str, Any]) -> None:
+    """Raise :class:`LlamaError` for a field of which nobody knows here whether it changes the model."""
+    known = NEUTRAL | _READ | ONLY.keys() | set(FIELDS.values())
+    if unknown := sorted(name for name, value in values.items() if name not in known and value is not None):
+        got = f"{unknown[0]}={reprlib.repr(values[unknown[0]])}"
+        raise LlamaError(
+            f"config.json has {got}, which our transformer does not know; expected null, or no such field if it "
+            "changes nothing of the model"
+        )
 
 
-def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
-    form = _form(rope) or "default"
-    if form == "default":
-        return None
-    if form != "llama3":
+def _rotary(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rotary settings, which newer files keep in ``rope_parameters``; raises :class:`LlamaError` where two
+    places say different things.
+    """
+    newer, older = (_object(values, name) for name in ("rope_parameters", "rope_scaling"))
+    if newer and older and newer != older:
+        raise LlamaError(
+            f"config.json has rope_parameters={reprlib.repr(newer)} and rope_scaling={reprlib.repr(older)}; expected "
+            "one of them, or both alike"
+        )
+    rope = {name: value for name, value in (newer or older).items() if value is not None}
+    if (form := _form(rope)) not in ("default", "llama3"):
         got = reprlib.repr(form)
         raise LlamaError(f"config.json has rotary positions of type {got}; expected 'default' or 'llama3'")
-    return {own: rope[theirs] for own, theirs in SCALING.items() if theirs in rope}
+    for name in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
+        own, other = rope.get(name), values.get(name)
+        if own is not None and other is not None and own != other:
+            raise LlamaError(f"config.json has {name}={reprlib.repr(other)}, and {own!r} among the rotary settings")
+    return rope
+
+
+def _form(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type") or rope.get("type") or "default"
+
+
+def _read_scaling(rope: Mapping[str, Any], original: Any, longest: Any) -> dict[str, Any] | None:
+    """Return our scaling; ``original`` is the length that stands beside the settings, if any, and ``longest`` the
+    longest sequence.
+    """
+    form = _form(rope)
+    own = _OF_ROPE | (set(SCALING.values()) if form == "llama3" else {_ORIGINAL})
+    if foreign := sorted(name for name in rope if name not in own):
+        raise LlamaError(
+            f"config.json has {foreign[0]}={reprlib.repr(rope[foreign[0]])} for rotary positions of type {form!r}, "
+            "which have no such field"
+        )
+    if form == "default":
+        return None
+    whole = {_ORIGINAL: longest if original is None else original, **rope}
+    if missing := [name for name in SCALING.values() if name not in whole]:
+        raise LlamaError(f"config.json has no {missing[0]} for rotary positions of type 'llama3'")
+    return {own: whole[theirs] for own, theirs in SCALING.items()}
 
 
 def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"]) -> dict[str, Any]:

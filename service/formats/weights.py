@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from service.formats.archive import TensorHeaderError, shapes_in, unwrapped
+from service.formats.archive import TensorHeaderError, TensorTypeError, shapes_in, unwrapped
 from service.jobs.spec.families import MlpConfig
 from service.jobs.spec.model import ModelConfig
 
@@ -23,15 +23,20 @@ def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
     try:
         with path.open("rb") as content:
             return shapes_in(content, path.stat().st_size)
+    except TensorTypeError as error:
+        raise WeightsFileError(f"it {error}") from error
     except TensorHeaderError as error:
         raise WeightsFileError(f"it {error}; {_ADVICE}") from error
 
 
 def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
     """Return the file's names of its tensors, by the model's names: wrappers' prefixes are ignored, and tensors of a
-    plain ``nn.Sequential`` are matched by the order of its layers.
+    plain ``nn.Sequential`` are matched by the order of its layers. Raises :class:`WeightsFileError` if two become one.
     """
-    bare = dict(zip(map(unwrapped, held), held, strict=True))
+    bare: dict[str, str] = {}
+    for name in held:
+        if (other := bare.setdefault(unwrapped(name), name)) != name:
+            raise WeightsFileError(f"it has {unwrapped(name)!r} twice, as {other!r} and {name!r}; leave one out")
     if isinstance(config, MlpConfig) and "head.weight" not in bare:
         return _sequential(len(config.hidden), bare)
     return bare
@@ -45,6 +50,7 @@ def check_weights(path: Path, config: ModelConfig) -> None:
         return
     widths = (config.in_features, *config.hidden, config.out_features)
     layers = [*(f"blocks.{index}.linear" for index in range(len(config.hidden))), "head"]
+    check_foreign(names, [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")])
     for layer, before, after in zip(layers, widths, widths[1:], strict=False):
         for name, wanted in ((f"{layer}.weight", (after, before)), (f"{layer}.bias", (after,))):
             if name not in names:
@@ -56,6 +62,13 @@ def check_weights(path: Path, config: ModelConfig) -> None:
                 raise WeightsFileError(
                     f"{names[name]!r} has shape {shapes[names[name]]}; {name!r} of this model has {wanted}"
                 )
+
+
+def check_foreign(names: Mapping[str, str], own: Collection[str]) -> None:
+    """Raise :class:`WeightsFileError` for a tensor that is none of the model's ``own``, if all of those are there."""
+    foreign = sorted(names[name] for name in names if name not in own)
+    if foreign and all(name in names for name in own):
+        raise WeightsFileError(f"it has {foreign[0]!r}, which a model of this configuration has not; leave it out")
 
 
 def _sequential(hidden: int, bare: Mapping[str, str]) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,10 @@ from service.jobs.layout import JobPaths
 from service.jobs.safe_files import Folder
 
 META = "meta.json"
-FILES = "files"
+FILES, DIGESTS = "files", "sha256"
+"""Fields of a description: the sizes of the files in bytes, and the SHA-256 of their contents, by name."""
+_SIGNED = "digest"
+"""The SHA-256 of the description's other fields."""
 DESCRIPTION = "model.json"
 WEIGHTS = "model.safetensors"
 _LARGEST_META = 16 << 20
@@ -40,6 +44,16 @@ def complete(folder: Path) -> list[Checkpoint]:
             return list(_newest(held))[::-1]
     except OSError:
         return []
+
+
+def incomplete(folder: Path, after: int) -> list[int]:
+    """Return the steps later than ``after`` whose checkpoints were published under ``folder`` and are not whole now."""
+    try:
+        with Folder.open(folder) as held:
+            steps = {int(matched[1]) for name in held.names() if (matched := _PUBLISHED.fullmatch(name))}
+    except OSError:
+        return []
+    return sorted(step for step in steps - {each.step for each in complete(folder)} if step > after)
 
 
 def _newest(held: Folder) -> Iterator[Checkpoint]:
@@ -78,10 +92,23 @@ def _read(above: Folder, name: str) -> tuple[Checkpoint | None, int]:
             text = folder.read(META, _LARGEST_META)
             meta = _parsed(text)
             sizes = {entry.name: entry.status.st_size for entry in folder.files()}
-        intact = all(sizes.get(file) == size for file, size in meta[FILES].items())
+        intact = all(sizes.get(file) == size for file, size in meta[FILES].items()) and meta in (
+            signed(meta),
+            _bare(meta),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None, len(text)
     return Checkpoint(int(matched[1]), above.path / name, meta) if intact else None, len(text)
+
+
+def signed(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's description with a digest of itself."""
+    bare = _bare(meta)
+    return {**bare, _SIGNED: hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()}
+
+
+def _bare(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name != _SIGNED}
 
 
 def _parsed(text: bytes) -> Any:

@@ -70,8 +70,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
     """Put whole weights into a module of any layout (tensor-parallel, FSDP, one stage); no collective.
 
     ``state`` may hold more than the module has, as it does for a stage: of files only this rank's parts are read,
-    one at a time. Raises :class:`WeightsError` before anything
-    is changed when a name is missing or a shape differs.
+    one at a time. Raises :class:`WeightsError` before anything is changed when a name is missing or a shape differs,
+    and where this rank's part is not finite.
     """
     rows = global_rows(module)
     for name, parameter in global_parameters(module):
@@ -84,6 +84,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
         for name, parameter in global_parameters(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             _fill(target, state[name], _own_part(parameter), rows.get(name))
+            if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):
+                raise WeightsError(f"weights for {name!r} are not all finite: correct them, no training could go on")
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
@@ -95,6 +97,8 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     """
     model = finished(paths.artifacts)
     if model is not None and step in ("latest", model["step"]):
+        if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
+            raise _damaged(paths, WEIGHTS)
         return _config.validate_python(model["config"]), load_file(paths.artifacts / WEIGHTS)
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
@@ -102,7 +106,17 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
         steps = sorted({*saved, *([model["step"]] if model else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
+    if (damaged := checkpoint.damage(saved[wanted])) is not None:
+        raise _damaged(paths, f"step_{wanted}/{damaged}")
     return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
+
+
+def _damaged(paths: JobPaths, file: str) -> WeightsError:
+    steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
+    return WeightsError(
+        f"{paths.root.name}: {file} has changed since it was written; choose the weights of another step (checkpoints: "
+        f"{steps})"
+    )
 
 
 def _shape(parameter: Tensor, rows: int | None) -> torch.Size:

@@ -47,19 +47,17 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     all.
     """
     found: dict[str, Tensor] = {}
-    for path in _shards(folder):
-        with safe_open(path, framework="pt") as shard:
+    files = weight_files([path.name for path in folder.iterdir()], (folder / INDEX).read_bytes)
+    for file, elsewhere in files.items():
+        with safe_open(folder / file, framework="pt") as shard:
             for held in shard.keys():  # noqa: SIM118 - not a mapping
                 name = unwrapped(held)
+                if held in elsewhere:
+                    continue
                 if name in found:
                     raise WeightsError(f"{name} is in several files, and no {INDEX} says which one counts")
                 found[name] = shard.get_tensor(held)
     return found
-
-
-def _shards(folder: Path) -> list[Path]:
-    names = [path.name for path in folder.iterdir()]
-    return [folder / name for name in weight_files(names, (folder / INDEX).read_bytes)]
 
 
 def _renamed(tensors: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:

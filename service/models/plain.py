@@ -1,18 +1,26 @@
-"""Makes a model of a module that was not written for it: one block, whole on each tensor-parallel rank."""
+"""Makes a model of a module that was not written for it: one block, whole on each tensor-parallel rank.
+
+Its constructor runs on the CPU, from the same seed on every rank. What it makes is kept: values of its weights, weights
+that two layers share, rows that stay zero, constants. What checkpoints would lose is refused.
+"""
 
 from __future__ import annotations
 
-from math import prod
-from typing import Protocol, cast
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from service.jobs.plugins import ModelConfig
-from service.models.initialize import Constant, Distribution, Normal, Uniform
+from service.models.initialize import Distribution, draw, key_of
+from service.models.randomness import seeded
 from service.parallel.mesh import SINGLE
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class _Drawn(Protocol):
@@ -21,9 +29,7 @@ class _Drawn(Protocol):
 
 
 class PlainModel(nn.Module):
-    """The module as the only block of a chain. Its weights are drawn as torch draws those of its layers, or by its own
-    ``distribution(name)``.
-    """
+    """The module as the only block of a chain."""
 
     before_blocks: tuple[str, ...] = ()
     after_blocks: tuple[str, ...] = ()
@@ -33,33 +39,113 @@ class PlainModel(nn.Module):
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleDict({"0": network})
-        if (buffer := next((name for name, _ in network.named_buffers()), None)) is not None:
-            raise ValueError(
-                f"{type(network).__name__} has a buffer, {buffer!r}, and buffers are neither made on ranks nor kept in "
-                "checkpoints; LayerNorm, GroupNorm and RMSNorm have none"
-            )
+        self.constants = {name: value.detach().cpu().clone() for name, value in network.named_buffers()}
+
+    def check_constants(self) -> None:
+        """Raise ``ValueError`` for a tensor beside the parameters that training has changed: a resumed run would begin
+        with the constructor's.
+        """
+        for name, value in self.blocks["0"].named_buffers():
+            if not _same(value.cpu(), self.constants[name]):
+                raise _lost(self.blocks["0"], name, "a tensor that forward changes, which checkpoints do not hold")
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.blocks["0"](x)
         return found
 
-    def distribution(self, name: str) -> Distribution:
-        inner = name.removeprefix("blocks.0.")
-        network = self.blocks["0"]
-        if hasattr(network, "distribution"):
-            return cast(_Drawn, network).distribution(inner)
-        owner, _, leaf = inner.rpartition(".")
-        return _of_layer(network.get_submodule(owner), inner, leaf)
+
+def build_plain(
+    config: ModelConfig,
+    constructor: Callable[[], nn.Module],
+    *,
+    device: torch.device,
+    seed: int,
+) -> PlainModel:
+    """Return the model of the module that ``constructor`` makes, on ``device``.
+
+    If the module has ``distribution(name)``, its weights are drawn from that. Raises ``ValueError`` with the name of
+    what neither ranks nor checkpoints would have in common.
+    """
+    network = _constructed(constructor, seed)
+    _check_state(network)
+    if constants := dict(_constants(network)):
+        other = dict(_constants(_constructed(constructor, seed + 1)))
+        for name, value in constants.items():
+            if name not in other or not _same(value, other[name]):
+                advice = "which checkpoints do not hold; nn.Parameter(…, requires_grad=False) would be in them"
+                raise _lost(network, name, f"a tensor that its constructor draws, {advice}")
+    if hasattr(network, "distribution"):
+        _draw(network, cast(_Drawn, network).distribution, seed)
+    for name, value in list(_tensors_of(network)):
+        owner, _, leaf = name.rpartition(".")
+        delattr(module := network.get_submodule(owner), leaf)
+        module.register_buffer(leaf, value, persistent=False)  # which goes where the parameters go
+    return PlainModel(config, network).to(device)
 
 
-def _of_layer(layer: nn.Module, name: str, leaf: str) -> Distribution:
-    if isinstance(layer, nn.Linear | _ConvNd):
-        return Uniform(prod(layer.weight.shape[1:]) ** -0.5)
-    if isinstance(layer, _NORMS):
-        return Constant(float(leaf == "weight"))
-    if isinstance(layer, nn.Embedding):
-        return Normal(1.0)
-    raise ValueError(
-        f"nothing says how {name!r} of a {type(layer).__name__} is drawn: give the network "
-        f"`def distribution(self, name)`, which returns a Uniform, Normal or Constant of service.models.initialize"
-    )
+def _constructed(constructor: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.device("cpu"), seeded(seed, "weights"):
+        return constructor()
+
+
+@torch.no_grad()
+def _draw(network: nn.Module, distribution: Callable[[str], Distribution], seed: int) -> None:
+    for name, parameter in network.named_parameters():
+        key, shape = key_of(seed, f"blocks.0.{name}"), tuple(parameter.shape)
+        drawn = draw(distribution(name), key, shape, None, SINGLE, dtype=parameter.dtype, device=parameter.device)
+        parameter.copy_(drawn)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _lost(network: nn.Module, name: str, what: str) -> ValueError:
+    return ValueError(f"the attribute {name!r} of {type(network).__name__} is {what}")
+
+
+def _check_state(network: nn.Module) -> None:
+    """Raise ``ValueError`` for state beside the parameters, which checkpoints would not hold."""
+    saved = network.state_dict(keep_vars=True)
+    if (buffer := next((name for name, _ in network.named_buffers() if name in saved), None)) is not None:
+        advice = "LayerNorm, GroupNorm and RMSNorm have none, and a constant may be one with persistent=False"
+        raise _lost(network, buffer, f"a buffer, which checkpoints do not hold; {advice}")
+    for name, value in _attributes(network):
+        if isinstance(value, _GENERATORS):
+            raise _lost(network, name, "a generator of random numbers, which a resumed run would begin anew")
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        if any(isinstance(each, Tensor) and not isinstance(each, nn.Parameter) for each in held):
+            raise _lost(
+                network, name, "a collection of tensors, which stay on the CPU; give each an attribute of its own"
+            )
+
+
+def check_planned(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values."""
+    for name, value in _constants(model):
+        if value.is_meta:
+            raise ValueError(
+                f"{type(model).__name__} has a tensor that is no parameter, {name!r}, and is planned on the meta "
+                'device: only its parameters get values; make it in forward, or under torch.device("cpu")'
+            )
+
+
+def _constants(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors beside the parameters, by name."""
+    yield from network.named_buffers()
+    yield from _tensors_of(network)
+
+
+def _tensors_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that are plain attributes, by name."""
+    for name, value in _attributes(network):
+        if isinstance(value, Tensor):
+            yield name, value
+
+
+def _attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what the modules' own code has set beside parameters, buffers and modules, by qualified name."""
+    for prefix, module in network.named_modules():
+        for name, value in vars(module).items():
+            if name not in _OF_EVERY_MODULE:
+                yield f"{prefix}.{name}" if prefix else name, value

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from service.formats.weights import WeightsFileError, names_of, shapes_of
+from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError, trained
+from service.models.registry import build
+from service.parallel.tensor.placement import global_parameters
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
@@ -23,18 +26,40 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights
     if isinstance(reference, FromJob):
         return trained(data.job(reference.job), reference.step)
     if isinstance(reference, FromSafetensors):
-        held = _read(data, reference.safetensors)
-        return reference.config, {own: held[name] for own, name in names_of(reference.config, held).items()}
+        return reference.config, _read(data, reference.safetensors, reference.config)
     if isinstance(reference, FromHuggingFace):
         return huggingface.load(reference.huggingface, data)
     return reference, None
 
 
-def _read(data: DataLayout, file: str) -> Mapping[str, Tensor]:
+def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tensor]:
     try:
         shapes_of(data.file(file))
-        return load_file(data.file(file))
+        held = load_file(data.file(file))
+        names = names_of(config, held)
+        weights = {own: held[name] for own, name in names.items()}
+        check_foreign(names, _parameters(config, weights))
     except WeightsFileError as error:
         raise WeightsError(f"model.safetensors: {file}: {error}") from error
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error
+    return weights
+
+
+def _parameters(config: ModelConfig, weights: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the model's parameters, and those of their other places that the weights repeat.
+
+    Raises :class:`WeightsFileError` for weights that differ where the model has one parameter for both.
+    """
+    model = build(config, device="meta")
+    own = dict(global_parameters(model))
+    first = {id(parameter): name for name, parameter in own.items()}
+    repeated = {
+        name: first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name not in own and name in weights
+    }
+    for name, other in repeated.items():
+        if other in weights and not torch.equal(weights[name], weights[other]):
+            raise WeightsFileError(f"{name!r} differs from {other!r}, which are one parameter in this model")
+    return own.keys() | repeated.keys()

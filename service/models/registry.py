@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -12,7 +13,7 @@ from service.jobs.plugins import ModelConfig
 from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
-from service.models.plain import PlainModel
+from service.models.plain import PlainModel, build_plain, check_planned
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
 from service.parallel.tensor.placement import distribute, tie
@@ -43,7 +44,7 @@ class Model(Protocol):
 
 Builder = Callable[[Any, Axis], nn.Module]
 """Builds a :class:`Model` of a family's configuration, planned on the meta device, divided over the ``tp`` axis; or any
-other module, which is then one block, whole on each rank.
+other module, which is then one block, whole on each rank, as its constructor makes it.
 """
 
 
@@ -72,18 +73,46 @@ def build(
     axis = SINGLE if mesh is None else mesh.tp
     if part is None:
         part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
-    with torch.device("meta"):
-        model = family_builder(config.family)(config, axis)
-    if not hasattr(model, "blocks"):
-        model = PlainModel(config, model)
+    device = torch.device(device)
+    model = _planned_or_plain(config, axis, device, seed)
     planned = cast(Model, model)
     cut(planned, part)
     tie(model)
-    if torch.device(device).type == "meta":
+    if device.type == "meta" or isinstance(model, PlainModel):
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
-        materialize(model, planned.distribution, axis=axis, dtype=dtype, device=torch.device(device), seed=seed)
+        materialize(model, planned.distribution, axis=axis, dtype=dtype, device=device, seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
     tie(model)
     return model
+
+
+def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, seed: int) -> nn.Module:
+    """Return the planned chain of blocks, or the model of a module that was not written for it, with its values."""
+    construct = partial(family_builder(config.family), config, axis)
+    unplanned: Exception | None = None
+    try:
+        with torch.device("meta"):
+            planned = construct()
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        unplanned = error  # of a constructor that looks at values, which only a plain module's may
+    if unplanned is None and _is_chain(planned):
+        check_planned(planned)
+        return planned
+    if unplanned is None and device.type == "meta":
+        return PlainModel(config, planned)
+    model = build_plain(config, construct, device=device, seed=seed)
+    if unplanned is not None and _is_chain(model.blocks["0"]):
+        raise unplanned
+    if axis.size > 1:
+        raise ValueError(
+            f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
+            f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"
+        )
+    return model
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Return whether a module was written as a :class:`Model`: many others have something that they call blocks."""
+    return isinstance(getattr(module, "blocks", None), nn.ModuleDict) and hasattr(module, "before_blocks")

@@ -46,12 +46,17 @@ def apply_fsdp(
     its backward: then every layout has the gradients of one process. ``reshard`` frees gathered parameters after
     each forward; pipelines and gradient accumulation gather less often without it. Parameters that are DTensors
     over ``tp`` become DTensors over both meshes. Without a group nothing can be sharded; only full precision is
-    accepted then.
+    accepted then. Raises ``ValueError`` for a parameter without dimensions.
     """
     if mesh.shard_mesh is None:
         if precision != Precision():
             raise ValueError(f"{precision} needs a launched group: FSDP casts the parameters")
         return model
+    if scalar := next((name for name, parameter in model.named_parameters() if not parameter.dim()), None):
+        raise ValueError(
+            f"the parameter {scalar!r} has no dimension to divide over parallel.dp_shard and dp_replicate, or to cast "
+            "to precision.param; make it of shape (1,), as torch.ones(1) is, or train on one rank in fp32"
+        )
     policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
     if units is None:
         blocks = getattr(model, "blocks", None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from service.training.setup import Training
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+PassOver = Callable[[Checkpoint, str], None]
+"""Is told of a damaged checkpoint, and what is wrong with it."""
 
 
 class Checkpoints:
@@ -40,13 +43,14 @@ class Checkpoints:
         layout; ``None`` if there is neither.
         """
         training = self._training
-        own = newest_checkpoint(training.context.paths.checkpoints, training.device)
+        own = newest_checkpoint(training.context.paths.checkpoints, training.device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
         _prime(training.optimizer, newest.step if newest else 0)
         self.saver.expect(self._state())
+        self._say_what_is_not_whole(training.context.paths.checkpoints, own)
         if newest is None:
             return None
-        _check_same_data(newest, training.dataset.sha256)
+        _check_same_data(newest, training.origin)
         saved = checkpoint.load(newest.path, self._state(), rows=self._rows)
         training.tied.take_up(training.optimizer)
         self.saved_step = own.step if own else None
@@ -57,11 +61,31 @@ class Checkpoints:
         if (resume := self._training.spec.resume) is None:
             return None
         folder = self._training.context.data.job(resume.job).checkpoints
-        found = newest_checkpoint(folder, self._training.device, None if resume.step == "latest" else resume.step)
+        step = None if resume.step == "latest" else resume.step
+        found = newest_checkpoint(folder, self._training.device, step, pass_over=self._pass_over)
         if found is None:
             left = [each.step for each in checkpoint.complete(folder)]
             raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
+        if step is None:
+            self._say_what_is_not_whole(folder, found)
         return found
+
+    def _say_what_is_not_whole(self, folder: Path, taken: Checkpoint | None) -> None:
+        context = self._training.context
+        for step in checkpoint.incomplete(folder, -1 if taken is None else taken.step) if context.rank == 0 else ():
+            context.report.log(f"the checkpoint of step {step} is not whole: a file is missing, cut short or changed")
+
+    def _pass_over(self, damaged: Checkpoint, why: str) -> None:
+        """Say that a damaged checkpoint is passed over."""
+        context = self._training.context
+        if context.rank == 0:
+            line = f"the checkpoint of step {damaged.step} is damaged: {why}"
+            context.report.log(f"{line}; it is passed over")
+
+    def _discard(self, damaged: Checkpoint, why: str) -> None:
+        """Do the same for one of this job, and make room for another of that step."""
+        self._pass_over(damaged, why)
+        checkpoint.on_first_rank(lambda: checkpoint.discard(damaged), f"discard {damaged.path}")
 
     def save(self, step: int, loss: float) -> None:
         """Take a checkpoint; its write may end later."""
@@ -73,24 +97,46 @@ class Checkpoints:
         return _training_tensors(self._training.stages.values(), self._training.optimizer)
 
 
-def newest_checkpoint(folder: Path, device: torch.device, step: int | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint that the first rank sees, or that of a step; a shared folder may look
-    different elsewhere.
+def newest_checkpoint(
+    folder: Path, device: torch.device, step: int | None = None, *, pass_over: PassOver = lambda path, why: None
+) -> Checkpoint | None:
+    """Return the newest whole checkpoint that the first rank sees, or that of a step; a shared folder may look
+    different elsewhere. ``pass_over`` is called for newer ones that are damaged, on every rank.
+
+    Raises :class:`WeightsError` for damage to the checkpoint of that step.
     """
-    newest = checkpoint.latest(folder) if step is None else checkpoint.read(folder / f"step_{step}")
-    found = torch.tensor(newest.step if newest else -1, device=device)
+    candidates = checkpoint.complete(folder) if step is None else [checkpoint.read(folder / f"step_{step}")]
+    steps = [each.step for each in candidates if each is not None]
+    while (newest := _of_first_rank(steps.pop() if steps else -1, device)) >= 0:
+        found = checkpoint.require(folder / f"step_{newest}")
+        damaged = checkpoint.damage(found)
+        if damaged is None:
+            return found
+        why = f"{damaged} has changed since it was written"
+        if step is not None:
+            raise WeightsError(f"the checkpoint of step {step} is damaged: {why}; resume from another, or from latest")
+        pass_over(found, why)
+    return None
+
+
+def _of_first_rank(step: int, device: torch.device) -> int:
+    found = torch.tensor(step, device=device)
     if dist.is_initialized():
         dist.broadcast(found, src=0)
-    return None if found < 0 else checkpoint.require(folder / f"step_{int(found)}")
+    return int(found)
 
 
-def _check_same_data(saved: Checkpoint, sha256: str) -> None:
-    recorded = saved.meta.get("data_sha256")
-    if recorded != sha256:
-        raise ValueError(
-            f"{saved.path} was trained on data {recorded}, but here it is {sha256}: "
-            "the data set differs between the two machines (its text comes with the Python version)"
-        )
+def _check_same_data(saved: Checkpoint, origin: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the run was trained on other samples, by a digest that the checkpoint has of them."""
+    for name in ("data_sha256", "labels_sha256"):
+        recorded = saved.meta.get(name, origin[name])
+        if recorded != origin[name]:
+            own = f"{origin[name]} ({name})"
+            raise ValueError(
+                f"{saved.path} was trained on data {recorded}, but here it is {own}: its loader gives "
+                "other samples than then. A built-in text comes with the Python version; a package may take files in "
+                "the order of a folder, or classes in that of a set"
+            )
 
 
 def _named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

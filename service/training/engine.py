@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from service.jobs.plugins import IGNORED
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
 from service.parallel.boundary import StepBoundary
-from service.parallel.collectives import agree
+from service.parallel.collectives import agree, resolve
 from service.parallel.fsdp import before_backward, free_parameters, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
@@ -22,6 +24,35 @@ from service.schedules import forward_only
 from service.schedules.schedule import Op, Schedule
 from service.training.objective import Objective
 from service.training.timeline import Timeline, timeline
+
+Shares = Callable[[Sequence[Split]], Sequence[float | Tensor]]
+"""Returns for each micro-batch of this rank its labels that count, as a share of those of the global batch; all ranks
+call it together.
+"""
+
+
+@dataclass(frozen=True)
+class SharesOfSamples:
+    """Shares where every label counts, and each sample has as many."""
+
+    global_batch: int
+
+    def __call__(self, micro_batches: Sequence[Split]) -> list[float]:
+        return [len(each) / self.global_batch for each in micro_batches]
+
+
+@dataclass(frozen=True)
+class SharesOfLabels:
+    """Shares where labels may be ignored: they are counted over the data-parallel ``group`` in each step."""
+
+    group: str
+
+    def __call__(self, micro_batches: Sequence[Split]) -> list[Tensor]:
+        counts = torch.stack([(each.targets != IGNORED).sum() for each in micro_batches])
+        total = counts.sum()
+        if self.group:
+            dist.all_reduce(total, group=resolve(self.group))
+        return list((counts.double() / total.clamp(min=1)).unbind())
 
 
 class Engine(Protocol):
@@ -32,7 +63,7 @@ class Engine(Protocol):
         """Return the device's work; ``None`` if it is not measured."""
 
     def forward_backward(self, batch: Split) -> Tensor:
-        """Leave the gradients of the *global* batch's mean loss in the parameters.
+        """Leave the gradients of the mean loss over the *global* batch's labels in the parameters.
 
         ``batch`` is this rank's share. Returns the share's part of that loss, float64 without gradient; zero if
         this rank does not compute it.
@@ -51,7 +82,8 @@ class Engine(Protocol):
 class AccumulationEngine:
     """Runs the whole model on this rank (or its tensor-parallel part): micro-batches one after another.
 
-    Each loss is divided by the global batch size before its backward; FSDP and accumulation then only add.
+    Each loss is multiplied by its micro-batch's share of the global batch before its backward; FSDP and accumulation
+    then only add.
     ``before_backward(model, is_last)`` readies FSDP for the backward of a micro-batch. The model is called across
     ``boundary``, whose steps the loop begins.
     """
@@ -59,18 +91,18 @@ class AccumulationEngine:
     model: nn.Module
     objective: Objective
     micro_batches: int
-    global_batch: int
+    shares: Shares
     boundary: StepBoundary
     before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
     timeline: None = None
 
     def forward_backward(self, batch: Split) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
-        for index, micro in enumerate(chunks(batch, self.micro_batches)):
+        micro_batches = list(chunks(batch, self.micro_batches))
+        for index, (micro, share) in enumerate(zip(micro_batches, self.shares(micro_batches), strict=True)):
             self.before_backward(self.model, index == self.micro_batches - 1)
             output = self.boundary.boundary_call(self.model, micro.inputs)
-            mean = self.objective.mean(output, micro.targets)
-            loss = mean * (len(micro) / self.global_batch)
+            loss = self.objective.mean(output, micro.targets) * share
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -102,12 +134,12 @@ class _PipelineEngine:
     runtime: PipelineRuntime
     schedule: Schedule
     evaluation: Schedule
-    global_batch: int
+    shares: Shares
     timeline: Timeline[Any]
 
     def forward_backward(self, batch: Split) -> Tensor:
         micro = list(chunks(batch, self.schedule.micro_batches))
-        weights = [len(each) / self.global_batch for each in micro]
+        weights = self.shares(micro)
         work = Work(
             objective=self.objective.mean,
             inputs=[each.inputs for each in micro],
@@ -149,6 +181,7 @@ def build_engine(
     *,
     boundary: StepBoundary,
     schedule: Schedule | None,
+    shares: Shares,
 ) -> Engine:
     """Build the engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
 
@@ -163,7 +196,7 @@ def build_engine(
     )
     if schedule is None:
         before = before_backward(spec.resolved_sharding)
-        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, before)
+        return AccumulationEngine(stages[0], objective, spec.micro_batches, shares, boundary, before)
     observer = timeline(device)
     return _PipelineEngine(
         stages=stages,
@@ -173,7 +206,7 @@ def build_engine(
         ),
         schedule=schedule,
         evaluation=forward_only(schedule.owners, schedule.micro_batches),
-        global_batch=spec.batch.global_,
+        shares=shares,
         timeline=observer,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +60,7 @@ def _result(loop: Loop, evaluation: Mapping[str, float], *, stopped: bool) -> di
         **evaluation,
         "steps": loop.step,
         "parameters": loop.training.parameters,
-        "seconds": time.time() - loop.started,
+        "seconds": loop.watch.seconds,
         "data_sha256": loop.training.dataset.sha256,
         "stopped": stopped,
         "completed": Completion(done=loop.step, total=loop.spec.steps, unit="steps"),
@@ -97,7 +96,7 @@ def _export_model(
 ) -> tuple[Path, Path]:
     """Write ``model.safetensors`` (whole tensors, plain names) and ``model.json`` from a checkpoint; no collective.
 
-    ``model.json`` is ``{step, config, parallel, data_sha256}``.
+    ``model.json`` is ``{step, config, parallel, data_sha256, sha256}``, the last of the weights.
     Each file appears complete or not at all, the weights first.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,8 @@ def _export_model(
     tensors = {name: tensor.contiguous() for name, tensor in checkpoint.load_whole(saved.path, MODEL_PREFIX).items()}
     with atomic_draft(weights) as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
-    description = {"step": saved.step, "config": config.model_dump(mode="json"), **origin}
+        digest = checkpoint.digest_of(draft)
+    description = {"step": saved.step, "config": config.model_dump(mode="json"), **origin, "sha256": digest}
     atomic_write(about, json.dumps(description, indent=2).encode())
     return weights, about
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -13,7 +12,9 @@ from torch.compiler import set_stance
 
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.train import ScheduleSpec
+from service.jobs.stopwatch import Stopwatch
 from service.models.data import open_feed
+from service.models.plain import PlainModel
 from service.parallel import checkpoint
 from service.parallel.distributed import peak_memory_gib
 from service.training.checkpoints import Checkpoints
@@ -56,7 +57,7 @@ class Loop:
         dp, train = training.mesh.dp, training.dataset.train
         self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
         self.loss = float("nan")
-        self.started = time.time()
+        self.watch = Stopwatch()
         self.history = History(self.context.paths.artifacts / "metrics.parquet", 0)
 
     def resume(self) -> None:
@@ -95,12 +96,16 @@ class Loop:
         if self.checkpoints.saved_step == self.step:
             return
         check_weights(self.parameters, self.step, self.training.device)
+        for stage in self.training.stages.values():
+            if isinstance(stage, PlainModel):
+                stage.check_constants()
         with self._span("checkpoint", step=self.step):
             self.checkpoints.save(self.step, self.loss)
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics over the test split, reported at this step. Raises :class:`NonFiniteError`."""
+        self.training.seed("evaluation", self.step)
         with self._span("evaluate", step=self.step), self._phase("inference"):
             metrics = evaluate(self.training)
         for name, value in metrics.items():
@@ -128,11 +133,12 @@ class Loop:
 
     def advance(self) -> StepTotals:
         """Run one optimizer step and return its metrics."""
-        training, began = self.training, time.time()
+        training, watch = self.training, Stopwatch()
         with self._step_span("data"):
             batch = self.feed.batch(self.step)
-        waited = time.time() - began
+        waited = watch.seconds
         training.objective.begin(self.step)
+        training.seed("step", self.step)
         training.boundary.step_boundary()
         with self._step_span("forward_backward"), self._phase("train"):
             loss = training.engine.forward_backward(batch)
@@ -144,7 +150,7 @@ class Loop:
             self.checkpoints.saver.wait()
         self._report_pipeline()
         self.step, self.loss = self.step + 1, totals.loss
-        self._report(step_metrics(training, totals, rate, Timing(time.time() - began, waited)))
+        self._report(step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
         if self.meter.refresh() and self.context.rank == 0 and any(use.held_gib for use in totals.devices):
             self.context.report.metric(self.step, metrics_of(totals.devices))
         self.context.report.progress(self.step, self.spec.steps, "steps")
@@ -209,9 +215,9 @@ class Loop:
 
     @contextmanager
     def _span(self, name: str, **detail: object) -> Iterator[None]:
-        began = time.time()
+        watch = Stopwatch()
         yield
-        self.context.report.span(name, began, time.time(), detail)
+        self.context.report.span(name, watch.began, watch.now, detail)
 
     @contextmanager
     def _step_span(self, name: str) -> Iterator[None]:

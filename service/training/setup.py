@@ -17,17 +17,19 @@ from service.jobs.spec.model import ModelConfig, TransformerConfig
 from service.jobs.spec.train import ExportSpec, TrainSpec
 from service.models import FamilyConfig, Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
-from service.models.data import BatchOrder, Dataset
+from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
 from service.models.parallelize import ModelRecipe, parallelize
+from service.models.randomness import seed_all
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.boundary import HeldResult, StepBoundary
+from service.parallel.collectives import agree
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import tied_names
 from service.schedules import generator
 from service.schedules.schedule import Schedule
-from service.training.engine import Engine, build_engine
+from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
 from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest
 from service.training.gradients import TiedStages
 from service.training.objective import Objective, ObjectiveContext, objective_for
@@ -40,13 +42,15 @@ _AUDIT_EVERY = 500
 class TrainingInputs:
     """Holds the inputs of a run.
 
-    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace random ones.
+    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``labels`` is a digest of those in the
+    data set. ``weights`` replace random ones.
     ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
     """
 
     config: ModelConfig
     dataset: Dataset
     compile_modes: dict[Phase, str]
+    labels: str = ""
     weights: Weights | None = None
     state: torch.dtype = torch.float32
 
@@ -76,10 +80,17 @@ class Training:
     parameters: int
     origin: Mapping[str, Any]
 
+    def seed(self, what: str, step: int) -> None:
+        """Seed what draws numbers in a step or an evaluation: alike on the ranks of a tensor-parallel group, which
+        compute the same, and differently on all others.
+        """
+        seed_all(self.spec.seed, what, step, self.mesh.pp.rank, self.mesh.dp.rank)
+
 
 def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Training:
     """Build, load and shard the model of ``spec``; every rank calls this, and nothing is written."""
     check_batch(spec)
+    seed_all(spec.seed, "data")  # alike on all ranks, which must load the same
     mesh = meshes.build(spec.parallel, device.type)
     inputs = load_inputs(spec, context, device)
     context.report.phase("preparing")
@@ -104,11 +115,13 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> T
     """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
     config, weights = resolve(spec.model, context.data)
     _check_export(spec.export, config)
-    dataset = data.load(spec.data, context.data).to(device)
+    dataset = data.load(spec.data, context.data)
+    labels = digest_of_labels(dataset)
+    agree({f"the labels that data.source={spec.data.source!r} gives": labels})
     fingerprints = gate_fingerprints(config, spec, device)
     compile_modes = allowed_modes(spec.compile, fingerprints, context.data, spec.micro_batches, spec.stages)
     load_caches(spec.compile, compile_modes, context)
-    return TrainingInputs(config, dataset, compile_modes, weights)
+    return TrainingInputs(config, dataset.to(device), compile_modes, labels, weights)
 
 
 def _check_export(export: ExportSpec, config: FamilyConfig) -> None:
@@ -125,17 +138,21 @@ def assemble(
     """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     schedule = _plan_pipeline(spec)
     objective = _build_objective(spec, mesh, inputs.config)
+    dataset = inputs.dataset
+    if not objective.ignores:
+        dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
     boundary = _build_boundary(stages, inputs.compile_modes, context)
-    engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule)
+    shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
+    engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
     return Training(
         spec=spec,
         context=context,
         device=device,
         mesh=mesh,
         config=inputs.config,
-        dataset=inputs.dataset,
-        order=BatchOrder(spec.seed, len(inputs.dataset.train), spec.batch.global_),
+        dataset=dataset,
+        order=BatchOrder(spec.seed, len(dataset.train), spec.batch.global_),
         objective=objective,
         stages=stages,
         tied=_find_tied(stages, schedule, mesh),
@@ -144,7 +161,11 @@ def assemble(
         optimizer=_build_optimizer(stages.values(), spec, device),
         compile_modes=inputs.compile_modes,
         parameters=sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters()),
-        origin={"parallel": spec.parallel.model_dump(), "data_sha256": inputs.dataset.sha256},
+        origin={
+            "parallel": spec.parallel.model_dump(),
+            "data_sha256": dataset.sha256,
+            "labels_sha256": inputs.labels,
+        },
     )
 
 

@@ -22,6 +22,7 @@ from service.bounds.progress import OutOfTimeError
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
+from service.jobs.stopwatch import Stopwatch
 from service.parallel import distributed, early_start
 from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.distributed import peak_memory_gib
@@ -212,10 +213,10 @@ class _InstanceRunner:
         guard: RoundingGuard,
     ) -> list[DecidedRow]:
         """Bound a batch, decide its instances, and return those left for a search."""
-        begun, limits = time.time(), [searches.limit(instance) for instance in instances]
+        watch, limits = Stopwatch(), [searches.limit(instance) for instance in instances]
         entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
-        self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
-        each = (time.time() - begun) / len(instances)
+        self.context.report.span("bound", watch.began, watch.now, {"instances": len(instances)})
+        each = watch.seconds / len(instances)
         entries = [replace(entry, row=replace(entry.row, seconds=each)) for entry in entries]
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
         ready = [entry for entry in entries if entry not in waiting]

@@ -124,6 +124,11 @@ INDEX = json.dumps({"weight_map": dict.fromkeys(shapes(CONFIG), "a.safetensors")
             "b.safetensors": safetensors({FIRST: shapes(CONFIG)[FIRST]}),
             "consolidated.safetensors": WHOLE,
         },
+        {
+            "model.safetensors.index.json": INDEX,
+            "a.safetensors": safetensors({**shapes(CONFIG), FIRST: [1]}),  # a stale copy, which the index does not name
+            "b.safetensors": safetensors({FIRST: shapes(CONFIG)[FIRST]}),
+        },
         {"weights.safetensors": WHOLE},
         {"model.safetensors": WRAPPED},
         {"model.safetensors": COMPILED},
@@ -147,6 +152,7 @@ def test_only_the_files_of_the_model_count(tmp_path: Path, files: dict[str, byte
         ({"model.safetensors": safetensors({name: [1] for name in OTHERS})}, rf"has no tensor {FIRST} \(and lacks 1"),
         ({"model.safetensors": safetensors({**shapes(CONFIG), "x.bias": [1]})}, "has x.bias, which a model of this"),
         ({"model.safetensors": safetensors({**shapes(CONFIG), FIRST: [255, 32]})}, r"has shape \(255, 32\); this"),
+        ({"model.safetensors": WHOLE.replace(b'"F32"', b'"I32"', 1)}, rf"has '{FIRST}' of the type I32; expected one"),
         ({"model.safetensors": b"no"}, "its header would have"),
         ({"model.safetensors": (9).to_bytes(8, "little") + b"no header"}, "is no safetensors file"),
     ],

@@ -11,8 +11,9 @@ from torch import nn
 
 from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.layout import DataLayout
-from service.jobs.spec.families import MlpConfig
+from service.jobs.spec.families import MlpConfig, TransformerConfig
 from service.jobs.spec.model import FromSafetensors
+from service.models import WeightsError, build, load_into
 from service.models.mlp import Mlp
 from service.models.reference import resolve
 
@@ -65,3 +66,51 @@ def test_misfits_are_told(hidden: tuple[int, ...], words: str, tmp_path: Path) -
     save_file(sequential().state_dict(), tmp_path / "file")
     with pytest.raises(WeightsFileError, match=words):
         check_weights(tmp_path / "file", MlpConfig(in_features=3, hidden=hidden, out_features=2))
+
+
+def own_weights(**change: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {**Mlp(CONFIG).state_dict(), **change}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"blocks.2.linear.weight": torch.ones(4, 4)}, "it has 'blocks.2.linear.weight', which a model of this"),
+        ({"ema.head.bias": torch.ones(2)}, "it has 'ema.head.bias', which a model of this configuration has not"),
+        ({"module.head.bias": torch.ones(2)}, "it has 'head.bias' twice, as .*module.head.bias"),
+        ({"blocks.0._orig_mod.linear.bias": torch.ones(5)}, "it has 'blocks.0.linear.bias' twice"),
+        ({"head.bias": torch.ones(2, dtype=torch.int64)}, "it has 'head.bias' of the type I64; expected one of F64"),
+        ({"head.bias": torch.ones(2, dtype=torch.complex64)}, "it has 'head.bias' of the type C64"),
+    ],
+)
+def test_tensors_that_would_not_count_are_refused_by_name(
+    change: dict[str, torch.Tensor], words: str, tmp_path: Path
+) -> None:
+    data, file = DataLayout(tmp_path), "file_" + "0a" * 32
+    data.file(file).parent.mkdir(parents=True)
+    save_file(own_weights(**change), data.file(file))
+    with pytest.raises(WeightsFileError, match=words):
+        check_weights(data.file(file), CONFIG)
+    with pytest.raises(WeightsError, match=words):
+        resolve(FromSafetensors(safetensors=file, config=CONFIG), data)
+
+
+def test_on_a_rank_any_family_names_what_it_has_not(tmp_path: Path) -> None:
+    data, file = DataLayout(tmp_path), "file_" + "0b" * 32
+    config = TransformerConfig(vocab_size=8, dim=4, layers=1, heads=2, tied_embeddings=True)
+    data.file(file).parent.mkdir(parents=True)
+    own = {name: tensor.clone() for name, tensor in build(config).state_dict().items()}
+    save_file(own, data.file(file))
+    resolve(FromSafetensors(safetensors=file, config=config), data)
+    save_file(own | {"head.weight": own["embedding.weight"] + 1}, data.file(file))
+    with pytest.raises(WeightsError, match=r"'head.weight' differs from 'embedding.weight', which are one parameter"):
+        resolve(FromSafetensors(safetensors=file, config=config), data)
+    save_file(own | {"blocks.1.attention_norm.weight": torch.ones(4)}, data.file(file))
+    with pytest.raises(WeightsError, match=r"it has 'blocks.1.attention_norm.weight', which"):
+        resolve(FromSafetensors(safetensors=file, config=config), data)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name() -> None:
+    model = Mlp(CONFIG)
+    with pytest.raises(WeightsError, match=r"weights for 'head.bias' are not all finite"):
+        load_into(model, own_weights(**{"head.bias": torch.tensor([0.0, torch.nan])}))

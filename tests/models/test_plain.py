@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from service.jobs.plugins import Features, ModelConfig, Samples
 from service.jobs.spec.base import ParallelSpec
 from service.models import build, registry
 from service.models.initialize import Constant, Distribution
-from service.models.plain import PlainModel
+from service.parallel import mesh
 
 
 class Settings(ModelConfig):
@@ -27,17 +28,75 @@ def network(config: Settings, axis: object) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.LayerNorm(4), nn.Linear(4, 2))
 
 
+def built(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], **options: Any) -> nn.Module:
+    monkeypatch.setattr(registry, "family_builder", lambda family: lambda config, axis: make())
+    return build(Settings(), **options)
+
+
 def test_it_is_built_with_weights_that_depend_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "family_builder", lambda family: network)
+    state = torch.get_rng_state()
     model, same, other = (build(Settings(), seed=seed) for seed in (1, 1, 2))
     x = torch.rand(5, 3)
     assert model(x).shape == (5, 2)
     assert torch.equal(model(x), same(x))
     assert not torch.equal(model(x), other(x))
-    weights = model.state_dict()
-    assert weights["blocks.0.1.weight"].abs().max() <= 3**-0.5
-    assert weights["blocks.0.3.weight"].tolist() == [1.0] * 4
-    assert weights["blocks.0.3.bias"].tolist() == [0.0] * 4
+    torch.set_rng_state(state)
+    assert torch.equal(torch.rand(5, 3), x)
+
+
+class Own(nn.Module):
+    """Everything that a constructor may do to its weights: tie, fill, leave a row at zero, keep a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4, padding_idx=0)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.out = nn.Linear(4, 4)
+        nn.init.constant_(self.out.weight, 0.5)
+        nn.init.zeros_(self.out.bias)
+        self.out.bias.requires_grad_(False)
+        self.temperature = nn.Parameter(torch.tensor(3.0))
+        self.scale = torch.full((4,), 2.0)
+        self.register_buffer("shift", torch.arange(4.0), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.out(self.embed(ids)) * self.scale + self.shift) * self.temperature
+
+
+def test_what_its_constructor_makes_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(monkeypatch, Own, dtype=torch.float64)
+    own = model.get_submodule("blocks.0")
+    assert own.head.weight is own.embed.weight
+    assert own.embed.weight[0].abs().max() == 0 < own.embed.weight.abs().max()
+    assert (own.out.weight == 0.5).all()
+    assert not own.out.bias.requires_grad
+    assert own.temperature.item() == 3.0
+    assert own.scale.tolist() == [2.0] * 4
+    assert {each.dtype for each in model.parameters()} == {torch.float64}
+    assert list(model.state_dict()) == [f"blocks.0.{name}" for name in Own().state_dict()]
+    planned = built(monkeypatch, Own, device="meta")
+    assert [each.shape for each in planned.parameters()] == [each.shape for each in model.parameters()]
+
+
+def test_its_own_distribution_counts_more_than_its_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drawn(nn.Linear):
+        def distribution(self, name: str) -> Distribution:
+            return Constant({"weight": 3.0, "bias": 1.0}[name])
+
+    model = built(monkeypatch, lambda: Drawn(2, 2))
+    assert [each.unique().tolist() for each in model.parameters()] == [[3.0], [1.0]]
+
+
+def test_a_constructor_that_looks_at_values_is_built_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> nn.Module:
+        layer = nn.Linear(2, 2)
+        assert torch.linspace(0, 1, 3)[2].item() == 1.0
+        return layer
+
+    assert {each.device.type for each in built(monkeypatch, make).parameters()} == {"cpu"}
+    assert {each.device.type for each in built(monkeypatch, make, device="meta").parameters()} == {"meta"}
 
 
 def test_it_is_neither_divided_nor_cut() -> None:
@@ -46,21 +105,51 @@ def test_it_is_neither_divided_nor_cut() -> None:
     assert Settings().check_parallel(ParallelSpec(dp_shard=2), 1) == []
 
 
-def test_what_cannot_be_drawn_or_kept_is_named() -> None:
-    class Scaled(nn.Module):
+def having(name: str, make: Callable[[], Any]) -> Callable[[], nn.Module]:
+    def construct() -> nn.Module:
+        module = nn.Sequential(nn.Linear(2, 2))
+        setattr(module[0], name, make())
+        return module
+
+    return construct
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.BatchNorm1d(2), "'running_mean' of BatchNorm1d is a buffer, which checkpoints do not hold"),
+        (having("noise", lambda: torch.randn(3)), "'0.noise' of Sequential is a tensor that its constructor draws"),
+        (having("masks", lambda: [torch.ones(3)]), "'0.masks' of Sequential is a collection of tensors"),
+        (having("draws", torch.Generator), "'0.draws' of Sequential is a generator of random numbers"),
+    ],
+)
+def test_what_a_checkpoint_would_lose_is_named(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"the attribute {message}"):
+        built(monkeypatch, make)
+
+
+def test_a_constant_of_a_planned_chain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chain(nn.Module):
+        before_blocks = after_blocks = ()
+
         def __init__(self) -> None:
             super().__init__()
-            self.scale = nn.Parameter(torch.ones(2))
+            self.blocks = nn.ModuleDict({"0": nn.Linear(2, 2)})
+            self.scale = torch.ones(2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scale * x
+    with pytest.raises(ValueError, match="Chain has a tensor that is no parameter, 'scale'"):
+        built(monkeypatch, Chain)
 
-    class Drawn(Scaled):
-        def distribution(self, name: str) -> Distribution:
-            return Constant({"scale": 3.0}[name])
 
-    with pytest.raises(ValueError, match=r"nothing says how 'scale' of a Scaled is drawn"):
-        PlainModel(Settings(), Scaled()).distribution("blocks.0.scale")
-    assert PlainModel(Settings(), Drawn()).distribution("blocks.0.scale") == Constant(3.0)
-    with pytest.raises(ValueError, match=r"has a buffer, 'running_mean'"):
-        PlainModel(Settings(), nn.BatchNorm1d(2))
+@pytest.mark.parametrize("blocks", [nn.ModuleList, lambda layers: nn.ModuleDict({"first": layers[0]})])
+def test_what_a_module_calls_blocks_makes_it_no_chain(monkeypatch: pytest.MonkeyPatch, blocks: Any) -> None:
+    def make() -> nn.Module:
+        module = nn.Module()
+        module.blocks = blocks([nn.Linear(2, 2)])
+        return module
+
+    assert len(list(built(monkeypatch, make).parameters())) == 2
+    with pytest.raises(ValueError, match=r"family 'mine' builds no chain .* expected parallel.tp=1, got 2"):
+        built(monkeypatch, make, mesh=mesh.plan(ParallelSpec(tp=2)))

@@ -154,6 +154,15 @@ def test_a_text_is_tokenised_in_pieces_and_once(tmp_path: Path, monkeypatch: pyt
     assert [path.suffix for path in (layout.cache / "tokens").iterdir()] == [".uint16"]
 
 
+def test_an_id_beyond_the_vocabulary_is_the_tokenizers(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "the": 70_000}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    file, own = upload(tmp_path, b"the cat"), upload(tmp_path, tokenizer.to_str().encode())
+    spec = FileTokens(file=file, encoding="text", tokenizer=own, sequence=1, vocabulary=60_000)
+    with pytest.raises(ValueError, match=r"data.tokenizer gives the token id 70000; data.vocabulary=60000 allows"):
+        data.load(spec, DataLayout(tmp_path))
+
+
 def test_a_text_is_taken_whole_whatever_the_tokenizer_says_of_sentences(tmp_path: Path) -> None:
     whole = Tokenizer.from_file(str(DataLayout(tmp_path).file(upload_tokenizer(tmp_path))))
     whole.enable_truncation(2)
@@ -219,7 +228,7 @@ def test_arrays_are_flat_and_pixels_lie_between_0_and_1(tmp_path: Path, form: st
 def test_npz_files_hold_numbers_in_any_order_of_bytes(tmp_path: Path, order: str) -> None:
     own = images(10, "float32")
     arrays = {name: array.astype(array.dtype.newbyteorder(order)) for name, array in own.items()}
-    spec = FileArrays(file=upload_arrays(tmp_path, arrays, "npz"), shape=(6,), classes=4)
+    spec = FileArrays(file=upload_arrays(tmp_path, arrays, "npz"), shape=(2, 3), classes=4)
     batch = data.load(spec, DataLayout(tmp_path)).train.take(torch.arange(8))
     assert torch.equal(batch.inputs, torch.from_numpy(own["inputs"])[:8].flatten(1))
     assert batch.targets.tolist() == own["targets"][:8].tolist()
@@ -228,11 +237,33 @@ def test_npz_files_hold_numbers_in_any_order_of_bytes(tmp_path: Path, order: str
 def test_floats_are_taken_as_they_are_and_the_test_split_may_be_in_the_file(tmp_path: Path) -> None:
     own = images(6, "float64")
     arrays = {**images(10, "float64"), "test_inputs": own["inputs"] + 0.5, "test_targets": own["targets"]}
-    loaded = data.load(FileArrays(file=upload_arrays(tmp_path, arrays), shape=(6,), classes=4), DataLayout(tmp_path))
+    loaded = data.load(FileArrays(file=upload_arrays(tmp_path, arrays), shape=(2, 3), classes=4), DataLayout(tmp_path))
     assert (len(loaded.train), len(loaded.test)) == (10, 6)
     assert torch.equal(
         loaded.test.take(torch.arange(6)).inputs, torch.from_numpy(own["inputs"] + 0.5).flatten(1).float()
     )
+
+
+@pytest.mark.parametrize("form", [(6,), (2, 3), (1, 2, 3), (2, 3, 1)])
+def test_samples_have_their_axes_in_the_order_that_the_spec_says(tmp_path: Path, form: tuple[int, ...]) -> None:
+    own = images(10)
+    arrays = {**own, "inputs": own["inputs"].reshape(10, *form)}
+    spec = FileArrays(file=upload_arrays(tmp_path, arrays), shape=(2, 3), axes=(1, 0), classes=4)
+    batch = data.load(spec, DataLayout(tmp_path)).train.take(torch.arange(8))
+    assert torch.equal(batch.inputs, torch.from_numpy(own["inputs"])[:8].transpose(1, 2).flatten(1) / 255)
+    with pytest.raises(ValidationError, match=r"shape=\[2, 3\] has 2 axes"):
+        FileArrays(file=NO_FILE, shape=(2, 3), axes=(0, 0), classes=4)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("float32", np.nan), ("float32", np.inf), ("float64", 1e300)])
+def test_numbers_that_are_not_finite_are_refused_with_their_sample(tmp_path: Path, kind: str, value: float) -> None:
+    arrays = images(10, kind)
+    arrays["inputs"][7, 1, 1] = value
+    spec = FileArrays(file=upload_arrays(tmp_path, arrays), shape=(2, 3), classes=4)
+    train_split = data.load(spec, DataLayout(tmp_path)).train
+    assert len(train_split.take(torch.tensor([6, 5]))) == 2
+    with pytest.raises(ValueError, match=r"data.source='file' gives inputs that are not finite: (nan|inf) in sample 7"):
+        train_split.take(torch.tensor([6, 7]))
 
 
 def test_the_test_split_may_be_another_file(tmp_path: Path) -> None:
@@ -253,6 +284,10 @@ def test_the_test_split_may_be_another_file(tmp_path: Path) -> None:
         ({"targets": np.zeros(20)}, {}, "targets is torch.float64 .* one whole number for each"),
         ({"inputs": np.zeros(20)}, {"shape": (1,)}, r"inputs have shape \(20,\); data.shape says \(n, 1,\)"),
         ({"inputs": np.zeros((20, 2, 3), bool)}, {}, "inputs are torch.bool; expected real numbers"),
+        ({"inputs": np.zeros((20, 3, 2))}, {}, r"inputs have shape \(20, 3, 2\); data.shape says \(n, 2, 3\)"),
+        ({}, {"shape": (6,)}, r"inputs have shape \(20, 2, 3\); data.shape says \(n, 6,\)"),
+        ({"test_targets": np.zeros(3, np.int64)}, {}, "data.file has no array 'test_inputs'"),
+        ({"test_input": np.zeros((3, 2, 3))}, {}, "has an array 'test_input'; expected test_inputs and test_targets"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_by_field(

@@ -42,6 +42,12 @@ LLAMA_2_7B = {
     "rope_scaling": None,
     "tie_word_embeddings": False,
     "vocab_size": 32000,
+    "bos_token_id": 1,
+    "initializer_range": 0.02,
+    "attention_dropout": 0.0,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0",
+    "use_cache": True,
 }
 
 
@@ -64,19 +70,32 @@ def test_a_published_configuration() -> None:
         ({"sliding_window": None}, 64),
         ({"model_type": "qwen2", "sliding_window": 24}, 64),
         ({"model_type": "qwen2", "sliding_window": 24, "use_sliding_window": True}, 24),
+        ({"model_type": "qwen2", "sliding_window": 24, "layer_types": ["full_attention", "sliding_attention"]}, 24),
     ],
 )
 def test_sequences_are_as_long_as_a_sliding_window_changes_nothing(change: dict[str, Any], longest: int) -> None:
     assert read_config({**CONFIG, **change}).max_sequence == longest
 
 
-def test_scaling_counts_beside_rotary_settings_of_no_type() -> None:
-    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
-    beside = read_config({**CONFIG, "rope_parameters": {"rope_theta": 500.0}, "rope_scaling": scaling})
-    assert beside.rope_scaling is not None
-    assert beside == read_config({**CONFIG, "rope_parameters": {"rope_theta": 500.0, **scaling}})
-    typed = {"rope_theta": 500.0, "type": "default"}
-    assert read_config({**CONFIG, "rope_parameters": typed, "rope_scaling": scaling}).rope_scaling is None
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LENGTH = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("change", "length"),
+    [
+        ({"rope_scaling": {**LLAMA3, LENGTH: 32}}, 32),
+        ({"rope_scaling": {**LLAMA3, LENGTH: 32}, LENGTH: 32}, 32),
+        ({"rope_scaling": LLAMA3, LENGTH: 16}, 16),
+        ({"rope_scaling": LLAMA3}, 64),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 500.0}, LENGTH: 16}, 16),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 500.0}, "rope_scaling": {**LLAMA3, "rope_theta": 500.0}}, 64),
+    ],
+)
+def test_the_length_that_was_scaled_from_is_where_their_library_looks(change: dict[str, Any], length: int) -> None:
+    scaling = read_config({**CONFIG, **change}).rope_scaling
+    assert scaling is not None
+    assert (scaling.original_sequence, scaling.factor) == (length, 8.0)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +108,19 @@ def test_scaling_counts_beside_rotary_settings_of_no_type() -> None:
         ({"sliding_window": "4096"}, "sliding_window='4096'; expected a number of tokens or null"),
         ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "positions of type 'linear'; expected 'default' or"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "positions of type 'yarn'; expected"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "no factor for rotary positions of type 'llama3'"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "no low_freq_factor for"),
+        ({"rope_scaling": {**LLAMA3, LENGTH: 32}, LENGTH: 16}, f"{LENGTH}=16, and 32 among the rotary settings"),
+        ({"rope_scaling": {"type": "default", "factor": 2.0}}, "factor=2.0 for rotary positions of type 'default'"),
+        ({"rope_scaling": {**LLAMA3, "attention_factor": 0.7}}, "attention_factor=0.7 for rotary .* 'llama3'"),
+        ({"rope_parameters": {"type": "default"}, "rope_scaling": LLAMA3}, "one of them, or both alike"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta=500.0, and 10000.0 among"),
+        ({"attention_dropout": 0.1}, "attention_dropout=0.1; expected 0.0"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier=12.0; expected 1.0"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0, which our transformer does not know"),
+        ({"use_rope": False}, "use_rope=False, which our transformer does not know"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types=.*expected a list of full_attention"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention and no sliding_window"),
         ({"head_dim": 7}, "head_dim: it is odd"),
         ({"hidden_size": None}, "config.json has no hidden_size"),
         ({"hidden_size": 33}, r"dim=33 does not divide into heads=4"),
@@ -142,6 +173,13 @@ def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     (folder / archive.INDEX).write_text(json.dumps(index))
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
     assert weights.keys() == their_names(read_config(CONFIG)).keys()
+    other = {"lm_head.weight": tensors["lm_head.weight"] + 1, "model.norm.weight": torch.zeros(32)}
+    save_file(other, folder / "other.safetensors")
+    index["weight_map"]["lm_head.weight"] = "other.safetensors"
+    (folder / archive.INDEX).write_text(json.dumps(index))
+    _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
+    assert torch.equal(weights["norm.weight"], tensors["model.norm.weight"])
+    assert torch.equal(weights["head.weight"], tensors["lm_head.weight"] + 1)
     (folder / archive.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
     with pytest.raises(WeightsError, match=r"names model-2.safetensors, which the archive does not have"):
         huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import resource
+import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,16 @@ def test_the_published_weights_give_the_reported_accuracy(tmp_path: Path) -> Non
     test = data.load(MLP_DATA).test
     accuracy = (model(test.inputs).argmax(1) == test.targets).double().mean().item()
     assert result["eval_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_durations_stay_right_when_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, looks = time.time, count()
+    monkeypatch.setattr(time, "time", lambda: real() - 3600.0 * next(looks))
+    report = Recording()  # which wants spans to end after their beginning
+    assert train(tmp_path, {**MLP, "steps": 2}, report=report, test_samples=8)["result"]["seconds"] > 0
+    assert report.spans.count("data") == 2
+    for name in ("step_ms", "samples_per_s", "data_wait_fraction"):
+        assert all(value > 0 for value in report.series(name)), name
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.models.data import Split
 from service.parallel.boundary import StepBoundary
-from service.training.engine import AccumulationEngine, chunks
+from service.training.engine import AccumulationEngine, SharesOfSamples, chunks
 from service.training.gradients import NonFiniteError, clip_, squared_norm
 from service.training.history import History
 from service.training.journal import peak_flops
@@ -104,7 +104,9 @@ def test_evaluation_runs_in_micro_batches_and_counts_what_is_no_padding(valid: i
     sizes: list[int] = []
     model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
     batch = Split(torch.randn(12, 5), torch.arange(12) % 3)
-    found = AccumulationEngine(model, objective, 3, 12, StepBoundary({"model": model})).evaluate(batch, valid)
+    found = AccumulationEngine(model, objective, 3, SharesOfSamples(12), StepBoundary({"model": model})).evaluate(
+        batch, valid
+    )
     assert sizes == [4, 4, 4]
     expected = objective.totals(model(batch.inputs[:valid]), batch.targets[:valid])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

@@ -30,6 +30,7 @@ from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
 from service.jobs.settings_file import ENV_PREFIX, config_file
 from service.jobs.spec.base import JOB_ID
+from service.jobs.stopwatch import Stopwatch
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
@@ -265,20 +266,20 @@ class Agent:
         self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
 
     def _dispatch(self) -> None:
-        started, began = time.monotonic(), time.time()
+        watch = Stopwatch()
         placed = self._store.attempts.place()
-        self._meter.observe("trivet_placement_seconds", time.monotonic() - started)
+        self._meter.observe("trivet_placement_seconds", watch.seconds)
         for job_id in placed:
-            self._trace("place", job_id, began, {})
+            self._trace("place", job_id, watch, {})
         for ref in self._store.attempts.due():
-            began = time.time()
+            watch = Stopwatch()
             self._dispatcher.send(ref)
-            self._trace("dispatch", ref.job_id, began, {"attempt": ref.attempt, "host": ref.host})
+            self._trace("dispatch", ref.job_id, watch, {"attempt": ref.attempt, "host": ref.host})
 
-    def _trace(self, name: str, job_id: str, began: float, attributes: Attributes) -> None:
+    def _trace(self, name: str, job_id: str, watch: Stopwatch, attributes: Attributes) -> None:
         if self._tracing.is_on:
             parent = self._store.jobs.traceparent(job_id)
-            self._tracing.record(name, parent, began, time.time(), {"job": job_id, **attributes})
+            self._tracing.record(name, parent, watch.began, watch.now, {"job": job_id, **attributes})
 
     def _reap(self) -> None:
         for job_id in self._store.attempts.reap():

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,6 +37,7 @@ from service.jobs.runtime import (
     RunContext,
     Runner,
 )
+from service.jobs.stopwatch import Stopwatch
 from workers.event_protocol import LineSplitter
 from workers.imports import uncollected
 from workers.linux import die_with_parent, uptime
@@ -54,7 +54,7 @@ def _installed_runner(kind: str) -> Runner:
 
 def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     """Run this rank of the attempt that the environment names; return the exit code."""
-    started = time.time()
+    watch = Stopwatch()
     die_with_parent()
     faulthandler.enable()
     address, rank = os.environ["TRIVET_EVENTS"], int(os.environ["RANK"])
@@ -69,21 +69,21 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     write_on_request(paths.attempt(attempt), rank)
     control = Control(connection, lambda: _be_terminated(report))
     try:
-        _run(_context(layout, report, control.stop.is_set), find_runner, started)
+        _run(_context(layout, report, control.stop.is_set), find_runner, watch)
         report.done()
     except BaseException as error:  # the user wants to know the cause, whatever it is
         _give_up(report, error, paths.root)
     return 0
 
 
-def _run(context: RunContext, find_runner: Callable[[str], Runner], started: float) -> None:
+def _run(context: RunContext, find_runner: Callable[[str], Runner], watch: Stopwatch) -> None:
     from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
     folder = context.paths.attempt(context.attempt)
     with uncollected():
         spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())
         run = find_runner(spec.kind)
-    context.report.span("import", started, time.time())
+    context.report.span("import", watch.began, watch.now)
     context.report.phase("loading")
     result = run(spec, context)
     context.report.phase(ENDING)

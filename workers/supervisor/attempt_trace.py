@@ -126,7 +126,7 @@ class AttemptTrace:
     def _enter(self, name: str, rank: int | None, start: float, end: float, details: Mapping[str, str | int]) -> None:
         count = self._counts[name, rank] = self._counts.get((name, rank), 0) + 1
         if count <= _ALL_UNTIL or count % _THEN_EVERY == 0:
-            self.tracing.record(name, self.span.traceparent, start, end, _with_rank(details, rank))
+            self.tracing.record(name, self.span.traceparent, start, max(start, end), _with_rank(details, rank))
 
 
 def _with_rank(details: Mapping[str, str | int], rank: int | None) -> Mapping[str, str | int]:

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from service import models
 from service.compilation.program.base import Maker, Program, Site
@@ -29,7 +28,7 @@ from service.parallel.fsdp import before_backward
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.stage import Part
 from service.parallel.pipeline.transport import connect
-from service.parallel.tensor import vocabulary_parallel_cross_entropy
+from service.parallel.tensor import cross_entropy, vocabulary_parallel_cross_entropy
 from service.schedules import generator
 
 
@@ -63,8 +62,7 @@ class _CheckedModel:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy of this rank's samples over the data-parallel ranks: FSDP sums gradients."""
         if isinstance(self.config.reads, Features):
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            return functional.cross_entropy(wide, targets) / self.mesh.dp.size
+            return cross_entropy(logits, targets) / self.mesh.dp.size
         return vocabulary_parallel_cross_entropy(logits, targets, self.output_axis) / self.mesh.dp.size
 
 

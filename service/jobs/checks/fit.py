@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Literal
 
 from service.jobs.launchers import LOCAL, launchers, unknown_launcher
-from service.jobs.plugins import CheckContext, CommonSpec, Features, ModelConfig, ParallelSpec, Tokens
+from service.jobs.plugins import CheckContext, CommonSpec, DataConfig, Features, ModelConfig, ParallelSpec, Tokens
 from service.jobs.records import Problem
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.spec.data import DataSpec
+from service.jobs.spec.data import DataSpec, FileArrays
 from service.jobs.spec.model import FromHuggingFace, FromJob, ModelRef, TransformerConfig
 from service.jobs.spec.train import ExportSpec, TrainSpec
 from service.jobs.spec.verify import Box, BoxProperty, FromOnnx, Robustness, RobustnessProperty, VerifySpec
@@ -67,6 +68,7 @@ def check_data(data: DataSpec, path: str, model: object, config: ModelConfig) ->
     if isinstance(gives, Tokens) and isinstance(reads, Tokens):
         yield from _check_tokens(data.source, path, gives, reads, model_path)
     elif isinstance(gives, Features) and isinstance(reads, Features):
+        yield from _check_shapes(data, path, gives, reads)
         given = (("features", gives.features), ("classes", gives.classes))
         built = ((reads.features_field, reads.features), (reads.classes_field, reads.classes))
         for (name, size), (field, wanted) in zip(given, built, strict=True):
@@ -79,6 +81,19 @@ def check_data(data: DataSpec, path: str, model: object, config: ModelConfig) ->
         wanted_kind = "tokens" if isinstance(reads, Tokens) else "features"
         message = f"a model of family {config.family} reads {wanted_kind}"
         yield Problem(f"{path}.source", message, data.source, f"a source of {wanted_kind}")
+
+
+def _check_shapes(data: DataConfig, path: str, gives: Features, reads: Features) -> Iterator[Problem]:
+    """Yield why a model would take one axis of its inputs for another."""
+    if None in (gives.shape, reads.shape) or gives.features != reads.features or reads.holds(gives.shape or ()):
+        return
+    message = f"the model reads inputs of shape {reads.shape}, the data are of shape {gives.shape}"
+    expected = f"data of shape {reads.shape}"
+    if isinstance(data, FileArrays):
+        orders = permutations(range(len(data.shape)))
+        fitting = [list(axes) for axes in orders if reads.holds([data.shape[axis] for axis in axes])]
+        expected += f", or {path}.axes={' or '.join(map(str, fitting))}, which moves them" if fitting else ""
+    yield Problem(f"{path}.shape" if isinstance(data, FileArrays) else path, message, str(gives.shape), expected)
 
 
 def _check_tokens(source: str, path: str, gives: Tokens, reads: Tokens, model_path: str | None) -> Iterator[Problem]:

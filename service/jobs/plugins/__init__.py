@@ -28,6 +28,7 @@ import, a taken name, a wrong type) is logged and listed as unavailable, and sto
 """
 
 from service.jobs.plugins.configs import (
+    IGNORED,
     DataConfig,
     Features,
     ModelConfig,
@@ -44,6 +45,7 @@ from service.jobs.spec.base import CommonSpec, Dependency, FileId, ParallelSpec
 from service.jobs.spec.strict import Strict, disagreement
 
 __all__ = [
+    "IGNORED",
     "CheckContext",
     "CommonSpec",
     "Completion",

@@ -6,18 +6,22 @@ Data gives, and a model reads, :data:`Samples`: their numbers must match.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.strict import Strict
 
+IGNORED = -100
+"""The label of what is left out of the loss, as collators of Hugging Face's libraries write it."""
+
 
 @dataclass(frozen=True)
 class Features:
     """Vectors with one class label each; ``limits`` are the least and the largest number in them, where known.
 
+    ``shape`` is that of one input whose axes mean something, as ``(C, H, W)`` of a picture; ``None``: a vector.
     ``features_field`` and ``classes_field`` name the fields of a configuration that hold the numbers; ``None``: the
     number comes from several fields.
     """
@@ -27,6 +31,19 @@ class Features:
     limits: tuple[float, float] | None = None
     features_field: str | None = None
     classes_field: str | None = None
+    shape: tuple[int, ...] | None = None
+
+    def holds(self, shape: Sequence[int]) -> bool:
+        """Return whether an input of ``shape`` has its numbers in this order: it is flat, or has this shape but for
+        axes of length 1.
+        """
+        own = _longer_axes(self.shape or (self.features,))
+        return tuple(shape) == (self.features,) or _longer_axes(shape) == own
+
+
+def _longer_axes(shape: Sequence[int]) -> list[int]:
+    """Return the shape without axes of length 1, which change no order."""
+    return [length for length in shape if length != 1]
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,11 @@ class DataConfig(Strict):
     @abstractmethod
     def gives(self) -> Samples:
         """Return the samples that the source gives; a model must read the same."""
+
+    @property
+    def ignores(self) -> bool:
+        """Whether a label may be :data:`IGNORED`: that of a sample, or of a token, which is left out of the loss."""
+        return True
 
     @property
     def held_out(self) -> int | None:

@@ -39,6 +39,10 @@ class FileTokens(DataConfig):
     def gives(self) -> Samples:
         return Tokens(self.vocabulary, self.sequence)
 
+    @property
+    def ignores(self) -> bool:
+        return False
+
     @model_validator(mode="after")
     def _text_has_a_tokenizer(self) -> FileTokens:
         if (self.encoding == "text") != (self.tokenizer is not None):
@@ -52,14 +56,20 @@ class FileArrays(DataConfig):
     """Arrays ``inputs`` (n, …) and ``targets`` (n,) in a safetensors or npz file; targets are class labels.
 
     ``test_inputs`` and ``test_targets`` are the test split if the file has them. Samples reach a model flat, as
-    float32; uint8 pixels are divided by 255. A safetensors file is read in place, an npz as a whole.
+    float32, their ``axes`` in the order that the model reads; uint8 pixels are divided by 255. A safetensors file is
+    read in place, an npz as a whole.
     """
 
     source: Literal["file"] = Field("file", description="an uploaded file")
     format: Literal["arrays"] = Field("arrays", description="arrays: inputs and class labels")
     file: FileId = Field(description="the id of the upload")
     shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
-        min_length=1, max_length=4, description="of one sample"
+        min_length=1, max_length=4, description="of one sample, as the file has it"
+    )
+    axes: tuple[Annotated[int, Field(ge=0, le=3)], ...] | None = Field(
+        None,
+        description="the axes of shape in the order in which the model reads them: [2, 0, 1] for pictures that are "
+        "stored as (H, W, C); the file's order when absent",
     )
     classes: int = Field(ge=2, le=2**20, description="number of classes; every label is below it")
     test_file: FileId | None = Field(
@@ -69,7 +79,24 @@ class FileArrays(DataConfig):
 
     @property
     def gives(self) -> Samples:
-        return Features(prod(self.shape), self.classes)
+        return Features(prod(self.shape), self.classes, shape=self.read_shape)
+
+    @property
+    def ignores(self) -> bool:
+        return False
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """Return the shape of one sample as a model reads it."""
+        return self.shape if self.axes is None else tuple(self.shape[axis] for axis in self.axes)
+
+    @model_validator(mode="after")
+    def _axes_of_the_shape(self) -> FileArrays:
+        every = list(range(len(self.shape)))
+        if self.axes is not None and sorted(self.axes) != every:
+            message = f"shape={list(self.shape)} has {len(every)} axes"
+            raise disagreement("axes", message, list(self.axes), f"each of {', '.join(map(str, every))} once, or null")
+        return self
 
 
 class DigitsData(DataConfig):

@@ -97,7 +97,7 @@ def _named(value: Any) -> Any:
 OBJECTIVES = catalogue(
     ObjectiveKind,
     (
-        ObjectiveKind(CrossEntropy, "service.training.objective.cross_entropy:cross_entropy"),
+        ObjectiveKind(CrossEntropy, "service.training.objective.cross_entropy:objective"),
         ObjectiveKind(Certified, "service.training.objective.certified:certified"),
     ),
 )

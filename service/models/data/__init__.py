@@ -4,7 +4,20 @@ Everything is a pure function of the spec and the seed, so that every layout and
 same samples at the same step. Nothing is downloaded.
 """
 
+from service.models.data.checked import digest_of_labels, load, may_ignore, without_ignored
 from service.models.data.order import BatchOrder, Feed, open_feed
-from service.models.data.sources import Dataset, Loader, Samples, Split, load
+from service.models.data.sources import Dataset, Loader, Samples, Split
 
-__all__ = ["BatchOrder", "Dataset", "Feed", "Loader", "Samples", "Split", "load", "open_feed"]
+__all__ = [
+    "BatchOrder",
+    "Dataset",
+    "Feed",
+    "Loader",
+    "Samples",
+    "Split",
+    "digest_of_labels",
+    "load",
+    "may_ignore",
+    "open_feed",
+    "without_ignored",
+]

@@ -7,7 +7,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from service.jobs.plugins import Features
 from service.jobs.spec.data import FileArrays
 from service.models.data.sources import Split
 
@@ -62,10 +63,13 @@ _LARGEST_NPZ = 2**34
 
 @dataclass(frozen=True)
 class ArraySamples:
-    """Inputs ``(n, …)`` of any real type, flattened and made float32 on request; int64 labels ``(n,)``."""
+    """Inputs ``(n, …)`` of any real type, made float32 on request, with their axes in order and then flat; int64 labels
+    ``(n,)``.
+    """
 
     inputs: Tensor
     labels: Tensor
+    spec: FileArrays
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -80,7 +84,10 @@ class ArraySamples:
 
     def take(self, indices: Tensor) -> Split:
         indices = indices.cpu()
-        inputs = self.inputs[indices].flatten(1)
+        inputs = self.inputs[indices]
+        if self.spec.axes is not None:
+            inputs = inputs.reshape(-1, *self.spec.shape).permute(0, *(axis + 1 for axis in self.spec.axes))
+        inputs = inputs.flatten(1)
         scaled = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
         return Split(scaled, self.labels[indices])
 
@@ -111,7 +118,16 @@ def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: 
     if int(labels.min()) < 0 or int(labels.max()) >= spec.classes:
         got = f"{int(labels.min())} to {int(labels.max())}"
         raise ValueError(f"{field}: {names[1]} are {got}; data.classes={spec.classes} allows 0 to {spec.classes - 1}")
-    return ArraySamples(inputs, labels)
+    return ArraySamples(inputs, labels, spec)
+
+
+def has_test_split(arrays: Mapping[str, Tensor], field: str) -> bool:
+    """Return whether the file has arrays of a test split; ``ValueError`` if it has others of almost that name."""
+    known = (TEST + INPUTS, TEST + TARGETS)
+    found = sorted(name for name in arrays if name.lower().startswith("test"))
+    if foreign := [name for name in found if name not in known]:
+        raise ValueError(f"{field} has an array {foreign[0]!r}; expected {' and '.join(known)} for a test split")
+    return bool(found)
 
 
 def divide(whole: ArraySamples, test_fraction: float) -> tuple[ArraySamples, ArraySamples]:
@@ -121,17 +137,20 @@ def divide(whole: ArraySamples, test_fraction: float) -> tuple[ArraySamples, Arr
     if rest < 1:
         raise ValueError(f"data.file holds {len(whole)} samples: too few for a test split")
     return (
-        ArraySamples(whole.inputs[:rest], whole.labels[:rest]),
-        ArraySamples(whole.inputs[rest:], whole.labels[rest:]),
+        replace(whole, inputs=whole.inputs[:rest], labels=whole.labels[:rest]),
+        replace(whole, inputs=whole.inputs[rest:], labels=whole.labels[rest:]),
     )
 
 
 def _check_inputs(inputs: Tensor, spec: FileArrays, what: str) -> None:
     if inputs.is_complex() or inputs.dtype == torch.bool:
         raise ValueError(f"{what} are {inputs.dtype}; expected real numbers")
-    own = tuple(inputs.shape[1:])
-    if inputs.dim() < 2 or not len(inputs) or (own != spec.shape and prod(own) != prod(spec.shape)):
-        raise ValueError(f"{what} have shape {tuple(inputs.shape)}; data.shape says (n, {str(spec.shape)[1:]}")
+    stored = Features(prod(spec.shape), spec.classes, shape=spec.shape)
+    if inputs.dim() < 2 or not len(inputs) or not stored.holds(inputs.shape[1:]):
+        raise ValueError(
+            f"{what} have shape {tuple(inputs.shape)}; data.shape says (n, {str(spec.shape)[1:]}, which is the shape "
+            "of a sample as it is stored (data.axes moves its axes)"
+        )
 
 
 def _map_safetensors(path: Path, field: str) -> dict[str, Tensor]:

@@ -26,7 +26,9 @@ def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
 def _digest(spec: FileTokens | FileArrays) -> str:
     """Return the digest of the spec, in which a file's id is its hash, and of the tokenizer's version."""
     cut_by = _tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
-    return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
+    # Without axes that stay, as runs that began before there was such a field have it.
+    own = {"axes"} if isinstance(spec, FileArrays) and spec.axes is None else set()
+    return hashlib.sha256(f"{spec.model_dump_json(exclude=own)}{cut_by}".encode()).hexdigest()
 
 
 def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Samples]:
@@ -46,12 +48,13 @@ def _token_file(spec: FileTokens, file: str, field: str, layout: DataLayout | No
 
 def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Samples]:
     held = arrays.read(_uploaded(layout, spec.file, "data.file"), "data.file")
+    train, has_test_split = arrays.samples(held, spec, "", "data.file"), arrays.has_test_split(held, "data.file")
     if spec.test_file is not None:
         other = arrays.read(_uploaded(layout, spec.test_file, "data.test_file"), "data.test_file")
-        return arrays.samples(held, spec, "", "data.file"), arrays.samples(other, spec, "", "data.test_file")
-    if arrays.TEST + arrays.INPUTS in held:
-        return arrays.samples(held, spec, "", "data.file"), arrays.samples(held, spec, arrays.TEST, "data.file")
-    return arrays.divide(arrays.samples(held, spec, "", "data.file"), spec.test_fraction)
+        return train, arrays.samples(other, spec, "", "data.test_file")
+    if has_test_split:
+        return train, arrays.samples(held, spec, arrays.TEST, "data.file")
+    return arrays.divide(train, spec.test_fraction)
 
 
 def _uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
@@ -94,7 +97,9 @@ def _tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Tok
     def write(target: Path) -> None:
         with target.open("wb") as ids:
             for chunk in _chunks(text):
-                np.asarray(model.encode(chunk, add_special_tokens=False).ids, dtype=kind).tofile(ids)
+                row = np.asarray(model.encode(chunk, add_special_tokens=False).ids, dtype=np.int64)
+                packed.check_ids(row, vocabulary, "data.tokenizer gives", "are its ids without holes?")
+                row.astype(kind).tofile(ids)
 
     return TokenFile(build_once(path, write), kind)
 

@@ -61,7 +61,7 @@ class PackedTokens:
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = (self.first + index) * self.length
             row[:] = self.ids[start : start + self.length + 1]
-        _check_ids(rows, self.vocabulary, self.field)
+        check_ids(rows, self.vocabulary, f"{self.field} holds")
         tokens = torch.from_numpy(rows)
         return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
@@ -81,7 +81,7 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
             f"{field} holds {len(ids)} tokens; data.sequence={spec.sequence} needs at least {spec.sequence + 1}"
         )
     for window in _windows(ids):
-        _check_ids(window, spec.vocabulary, field)
+        check_ids(window, spec.vocabulary, f"{field} holds")
     return PackedTokens(ids, spec.sequence, spec.vocabulary, field, 0, count)
 
 
@@ -94,13 +94,13 @@ def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, Pa
     return replace(tokens, count=rest), replace(tokens, first=rest, count=held_out)
 
 
-def _check_ids(ids: Ids, vocabulary: int, field: str) -> None:
-    highest, lowest = int(ids.max()), int(ids.min())
+def check_ids(ids: Ids, vocabulary: int, who_has: str, question: str = "is the encoding right?") -> None:
+    """Raise ``ValueError`` for an id that is no number of a token; ``who_has`` begins the sentence."""
+    highest, lowest = int(ids.max(initial=0)), int(ids.min(initial=0))
     if highest >= vocabulary or lowest < 0:
         worst = highest if highest >= vocabulary else lowest
         raise ValueError(
-            f"{field} holds the token id {worst}; data.vocabulary={vocabulary} allows 0 to {vocabulary - 1} "
-            "(is the encoding right?)"
+            f"{who_has} the token id {worst}; data.vocabulary={vocabulary} allows 0 to {vocabulary - 1} ({question})"
         )
 
 

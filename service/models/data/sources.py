@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from service.jobs.layout import DataLayout
-from service.jobs.plugins.declarations import dotted
-from service.jobs.spec.data import SOURCES, DataSpec, DigitsData, SyntheticData, TokensData
+from service.jobs.spec.data import DigitsData, SyntheticData, TokensData
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Split:
 
     Classes: inputs ``(n, features)`` float32, targets ``(n,)`` int64.
     Tokens: inputs and targets ``(n, sequence)`` int64; a target is the token after its input.
+    A target of ``service.jobs.plugins.IGNORED`` does not count.
     """
 
     inputs: Tensor
@@ -156,11 +156,3 @@ Loader = Callable[[Any, DataLayout | None], Dataset]
 """Maps the source's own spec and the folder with uploaded files (``None``: there are none) to its samples, on the CPU
 or on disk. Every rank calls it, and gets the same samples; what can't be read raises ``ValueError`` with the field.
 """
-
-
-def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
-    """Return the data set that ``spec`` names."""
-    if spec.source not in SOURCES.provided:
-        raise ValueError(f"data.source={spec.source!r}; expected one of {', '.join(sorted(SOURCES.provided))}")
-    loader: Loader = dotted(SOURCES.provided[spec.source].declaration.loader)
-    return loader(spec, layout)

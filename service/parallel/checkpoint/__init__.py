@@ -1,11 +1,13 @@
 """Checkpoints that any layout can load, published atomically.
 
-A folder ``step_<n>`` appears under its name only when it is complete and on disk; its ``meta.json`` lists the files.
+A folder ``step_<n>`` appears under its name only when it is complete and on disk; its ``meta.json`` lists the files
+with their sizes and digests.
 """
 
-from service.jobs.checkpoints import META, Checkpoint, complete, latest, read, require
+from service.jobs.checkpoints import META, Checkpoint, complete, incomplete, latest, read, require
+from service.parallel.checkpoint.digests import digest_of, first_damaged
 from service.parallel.checkpoint.saver import BackgroundSaver, CheckpointError, DirectSaver, Saver
-from service.parallel.checkpoint.storage import PublishError, load, load_whole, on_first_rank, save
+from service.parallel.checkpoint.storage import PublishError, damage, discard, load, load_whole, on_first_rank, save
 from service.parallel.checkpoint.stored import stored
 
 __all__ = [
@@ -17,6 +19,11 @@ __all__ = [
     "PublishError",
     "Saver",
     "complete",
+    "damage",
+    "digest_of",
+    "discard",
+    "first_damaged",
+    "incomplete",
     "latest",
     "load",
     "load_whole",

@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from service.jobs.atomic import flush
-from service.jobs.checkpoints import FILES, META, Checkpoint, complete, read, require
+from service.jobs.checkpoints import DIGESTS, FILES, META, Checkpoint, complete, read, require, signed
+from service.parallel.checkpoint.digests import first_damaged
 from service.parallel.checkpoint.stored import ShardWriter, stored
 
 
@@ -54,16 +55,17 @@ def save(
     """
     working = _working_folder(folder, step)
     on_first_rank(lambda: _make_anew(working), f"make {working}", group)
+    writer = ShardWriter(working)
     with _no_group_meant(not _distributed()):
         dcp_save(
             dict(state),
-            storage_writer=ShardWriter(working),
+            storage_writer=writer,
             planner=_UnpaddedSavePlanner(rows or {}),
             process_group=group,
             no_dist=not _distributed(),
         )
     target = folder / f"step_{step}"
-    on_first_rank(lambda: publish(folder, step, meta, keep), f"publish {target}", group)
+    on_first_rank(lambda: publish(folder, step, meta, keep, writer.digests), f"publish {target}", group)
     return require(target)
 
 
@@ -81,6 +83,15 @@ def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | N
         planner = _UnpaddedLoadPlanner(rows)
         dcp_load(dict(state), storage_reader=reader, planner=planner, no_dist=not _distributed())
     return checkpoint
+
+
+def damage(found: Checkpoint) -> str | None:
+    """Return the name of a file of the checkpoint that has changed since it was written; ``None`` if none has. All
+    ranks call it together. Checkpoints from before there were digests count as whole.
+    """
+    digests = found.meta.get(DIGESTS, {})
+    # Only the listed files, which are in the folder: a description may name any.
+    return first_damaged(found.path, {name: digests[name] for name in found.meta[FILES] if name in digests})
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
@@ -216,14 +227,15 @@ def _working_folder(folder: Path, step: int) -> Path:
     return folder / f"{_UNFINISHED}step_{step}"
 
 
-def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int) -> None:
+def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int, digests: Mapping[str, str]) -> None:
     """Give the working folder of ``step`` its name, once all of it is on disk; keep only the ``keep`` newest.
+    ``digests`` are those of its files.
 
     A step that is already published is left as it is.
     """
     working, target = _working_folder(folder, step), folder / f"step_{step}"
     if read(target) is None:
-        _write_meta(working, {"step": step, **meta})
+        _write_meta(working, {"step": step, **meta, DIGESTS: dict(digests)})
         shutil.rmtree(target, ignore_errors=True)  # an unreadable checkpoint
         working.rename(target)
         flush(folder)
@@ -235,9 +247,14 @@ def _write_meta(working: Path, meta: Mapping[str, Any]) -> None:
     for path in files:
         flush(path)
     sizes = {path.name: path.stat().st_size for path in files}
-    (working / META).write_text(json.dumps({**meta, FILES: sizes}, indent=2))
+    (working / META).write_text(json.dumps(signed({**meta, FILES: sizes}), indent=2))
     flush(working / META)
     flush(working)
+
+
+def discard(damaged: Checkpoint) -> None:
+    """Take away the name of a checkpoint that is good for nothing; the next one that is published removes it."""
+    damaged.path.rename(damaged.path.with_name(f"{_UNFINISHED}damaged_{damaged.path.name}"))
 
 
 def _prune(folder: Path, keep: int) -> None:

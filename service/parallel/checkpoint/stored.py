@@ -15,13 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from service.jobs.atomic import flush
 from service.jobs.checkpoints import require
+from service.parallel.checkpoint.digests import digest_of
 
 Block = tuple[slice, ...]
 """A start and a stop in every dimension."""
@@ -122,20 +123,26 @@ class ShardWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
         self._folder = folder
+        self.digests: dict[str, str] = {}
+        """Of all ranks' files, by name, when all are written; on the first rank."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written: Future[list[WriteResult]] = Future()
         tensors = {item.index.fqn: _alone(planner.resolve_data(item)) for item in plan.items}
-        if plan.items:
-            self._write(plan, tensors)
-        written.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items])
+        file = self._write(plan, tensors) if plan.items else None
+        written.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, file) for item in plan.items])
         return written
 
-    def _write(self, plan: SavePlan, tensors: dict[str, Tensor]) -> None:
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self.digests = {name: digest for own in results for name, digest in (each.storage_data for each in own[:1])}
+
+    def _write(self, plan: SavePlan, tensors: dict[str, Tensor]) -> tuple[str, str]:
+        """Write this rank's file; return its name and digest."""
         places = {item.index.fqn: {"saved_offsets": list(_chunk(item).offsets)} for item in plan.items}
         path = self._folder / f"shard-{plan.storage_data['shard_index']:05}.safetensors"
         save_file(tensors, path, metadata={SHARDING: json.dumps(places), VERSION: "1.0", "format": "pt"})
         flush(path)
+        return path.name, digest_of(path)
 
 
 def _chunk(item: WriteItem) -> ChunkStorageMetadata:

@@ -69,7 +69,7 @@ class Work:
     objective: Objective
     inputs: Sequence[Tensor] | None = None
     targets: Sequence[Tensor] | None = None
-    weights: Sequence[float] | None = None
+    weights: Sequence[float | Tensor] | None = None
     key: Hashable = ()
 
     def __post_init__(self) -> None:

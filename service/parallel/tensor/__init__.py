@@ -6,6 +6,7 @@ from service.parallel.tensor.residual_stream import Replicated, ResidualStream, 
 from service.parallel.tensor.vocabulary import (
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
+    cross_entropy,
     vocabulary_parallel_cross_entropy,
 )
 
@@ -19,6 +20,7 @@ __all__ = [
     "VocabularyParallelEmbedding",
     "VocabularyParallelHead",
     "WholeLinear",
+    "cross_entropy",
     "distribute",
     "joint",
     "local",

@@ -66,11 +66,14 @@ def distribute(model: nn.Module, tp_mesh: DeviceMesh | None) -> None:
     """Turn the local parameters into DTensors over ``tp_mesh``; without one they stay plain."""
     if tp_mesh is None:
         return
+    made: dict[int, nn.Parameter] = {}  # one for each parameter, however many layers share it
     for name, parameter, dimension in list(sharded_dimensions(model)):
-        placement = Replicate() if dimension is None else Shard(dimension)
-        whole = DTensor.from_local(parameter.detach(), tp_mesh, [placement], run_check=False)
+        if id(parameter) not in made:
+            placement = Replicate() if dimension is None else Shard(dimension)
+            whole = DTensor.from_local(parameter.detach(), tp_mesh, [placement], run_check=False)
+            made[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+        setattr(model.get_submodule(owner), leaf, made[id(parameter)])
 
 
 def local_copy(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from service.jobs.plugins import IGNORED
 from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.mesh import SINGLE, Axis, PaddedAxis, padded
 from service.parallel.tensor.linear import ColumnParallelLinear
@@ -74,14 +75,23 @@ class VocabularyParallelHead(ColumnParallelLinear):
 def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor, axis: Axis = SINGLE) -> Tensor:
     """Return the mean negative log-likelihood of ``targets (…)`` int64 under ``logits (…, vocabulary / tp)``.
 
-    A scalar, replicated, computed in float32 at least; targets must be in range. It has no second derivative, except
-    in a traced graph of one rank, which gets plain operators. With a :class:`PaddedAxis`, logits are ``(…, own)``.
+    A scalar, replicated, computed in float32 at least, over the targets that are not ``IGNORED``: zero if all are.
+    Other targets must be in range. It has no second derivative, except in a traced graph of one rank, which gets plain
+    operators. With a :class:`PaddedAxis`, logits are ``(…, own)``.
     """
     rows, wanted = logits.flatten(0, -2), targets.flatten()
     if axis.size == 1 and torch.compiler.is_compiling():
-        return functional.cross_entropy(rows.to(_wide(rows.dtype)), wanted)
+        return cross_entropy(rows, wanted)
     share = axis.share if isinstance(axis, PaddedAxis) else rows.shape[-1]
     return _VocabularyCrossEntropy.apply(rows, wanted, axis.group, (axis.rank, share))  # type: ignore[no-any-return,no-untyped-call]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of ``targets (n,)`` under ``logits (n, classes)``, in float32 at least,
+    over the targets that are not ``IGNORED``: zero if all are.
+    """
+    total = functional.cross_entropy(logits.to(_wide(logits.dtype)), targets, ignore_index=IGNORED, reduction="sum")
+    return total / (targets != IGNORED).sum().clamp(min=1)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
@@ -99,15 +109,22 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         for start in range(0, rows, step := max(AT_ONCE // share, 1)):
             own = slice(start, start + step)
             total += compute(logits[own], targets[own], None if gradient is None else gradient[own])
+        is_counted = targets != IGNORED
+        counted = is_counted.sum().clamp(min=1)
         if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return total / rows
+            ctx.save_for_backward(gradient, is_counted, counted)
+        return total / counted
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        # In place, since this is when memory is scarcest; a second backward then fails, which autograd sees to.
-        return gradient.mul_(outer / len(gradient)), None, None, None
+        gradient, is_counted, counted = ctx.saved_tensors
+        factors = ((outer / counted) * is_counted).unsqueeze(-1)
+        # In place, since this is when memory is scarcest; a second backward then fails, which autograd sees to. In
+        # parts, as the CPU widens what it multiplies by wider factors.
+        step = max(AT_ONCE // max(gradient.shape[-1], 1), 1)
+        for part, factor in zip(gradient.split(step), factors.split(step), strict=True):
+            part.mul_(factor)
+        return gradient, None, None, None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -115,10 +132,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return the sum of the losses of some rows; fills in the gradient of that sum."""
+    """Return the sum of the losses of some rows; fills in the gradient of that sum, for ignored ones anything."""
     chances = functional.log_softmax(logits, -1, dtype=_wide(logits.dtype))
-    where = targets.unsqueeze(-1)
-    loss = -chances.gather(-1, where).sum()
+    where = targets.masked_fill(is_ignored := targets == IGNORED, 0).unsqueeze(-1)
+    loss = -chances.gather(-1, where).squeeze(-1).masked_fill(is_ignored, 0).sum()
     if gradient is not None:
         torch.exp(chances, out=gradient)
         gradient.scatter_add_(-1, where, gradient.new_full((1, 1), -1.0).expand_as(where))
@@ -139,7 +156,7 @@ def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, grou
     if gradient is not None:
         torch.div(exponentials, sums.unsqueeze(-1), out=gradient)
         gradient.scatter_add_(-1, where, -is_own.to(gradient.dtype).unsqueeze(-1))
-    losses: Tensor = sums.log() + peak - targeted
+    losses: Tensor = (sums.log() + peak - targeted).masked_fill(targets == IGNORED, 0)
     return losses.sum()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ class ObjectiveContext:
 
 
 class Objective(ABC):
-    """Minimised per sample, or per token of sequences of one length.
+    """Minimised per label that counts: of a sample, or of a token in sequences of one length.
 
     ``outputs`` come from the last stage, batch first; ``targets`` are int64, ``(batch,)`` or ``(batch, seq)``. Every
     rank has an objective of its own; all ranks call the same methods in the same order.
@@ -35,10 +35,14 @@ class Objective(ABC):
 
     measures: int
     """The length of :meth:`totals`."""
+    ignores: ClassVar[bool] = False
+    """Whether :meth:`mean` and :meth:`totals` leave out labels of ``service.jobs.plugins.IGNORED``, and are zero where
+    no label counts. Data with such labels are refused without it.
+    """
 
     @abstractmethod
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over the samples of a micro-batch, a scalar that is differentiated."""
+        """Return the mean over the labels of a micro-batch that count, a scalar that is differentiated."""
 
     @abstractmethod
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from service.jobs.plugins import Tokens
+from service.jobs.plugins import IGNORED, Tokens
 from service.jobs.spec.objective import CrossEntropy
 from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor import vocabulary_parallel_cross_entropy
+from service.parallel.tensor import cross_entropy, vocabulary_parallel_cross_entropy
 from service.training.objective.base import Objective, ObjectiveContext
 
 
@@ -20,19 +20,21 @@ from service.training.objective.base import Objective, ObjectiveContext
 class ClassCrossEntropy(Objective):
     """Computes the cross-entropy of class logits ``(batch, classes)``; evaluation adds the accuracy."""
 
-    measures: int = 2
+    measures: int = 3
+    ignores: ClassVar[bool] = True
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), targets)
+        return cross_entropy(outputs, targets)
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if not len(targets):
             return torch.zeros(self.measures, dtype=torch.float64, device=targets.device)
-        loss = self.mean(outputs, targets).double() * len(targets)
-        return torch.stack((loss, (outputs.argmax(-1) == targets).sum().double()))
+        counted = (targets != IGNORED).sum().double()
+        loss = self.mean(outputs, targets).double() * counted
+        return torch.stack((loss, (outputs.argmax(-1) == targets).sum().double(), counted))
 
     def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
-        loss, correct = (totals / samples).tolist()
+        loss, correct, _ = (totals / totals[-1]).tolist()
         return {"eval_loss": loss, "eval_accuracy": correct}
 
 
@@ -43,7 +45,8 @@ class _TokenCrossEntropy(Objective):
     """
 
     axis: Axis = SINGLE
-    measures: int = 1
+    measures: int = 2
+    ignores: ClassVar[bool] = True
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return vocabulary_parallel_cross_entropy(outputs, targets, self.axis)
@@ -51,12 +54,13 @@ class _TokenCrossEntropy(Objective):
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if not len(targets):
             return torch.zeros(self.measures, dtype=torch.float64, device=targets.device)
-        return self.mean(outputs, targets).double().unsqueeze(0) * len(targets)
+        counted = (targets != IGNORED).sum().double()
+        return torch.stack((self.mean(outputs, targets).double() * counted, counted))
 
     def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
-        loss = totals.item() / samples
+        loss = (totals[0] / totals[1]).item()
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
 
-def cross_entropy(config: CrossEntropy, context: ObjectiveContext) -> Objective:
+def objective(config: CrossEntropy, context: ObjectiveContext) -> Objective:
     return _TokenCrossEntropy(context.axis) if isinstance(context.samples, Tokens) else ClassCrossEntropy()

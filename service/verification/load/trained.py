@@ -14,7 +14,7 @@ from service.jobs.plugins import Features, Tokens
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty
 from service.models import build, load_into
-from service.models.data import Split, load
+from service.models.data import Split, load, without_ignored
 from service.models.reference import resolve
 from service.models.transformer import AfterEmbedding, Transformer, embedded
 from service.verification.load.task_loader import TaskLoader
@@ -92,7 +92,7 @@ def _robust_tokens(
             f"property.robustness.data has sequences of {gives.sequence} out of {gives.vocabulary} tokens, "
             f"the model takes {config.max_sequence} out of {config.vocab_size}"
         )
-    test = load(asked.data, layout).test
+    test = without_ignored(load(asked.data, layout), "property.robustness").test
     if asked.count > len(test):
         raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
     samples = test.take(torch.arange(asked.count))

@@ -16,7 +16,7 @@ from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
-from service.models.data import Split, load
+from service.models.data import Split, load, without_ignored
 from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 
 
@@ -100,7 +100,7 @@ def robust_samples(
     ``layout`` has uploaded files.
     """
     asked = spec.robustness
-    test = load(asked.data, layout).test
+    test = without_ignored(load(asked.data, layout), "property.robustness").test
     if asked.count > len(test):
         raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
     samples = test.take(torch.arange(asked.count))

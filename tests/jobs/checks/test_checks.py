@@ -30,6 +30,13 @@ from service.jobs.checks.fit import pool_of
 from service.jobs.plugins import CheckContext
 from service.jobs.submission.check import check
 
+PICTURES = {**CONVNET, "in_channels": 3, "height": 6, "width": 8}
+
+
+def pictures(shape: list[int], **fields: Any) -> dict[str, Any]:
+    return {"source": "file", "format": "arrays", "file": FILE, "shape": shape, "classes": 10, **fields}
+
+
 GOOD = [
     spec("train"),
     spec("train", model=TRANSFORMER, data=TOKENS, parallel={"tp": 2, "pp": 2}),
@@ -55,6 +62,10 @@ GOOD = [
     spec("train", objective=CERTIFIED, parallel={"pp": 2, "tp": 2}),
     spec("train", objective={**CERTIFIED, "bound": "crown-ibp"}, parallel={"dp_shard": 2, "tp": 2}),
     spec("train", model=DEEP, parallel={"pp": 2}, pipeline={"schedule": "zbv"}),
+    spec("train", model=PICTURES, data=pictures([3, 6, 8])),
+    spec("train", model=PICTURES, data=pictures([6, 8, 3], axes=[2, 0, 1])),
+    spec("train", model=PICTURES, data=pictures([144])),
+    spec("train", model={**MLP, "in_features": 144}, data=pictures([6, 8, 3])),
     spec("train", model=DEEP, parallel={"pp": 2}, pipeline={"schedule": "interleaved", "virtual_stages": 4}),
 ]
 
@@ -68,6 +79,15 @@ def test_what_fits_passes(good: Any) -> None:
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
+        # data
+        (
+            spec("train", model=PICTURES, data=pictures([6, 8, 3])),
+            [("data.shape", "(6, 8, 3)", "data of shape (3, 6, 8), or data.axes=[2, 0, 1], which moves them")],
+        ),
+        (
+            spec("train", model=PICTURES, data=pictures([3, 6, 8], axes=[1, 2, 0])),
+            [("data.shape", "(6, 8, 3)", "data of shape (3, 6, 8), or data.axes=[0, 1, 2], which moves them")],
+        ),
         # mesh
         (spec("train", parallel={"pp": 3}, batch={"global": 6}), [("parallel.pp", 3, "at most 2")]),
         (spec("train", parallel={"tp": 8}), [("model.hidden.1", 12, "a multiple of 8")]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -62,7 +63,7 @@ class ConvnetConfig(ModelConfig):
 
     @property
     def reads(self) -> Features:
-        return Features(self.in_channels * self.height * self.width, self.out_features, classes_field="out_features")
+        return Features(prod(self.in_shape), self.out_features, shape=self.in_shape, classes_field="out_features")
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Count ``6·N`` for the fully connected layers, and for each kernel as often as it is placed on the image."""

@@ -1,0 +1,45 @@
+"""Seeds everything that draws random numbers, so that what is random follows from a job's seed.
+
+Nothing of a generator's state is kept: a step begins from a seed of its own. So a run that is resumed repeats the one
+that went on, however often that was evaluated or what else has drawn numbers in between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from service.models.initialize import key_of
+
+
+def seed_all(seed: int, *place: object) -> None:
+    """Seed the generators of torch, on every device, of NumPy and of Python, for one place in a job: a step, a rank."""
+    torch.manual_seed(key := _key(seed, place))
+    _seed_others(key)
+
+
+def _key(seed: int, place: tuple[object, ...]) -> int:
+    return key_of(seed, ":".join(map(str, place)))
+
+
+def _seed_others(key: int) -> None:
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+
+
+@contextmanager
+def seeded(seed: int, *place: object) -> Iterator[None]:
+    """Seed the generators of the CPU within, and leave them as they were."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.default_generator.manual_seed(key := _key(seed, place))
+            _seed_others(key)
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

@@ -1,0 +1,182 @@
+"""Modules of a package: what their constructor makes, and what they draw in a step, is the same in every layout."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+import torch
+from launching import Torchrun
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+from training_runs import JOB, train
+
+from service.jobs.layout import DataLayout
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.data import DataSpec
+from service.jobs.spec.train import TrainSpec
+from service.models import data, registry
+from service.models.data import BatchOrder, Dataset, Split, load
+from service.parallel import mesh
+from service.parallel.collectives import DisagreementError
+from service.training.setup import Training
+
+SPEC: dict[str, Any] = {
+    "model": {"family": "mlp", "in_features": 64, "hidden": [8], "out_features": 10},
+    "data": {"source": "digits"},
+    "batch": {"global": 24},
+    "optimizer": {"lr": 1e-2},
+    "schedule": {"decay": "constant"},
+    "checkpoint": {"every": 2, "keep": 9},
+    "steps": 4,
+}
+OTHER = "job_" + "u" * 20
+TOLERANCE = 1e-10  # as in test_layouts
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, a last one that starts at zero, and a constant."""
+
+    def __init__(self, dropout: float, scalar: bool = False) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.b.weight = self.a.weight
+        nn.init.normal_(self.a.weight, std=0.5)
+        nn.init.zeros_(self.leave.weight)
+        self.scale = torch.full((8,), 2.0)
+        self.drop = nn.Dropout(dropout)
+        self.temperature = nn.Parameter(torch.ones(() if scalar else (1,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.drop(torch.tanh(self.a(torch.tanh(self.enter(x)) * self.scale))))
+        return self.leave(x) * self.temperature
+
+
+def run(folder: str | Path, dropout: float, *, scalar: bool = False, job_id: str = JOB, **changes: Any) -> Any:
+    """A training of that module in place of an mlp, in float64."""
+    with patch.object(registry, "family_builder", lambda family: lambda config, axis: Tied(dropout, scalar)):
+        return train(folder, {**SPEC, **changes}, job_id=job_id, test_samples=8, state=torch.float64)
+
+
+def run_all(folder: str) -> dict[str, Any]:
+    layouts = {"shards": {"parallel": {"dp_shard": 2}}, "replicas": {"parallel": {"dp_replicate": 2}}}
+    found = {name: run(f"{folder}/{name}", 0.0, **layout) for name, layout in layouts.items()}
+    dropping = {"parallel": {"dp_shard": 2}}
+    found |= {name: run(f"{folder}/{name}", 0.5, **dropping) for name in ("dropout", "dropout again")}
+    found["first half"] = run(f"{folder}/resumed", 0.5, **dropping, steps=2)
+    found["second half"] = run(f"{folder}/resumed", 0.5, **dropping, job_id=OTHER, resume={"job": JOB})
+    try:
+        run(f"{folder}/scalar", 0.0, scalar=True, **dropping)
+    except ValueError as error:
+        found["scalar"] = str(error)
+    try:
+        with patch.object(data, "load", of_this_rank):
+            run(f"{folder}/labels", 0.0, **dropping)
+    except DisagreementError as error:
+        found["labels"] = str(error)
+    return found
+
+
+def of_this_rank(spec: DataSpec, layout: DataLayout | None) -> Dataset:
+    """Labels in another order on each rank, as one that numbers classes in the order of a set has them."""
+    whole = load(spec, layout)
+    train_split = cast(Split, whole.train)
+    return replace(whole, train=replace(train_split, targets=train_split.targets.roll(int(os.environ["RANK"]))))
+
+
+def reference() -> list[tuple[float, float]]:
+    """Losses and gradient norms by plain torch in float64."""
+    spec, model = TrainSpec.model_validate(SPEC), Tied(0.0).double()
+    with patch.object(registry, "family_builder", lambda family: lambda config, axis: Tied(0.0)):
+        own = registry.build(cast(Any, spec.model), dtype=torch.float64)
+    model.load_state_dict({name.removeprefix("blocks.0."): each for name, each in own.state_dict().items()})
+    samples, rows = load(spec.data).train, []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(4):
+        batch = samples.take(BatchOrder(0, len(samples), 24).indices(step))
+        loss = functional.cross_entropy(model(batch.inputs.double()), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        rows.append((loss.item(), nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()))
+        optimizer.step()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("own")
+    alone = {name: run(folder / name, dropout) for name, dropout in (("alone", 0.0), ("one", 0.5), ("two", 0.5))}
+    return folder, torchrun(run_all, 2, folder=str(folder))[0] | alone
+
+
+@pytest.mark.distributed
+def test_what_the_constructor_makes_is_trained_in_every_layout(runs: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = runs
+    expected = reference()
+    assert expected[0][0] == pytest.approx(math.log(10), rel=0.05)  # a last layer of zeros has only its bias
+    for name in ("alone", "shards", "replicas"):
+        assert found[name]["loss"] == pytest.approx([loss for loss, _ in expected], rel=TOLERANCE), name
+        assert found[name]["grad_norm"] == pytest.approx([norm for _, norm in expected], rel=TOLERANCE), name
+        weights = load_file(DataLayout(folder / name).job(JOB).artifacts / "model.safetensors")
+        assert "blocks.0.b.weight" not in weights
+        assert sum(each.numel() for each in weights.values()) == found[name]["result"]["parameters"]
+
+
+@pytest.mark.distributed
+def test_what_is_drawn_in_a_step_follows_from_the_seed(runs: tuple[Path, dict[str, Any]]) -> None:
+    _, found = runs
+    assert found["dropout"]["loss"] == found["dropout again"]["loss"]
+    assert found["one"]["loss"] == found["two"]["loss"] != found["alone"]["loss"]
+    assert found["first half"]["loss"] + found["second half"]["loss"] == found["dropout"]["loss"]
+    assert found["second half"]["grad_norm"] == found["dropout"]["grad_norm"][2:]
+
+
+@pytest.mark.distributed
+def test_a_scalar_that_cannot_be_divided_is_named(runs: tuple[Path, dict[str, Any]]) -> None:
+    _, found = runs
+    assert "the parameter 'blocks.0.temperature' has no dimension to divide over parallel.dp_shard" in found["scalar"]
+
+
+@pytest.mark.distributed
+def test_ranks_that_load_other_labels_are_told_apart(runs: tuple[Path, dict[str, Any]]) -> None:
+    _, found = runs
+    assert "the ranks disagree on the labels that data.source='digits' gives" in found["labels"]
+
+
+def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: Path) -> None:
+    class Counting(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale += 1e-3
+            return super().forward(x)
+
+    with (
+        patch.object(registry, "family_builder", lambda family: lambda config, axis: Counting(0.0)),
+        pytest.raises(
+            ValueError, match=r"'scale' of Counting is a tensor that forward changes, which checkpoints do not"
+        ),
+    ):
+        train(tmp_path, SPEC, test_samples=8, state=torch.float64)
+
+
+def test_recomputation_draws_the_same(tmp_path: Path) -> None:
+    plain, again = (run(tmp_path / name, 0.5, activation_checkpoint=name, steps=2) for name in ("none", "full"))
+    assert plain["loss"] == again["loss"]
+
+
+def test_ranks_draw_differently_but_for_those_that_compute_the_same() -> None:
+    def drawn(rank: int, step: int = 0) -> float:
+        grid = mesh.plan(ParallelSpec(pp=2, dp_shard=2, tp=2), rank)
+        Training.seed(cast(Any, SimpleNamespace(spec=SimpleNamespace(seed=0), mesh=grid)), "step", step)
+        return torch.rand(()).item()
+
+    found = [drawn(rank) for rank in range(8)]
+    assert found[::2] == found[1::2]
+    assert len({*found, drawn(0, step=1)}) == 5
