@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, NONLINEAR
@@ -93,7 +94,7 @@ def _matrices(node: Node, like: Tensor) -> list[Tensor] | None:
     identity = torch.eye(node.size, dtype=torch.float64, device=like.device).reshape(1, node.size, *node.shape)
     with plain_convolutions():
         propagated = operator.backward(node, identity, RankGroup())
-    onto = [each.reshape(node.size, -1) for each in propagated.coefficients if isinstance(each, Tensor)]
+    onto = [by_instance(each[0]) for each in propagated.coefficients if isinstance(each, Tensor)]
     bias = identity.new_zeros(node.size, 1) if propagated.bias is None else propagated.bias.reshape(-1, 1)
     return [*onto, bias.expand(node.size, 1)]
 

@@ -159,7 +159,9 @@ class GraphBuilder:
             return _Unusable(fx)
         return self._read_tensor(fx, str(target), arguments, value)
 
-    def _read_tensor(self, fx: FxNode, operator: str, arguments: dict[str, Any], value: Tensor) -> Ref | _Positive:
+    def _read_tensor(
+        self, fx: FxNode, operator: str, arguments: dict[str, Any], value: Tensor
+    ) -> Ref | _Positive | Repeated:
         """Return a call whose result depends on the input."""
         if operator == ABOVE and isinstance(arguments["self"], Ref) and arguments["other"] == 0:
             return _Positive(arguments["self"])
@@ -169,6 +171,8 @@ class GraphBuilder:
             raise _unsupported(fx)
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
+        if 0 in shape:  # a value without entries is the same for every input
+            return Repeated(torch.zeros(1, *shape, dtype=self.dtype))
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
         viewed: Ref | None = arguments["self"] if operator in VIEWS and inputs == (shape,) else None
         if viewed is not None and viewed != Ref(self.nodes[0].name):

@@ -29,6 +29,7 @@ from service.parallel.mesh import Mesh
 from service.verification import results
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
+from service.verification.failures import RowFailures
 from service.verification.load import LoadedTasks, bring_runtime, load_tasks
 from service.verification.progress import PHASES, JobProgress, PhaseTimes
 from service.verification.results import DecidedRow, ResumeLog
@@ -80,9 +81,11 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     context.report.phase(ENDING)
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
     memory = ranks.most(peak_memory_gib(device))
-    if context.rank != 0:
+    result = _result(loaded, own.resume_log, context) if context.rank == 0 else None
+    if ranks.most(len(own.failures.errors)):  # no rank ends the job before the rows of all others are kept
+        own.failures.raise_first(first.asked.count)
+    if result is None:
         return None
-    result = _result(loaded, own.resume_log, context)
     context.report.log(_ended(result["verdicts"], time.monotonic() - started))
     return {
         **result,
@@ -141,10 +144,11 @@ class _InstanceRunner:
     clock: PhaseTimes
     ranks: _MeshReduction
     resume_log: ResumeLog = field(init=False)
+    failures: RowFailures = field(init=False)
     progress: JobProgress | None = None
 
     def __post_init__(self) -> None:
-        mesh = self.ranks.mesh
+        mesh, self.failures = self.ranks.mesh, RowFailures(self.context.report)
         self.resume_log = ResumeLog(self.context.paths.checkpoints, self.context.attempt, mesh.dp.rank)
         if mesh.tp.rank == 0 and mesh.dp.rank == 0:
             asked, groups = self.loaded.assignment.asked, self.loaded.assignment.groups
@@ -162,6 +166,9 @@ class _InstanceRunner:
     def _refuse(self, refused: RefusedModel, decided: set[int]) -> None:
         first = self.loaded.assignment
         own = [instance for instance in first.own if instance in refused.part and instance not in decided]
+        if refused.fault is not None:
+            self.failures.add(own, refused.fault)
+            return
         method, asked = first.method_label, first.asked
         self._decided(
             [DecidedRow(results.refused_row(instance, method, asked, refused.reason), []) for instance in own]
@@ -181,10 +188,17 @@ class _InstanceRunner:
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
             for entry in self._bounded(task, instances, method, searches, guard):
-                row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
-                self._decided([DecidedRow(_shown(row, task, checker), entry.layers)])
+                search = partial(self._searched, task, entry, searches, guard)
+                row = self.failures.unless_failed(task, [entry.instance], search)
+                if row is None:
+                    continue
+                self._decided([DecidedRow(row, entry.layers)])
                 if self.loaded.assignment.leads:
                     self.context.report.log(_searched(row))
+
+    def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, guard: RoundingGuard) -> BoundsRow:
+        row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
+        return _shown(row, task, guard.checker)
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are reported again, since the last
@@ -213,41 +227,46 @@ class _InstanceRunner:
     ) -> list[DecidedRow]:
         """Bound a batch, decide its instances, and return those left for a search."""
         begun, limits = time.time(), [searches.limit(instance) for instance in instances]
-        entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
+        bound = partial(self._entries, task, instances, method, guard.checker, time.monotonic() + sum(limits))
+        entries = self.failures.unless_failed(task, instances, bound) or []
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         each = (time.time() - begun) / len(instances)
         entries = [replace(entry, row=replace(entry.row, seconds=each)) for entry in entries]
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
         ready = [entry for entry in entries if entry not in waiting]
         for entry in ready:
-            row = guard.settled(entry.row, searches.limit(entry.instance))
-            self._record([replace(entry, row=row)])
+            settle = partial(guard.settled, entry.row, searches.limit(entry.instance))
+            if (row := self.failures.unless_failed(task, [entry.instance], settle)) is not None:
+                self._record([replace(entry, row=row)])
         self._count(len(ready))
         return waiting
 
     def _entries(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker, deadline: float
     ) -> list[DecidedRow]:
-        """Bound a batch, in smaller ones where memory runs out; an instance that is too large by itself stays
-        undecided. Instances that are not bounded by the deadline get interval bounds.
+        """Bound a batch, in smaller ones where memory runs out, or where an error occurs; an instance that is too
+        large by itself stays undecided. Instances that are not bounded by the deadline get interval bounds.
         """
         try:
             return self._at_once(task, instances, method, checker, deadline)
         except OutOfTimeError:
             return self._by_intervals(task, instances, checker)
         except Exception as error:
-            if not task.engine.survives(error):
+            is_short = task.engine.survives(error)
+            if not is_short and (len(instances) == 1 or not task.is_alone):
                 raise
-            shortage = task.memory.shortage("the bounds", task.device, error)
+            shortage = task.memory.shortage("the bounds", task.device, error) if is_short else None
         if isinstance(method, Repeating):
             method.forget()
         make_room(task.device)
         if len(instances) == 1:
             row = results.refused_row(instances[0], task.method_label, task.asked, str(shortage))
             return [DecidedRow(row, [])]
-        half = len(instances) // 2
-        parts = instances[:half], instances[half:]
-        return [entry for part in parts for entry in self._entries(task, part, method, checker, deadline)]
+        half, found = len(instances) // 2, list[DecidedRow]()
+        for part in (instances[:half], instances[half:]):
+            bound = partial(self._entries, task, part, method, checker, deadline)
+            found += self.failures.unless_failed(task, part, bound) or []
+        return found
 
     def _by_intervals(self, task: Task, instances: list[int], checker: CounterexampleChecker) -> list[DecidedRow]:
         """Bound a batch by intervals, which take almost no time, once the time has run out."""
@@ -281,7 +300,7 @@ class _InstanceRunner:
 
         if self.progress is not None:
             self.progress.begin_batch()
-        if task.engine.is_alone and task.search_group.axis.size == 1:
+        if task.is_alone:
             return task.options.until(deadline, tell)
         return task.options if self.progress is None else replace(task.options, progress=ProgressMeter(tell))
 

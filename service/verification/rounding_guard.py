@@ -17,6 +17,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor, nn
 
+from service.bounds.flat import by_instance
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import prepare
 from service.bounds.progress import OutOfTimeError
@@ -95,7 +96,7 @@ class RoundingGuard:
     def _double(self) -> tuple[Task, CounterexampleChecker] | None:
         """Return the task in float64, if no other rank would have to take part."""
         task = self.task
-        if not task.engine.is_alone or task.search_group.axis.size > 1:
+        if not task.is_alone:
             return None
         module, shape = self.checker.precise, task.engine.network.graph.input.shape
         engine = NetworkEngine(prepare(module, shape), PLAIN_DOUBLE, task.device)
@@ -121,7 +122,7 @@ class _Flat(nn.Module):
         self.graph, self.shape = graph, shape
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.graph(x.reshape(-1, *self.shape)).flatten(1)
+        found: Tensor = by_instance(self.graph(x.reshape(-1, *self.shape)))
         return found
 
 

@@ -134,7 +134,7 @@ class SearchRunner:
         attained, no rounded bound can prove it.
         """
         task = self.task
-        if not task.engine.is_alone or task.search_group.axis.size > 1:
+        if not task.is_alone:
             return False
         boxes = [
             (tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper))

@@ -103,6 +103,11 @@ class Task(Assignment):
         return self.part is None or instance in self.part
 
     @property
+    def is_alone(self) -> bool:
+        """Return whether no other rank takes part in bounds and verdicts of the same instances."""
+        return self.engine.is_alone and self.search_group.axis.size == 1
+
+    @property
     def like(self) -> Tensor:
         """Return an empty tensor of the dtype and on the device in which bounds are computed."""
         return torch.empty(0, dtype=self.engine.arithmetic.dtype, device=self.device)
@@ -156,8 +161,11 @@ def memory_of(spec: VerifySpec) -> MemoryBudget:
 
 @dataclass(frozen=True)
 class RefusedModel:
-    """Instances whose model cannot be bounded, and why; ``asked`` is their property if it is only too large."""
+    """Instances whose model cannot be bounded, and why; ``asked`` is their property if it is only too large, and
+    ``fault`` the service's own error, if that is the reason.
+    """
 
     part: frozenset[int]
     reason: str
     asked: Property | None = None
+    fault: Exception | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.bounds.flat import by_instance
 from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
 from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, axis, integers, number
@@ -105,7 +106,7 @@ def _moved(call: Call, values: Values, shape: Shape) -> Tensor:
     numbered = np.arange(1.0, 1 + np.prod(values[0].shape, dtype=int)).reshape(values[0].shape)
     source = run_alone(call, [numbered, *(value.array for value in values[1:])]).reshape(-1).astype(np.int64)
     x = values[0].float
-    chosen = x.flatten(1).index_select(1, torch.from_numpy(np.maximum(source - 1, 0)).to(x.device))
+    chosen = by_instance(x).index_select(1, torch.from_numpy(np.maximum(source - 1, 0)).to(x.device))
     if (source == 0).any():
         chosen = chosen * torch.from_numpy(source > 0).to(x.device, x.dtype)
     return chosen.reshape(-1, *shape)

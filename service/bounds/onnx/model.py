@@ -75,7 +75,8 @@ class OnnxModel(nn.Module):
             with annotated(call.name):
                 found = _converted(call, values, shapes.get(call.outputs[0], ()))
             for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
-                known[name] = Value(shapes.get(name, ()), tensor)
+                if name not in self._description.constants:  # as those without entries are
+                    known[name] = Value(shapes.get(name, ()), tensor)
         results = [known[name].float.reshape(-1, prod(shapes[name])) for name in self._description.outputs]
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 

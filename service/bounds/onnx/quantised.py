@@ -13,6 +13,7 @@ import torch
 from onnx import helper
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.onnx.matrices import matrix_product
 from service.bounds.onnx.windows import convolution
 from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional
@@ -55,7 +56,7 @@ def _dequantize(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def _dynamic(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Return the entries as whole numbers from 0 to 255, their scale and their zero point, which are one each."""
-    x = values[0].float.flatten(1)
+    x = by_instance(values[0].float)
     least, largest = x.amin(dim=1, keepdim=True).clamp(max=0.0), x.amax(dim=1, keepdim=True).clamp(min=0.0)
     scale = (largest - least) / LEVELS
     zero = torch.round((-least / scale).clamp(0.0, LEVELS))

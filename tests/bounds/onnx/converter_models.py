@@ -162,6 +162,14 @@ MODELS: dict[str, bytes] = {
     "GatherElements": model([node("GatherElements", ["x", "i"], axis=3)], IMAGE,
                             {"i": np.arange(24).reshape(1, 2, 6, 2) % 6}),
     "GatherND": model([node("GatherND", ["x", "i"])], IMAGE, {"i": np.array([[0, 1, 2], [0, 0, 5]])}),
+    "values without entries": model(
+        [node("Slice", ["x", "s", "s", "a"], "e"), node("Relu", ["e"], "r"), node("Mul", ["r", "e"], "m"),
+         node("Floor", ["m"], "f"), node("MatMul", ["f", "w"], "g"), node("ReduceSum", ["e"], "t", keepdims=1),
+         node("Concat", ["x", "f"], "c", axis=1), node("Add", ["c", "t"], "d"), node("Add", ["d", "g"])],
+        [1, 3], {"s": ints(1), "a": ints(1), "w": weights(0, 3)}),
+    "DynamicQuantizeLinear of one number": model(
+        [node("ReduceSum", ["x"], "t", keepdims=0), node("DynamicQuantizeLinear", ["t"], ["q", "s", "z"]),
+         node("DequantizeLinear", ["q", "s", "z"])], [1, 3]),
     "Compress": model([node("Compress", ["x", "c"], axis=2)], IMAGE, {"c": np.arange(6) % 2 == 0}),
     "ReverseSequence": model([node("ReverseSequence", ["x", "l"], time_axis=1, batch_axis=0)], [1, 5, 2],
                              {"l": ints(4)}),

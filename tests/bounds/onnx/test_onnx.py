@@ -57,6 +57,7 @@ SOUND += ["LeakyRelu that is steeper", "Mod", "LpNormalization", "LpNormalizatio
 SOUND += ["ScatterElements, max", "ScatterElements, mul", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"]
 SOUND += ["QLinearMatMul", "QLinearConv", "RotaryEmbedding"]
 SOUND += ["fused Attention", "fused Attention, causal", "MultiHeadAttention", "Attention", "RMSNormalization", "Swish"]
+SOUND += ["values without entries"]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,7 @@ SOUND += ["fused Attention", "fused Attention, causal", "MultiHeadAttention", "A
         "TopK",
         "Xor",
         "fused Attention, causal",
+        "values without entries",
     ),
 )
 @settings(max_examples=2, deadline=None)
