@@ -314,8 +314,16 @@ def constant_conditions(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:
 def _supported(model: onnx.ModelProto) -> set[int]:
     """Return the numbers of the nodes that can be bounded, or that a branch replaces."""
     written = OPERATORS | SEQUENCES
-    known = {index for index, node in enumerate(model.graph.node) if operator_of(node) in written}
+    known = {
+        index
+        for index, node in enumerate(model.graph.node)
+        if operator_of(node) in written and not _is_of_whole_numbers(node)
+    }
     return known | constant_conditions(model).keys() | counted_loops(model).keys()
+
+
+def _is_of_whole_numbers(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Mod" and not any(each.name == "fmod" and each.i for each in node.attribute)
 
 
 def counted_loops(model: onnx.ModelProto) -> dict[int, onnx.NodeProto]:

@@ -15,6 +15,7 @@ QuantizeLinear RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum Re
 ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence Round Scatter
 ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split
 Sqrt Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+Acos Acosh Asin Atanh Hardmax LpPool MeanVarianceNormalization
 ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Binarizer ai.onnx.ml.LinearClassifier ai.onnx.ml.LinearRegressor
 ai.onnx.ml.Normalizer ai.onnx.ml.Scaler com.microsoft.Attention com.microsoft.BiasGelu com.microsoft.FastGelu
 com.microsoft.FusedMatMul com.microsoft.Gelu com.microsoft.MultiHeadAttention com.microsoft.QuickGelu
@@ -27,6 +28,7 @@ _ADVICE = {
         ("IsInf", "IsNaN"), "it asks whether '{}' is a finite number, which cannot be told of it beforehand"
     ),
     **dict.fromkeys(("NonZero", "Unique"), "it gives as many entries as '{}' has of a kind, which inputs decide"),
+    "Mod": "fmod 0 is the remainder of whole numbers; expected fmod 1",
     "ai.onnx.ml.TreeEnsembleClassifier": "trees jump from leaf to leaf, and none are bounded",
     "ai.onnx.ml.TreeEnsembleRegressor": "trees jump from leaf to leaf, and none are bounded",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from math import pi
 
 import torch
 from onnx import TensorProto
@@ -35,7 +36,8 @@ def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
     if kind in TYPES:
         return torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
     if kind not in (1, 10, 11, 16):
-        raise call.refuse("a cast to another type than a floating-point one, INT32 or INT64")
+        expected = "a floating-point type, INT32 or INT64, or a Clip to the numbers of its type before it"
+        raise call.refuse(f"a cast to integers that wrap around; expected {expected}")
     return x
 
 
@@ -92,11 +94,20 @@ def _remainder(call: Call, values: Values, shape: Shape) -> Tensor:
     return x - divisor * (torch.floor(torch.relu(times)) - torch.floor(torch.relu(-times)))
 
 
+def _arc_sine(x: Tensor) -> Tensor:
+    """Return the angle by its half, whose tangent is finite at both ends."""
+    return 2 * torch.atan(x / (1 + ((1 - x) * (1 + x)).sqrt()))
+
+
 def _zero(like: Tensor) -> Tensor:
     return torch.full((), 0.0, dtype=like.dtype, device=like.device)
 
 
 CONVERTERS: Mapping[str, Converter] = {
+    "Acos": entrywise(lambda x: pi / 2 - _arc_sine(x)),
+    "Acosh": entrywise(lambda x: (x + (x - 1).sqrt() * (x + 1).sqrt()).log()),
+    "Asin": entrywise(_arc_sine),
+    "Atanh": entrywise(lambda x: ((1 + x).log() - (1 - x).log()) / 2),
     "Cast": _cast,
     "Ceil": entrywise(torch.ceil),
     "Celu": _celu,

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from onnx import TensorProto
 
 from service.bounds.operators.onnx import Array, Call
 
 TYPES = frozenset({TensorProto.INT32, TensorProto.INT64})
 """The types of integers that values are cast to: smaller ones wrap around, which nothing here does."""
+SMALL = {
+    TensorProto.INT8: np.int8,
+    TensorProto.INT16: np.int16,
+    TensorProto.UINT8: np.uint8,
+    TensorProto.UINT16: np.uint16,
+}
 _WHOLE = frozenset({"Ceil", "Floor", "Round", "Sign"})
 _MOVING = [
     "Compress",
@@ -55,7 +62,7 @@ def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collect
     """
     whole = {name for name in depends if name in values and values[name].dtype.kind in "biu"}
     whole |= {name for call in calls if call.operator in _WHOLE for name in call.outputs}
-    found = list[Call]()
+    found, made_by = list[Call](), {name: call for call in calls for name in call.outputs}
     for call in calls:
         integers = [
             name for name in call.inputs if name in depends and name in values and values[name].dtype.kind in "iu"
@@ -65,7 +72,23 @@ def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collect
                 f"it computes with whole numbers, {integers[0]!r}, that depend on the input; expected a Cast of them "
                 "to floating-point numbers before it"
             )
+        if call.operator == "Cast" and _is_within(call, made_by.get(call.inputs[0]), values, depends):
+            call = replace(call, attributes={"to": TensorProto.INT32})  # noqa: PLW2901 - it cannot wrap around
         if call.operator == "Cast" and call.attributes["to"] in TYPES and call.inputs[0] in whole:
             call = replace(call, operator="Identity", attributes={})  # noqa: PLW2901 - the call that is kept
         found.append(call)
     return found
+
+
+def _is_within(cast: Call, clip: Call | None, values: Mapping[str, Array], depends: Collection[str]) -> bool:
+    """Return whether a cast to small integers is of a clip to constants that its type has: all between are then cut
+    off after the point, as of larger integers.
+    """
+    if cast.attributes["to"] not in SMALL or clip is None or clip.operator != "Clip":
+        return False
+    ends = [clip.attributes.get("min"), clip.attributes.get("max")]
+    for index, name in enumerate(clip.inputs[1:3]):
+        ends[index] = None if name in depends or name not in values else float(values[name])
+    kind = np.iinfo(SMALL[cast.attributes["to"]])
+    least, most = ends
+    return least is not None and most is not None and kind.min <= least <= most <= kind.max
