@@ -11,6 +11,7 @@ without rounding.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from service.formats.vnnlib.boxes import Conditions, InputIntervals
 from service.formats.vnnlib.query import Query, VnnlibError
 from service.formats.vnnlib.terms import (
     MOST_BITS,
+    ZERO,
+    Comparison,
     Expression,
     LinearConstraint,
     Token,
@@ -39,6 +42,7 @@ MOST_COMPARISONS = 2_000_000
 
 Conjunction = tuple[LinearConstraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
+DECLARED = "a variable that is declared above"
 _COMPARISONS = ("<=", "<", ">=", ">", "=")
 
 
@@ -80,6 +84,8 @@ class Expansion:
 
 def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, holds: bool = True) -> list[Conjunction]:
     """Parse a formula, or its negation; a message about an empty formula points to ``near``."""
+    if isinstance(tree, Comparison):
+        return [(_simple(tree, declared, holds),)]
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (not …), (=> …) or a comparison, as (<= …)")
     head, rest = tree[0], tree[1:]
@@ -98,6 +104,25 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
         raise head.refuse(f"two formulas, not {len(rest)},")
     premises = [formula(part, declared, expansion, head, not holds) for part in rest[:-1]]
     return _joined([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
+
+
+def _simple(tree: Comparison, declared: Declared, holds: bool) -> LinearConstraint:
+    """Return what :func:`_comparison` gives for a variable and a number, or for two variables."""
+    head, name, index, other = tree
+    rises, own = (head.text[0] == "<") is holds, (name, int(index))
+    strict = (len(head.text) == 1) is holds
+    if own[1] not in declared.lines[name]:
+        raise Token(f"{name}_{index}", head.line).refuse(DECLARED)
+    if other[0] not in "XY":
+        value = number(Token(other, head.line))
+        return LinearConstraint(((*own, ONE if rises else MINUS_ONE),), value if rises else -value, head, strict)
+    place = (other[0], int(other[2:]))
+    if place[1] not in declared.lines[place[0]]:
+        raise Token(other, head.line).refuse(DECLARED)
+    if own == place:
+        return LinearConstraint((), ZERO, head, strict)
+    low, high = (own, place) if rises else (place, own)
+    return LinearConstraint(((*low, ONE), (*high, MINUS_ONE)), ZERO, head, strict)
 
 
 def _joined(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expansion, head: Token) -> list[Conjunction]:
@@ -135,9 +160,9 @@ def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
             return Expression({}, number(tree))
         name, index = match.group(1), int(match.group(2))
         if index not in declared.lines[name]:
-            raise tree.refuse("a variable that is declared above")
+            raise tree.refuse(DECLARED)
         return Expression({(name, index): ONE})
-    if not tree or not isinstance(tree[0], Token) or len(tree) < 2:
+    if isinstance(tree, Comparison) or not tree or not isinstance(tree[0], Token) or len(tree) < 2:
         raise first([tree, near]).refuse("a number, a variable, (+ …), (- …), (* …) or (/ …)")
     head, parts = tree[0], [_expression(part, declared, tree[0]) for part in tree[1:]]
     if head.text == "*":
@@ -179,6 +204,16 @@ _HEADERS = frozenset({"set-logic", "set-info", "set-option", "check-sat", "get-m
 
 def parse(text: str) -> Query:
     """Parse a file's text into its query. Raises :class:`VnnlibError`."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # searching the many small objects of a large file takes as long as making them
+    try:
+        return _parsed(text)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parsed(text: str) -> Query:
     declared, expansion = Declared(), Expansion()
     assertions: list[list[Conjunction]] = []
     for tree in trees(text):

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -62,6 +62,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
         property_spec = spec.property
         source = chosen_source(spec.model, context.data)
 
+        @cache  # a large property is read once, although it may decide what the model's outputs are
         def asked(sizes: tuple[int, int]) -> Property:
             return read(property_spec, *sizes, context.data)
 
