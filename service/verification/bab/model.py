@@ -216,7 +216,7 @@ class ModelUnderVerification:
             return True
         if specification.reached(x.tolist(), enclosed):
             return True
-        exact = None if bool(missed.any()) else self.engine.exact_outputs(x)
+        exact = None if bool(missed.any()) else self.engine.exact_outputs(x, self.options.deadline)
         return exact is not None and specification.reached_by(x.tolist(), exact, exact)
 
     def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
