@@ -98,10 +98,11 @@ class InputIntervals:
         return frozenset(self.open_lower), frozenset(self.open_upper)
 
     def _all(self, side: str, known: Mapping[int, Fraction]) -> tuple[Fraction, ...]:
-        for index, line in self.lines.items():
-            if index not in known:
-                raise VnnlibError(f"line {line}: X_{index} has no {side} bound, expected a box around every input")
-        return tuple(known[index] for index in range(len(self.lines)))
+        if len(known) < len(self.lines):
+            index = next(index for index in self.lines if index not in known)
+            where = f"line {self.lines[index]}"
+            raise VnnlibError(f"{where}: X_{index} has no {side} bound, expected a box around every input")
+        return tuple(map(known.__getitem__, range(len(self.lines))))
 
 
 @dataclass(frozen=True)

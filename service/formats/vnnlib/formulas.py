@@ -24,9 +24,9 @@ from service.formats.vnnlib.query import Query, VnnlibError
 from service.formats.vnnlib.terms import (
     MOST_BITS,
     ZERO,
-    Comparison,
     Expression,
     LinearConstraint,
+    SimpleComparison,
     Token,
     Tree,
     first,
@@ -84,7 +84,7 @@ class Expansion:
 
 def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, holds: bool = True) -> list[Conjunction]:
     """Parse a formula, or its negation; a message about an empty formula points to ``near``."""
-    if isinstance(tree, Comparison):
+    if isinstance(tree, SimpleComparison):
         return [(_simple(tree, declared, holds),)]
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (not …), (=> …) or a comparison, as (<= …)")
@@ -106,7 +106,7 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
     return _joined([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
 
 
-def _simple(tree: Comparison, declared: Declared, holds: bool) -> LinearConstraint:
+def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> LinearConstraint:
     """Return what :func:`_comparison` gives for a variable and a number, or for two variables."""
     head, name, index, other = tree
     rises, own = (head.text[0] == "<") is holds, (name, int(index))
@@ -153,17 +153,23 @@ def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> li
     return [below(low, high, strict) if holds else below(high, low, not strict)]
 
 
+def _leaf(tree: Token, declared: Declared) -> Expression:
+    match = VARIABLE.fullmatch(tree.text)
+    if match is None:
+        return Expression({}, number(tree))
+    name, index = match.group(1), int(match.group(2))
+    if index not in declared.lines[name]:
+        raise tree.refuse(DECLARED)
+    return Expression({(name, index): ONE})
+
+
 def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
     if isinstance(tree, Token):
-        match = VARIABLE.fullmatch(tree.text)
-        if match is None:
-            return Expression({}, number(tree))
-        name, index = match.group(1), int(match.group(2))
-        if index not in declared.lines[name]:
-            raise tree.refuse(DECLARED)
-        return Expression({(name, index): ONE})
-    if isinstance(tree, Comparison) or not tree or not isinstance(tree[0], Token) or len(tree) < 2:
+        return _leaf(tree, declared)
+    if isinstance(tree, SimpleComparison) or not tree or not isinstance(tree[0], Token) or len(tree) < 2:
         raise first([tree, near]).refuse("a number, a variable, (+ …), (- …), (* …) or (/ …)")
+    if (term := _term(tree, declared)) is not None:
+        return term
     head, parts = tree[0], [_expression(part, declared, tree[0]) for part in tree[1:]]
     if head.text == "*":
         return _product(head, parts)
@@ -175,6 +181,19 @@ def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
     if head.text != "+":
         raise head.refuse("+, -, * or /")
     return total(parts)
+
+
+def _term(tree: list[Tree], declared: Declared) -> Expression | None:
+    """Return ``(* number variable)`` at once, since large files have many."""
+    if len(tree) != 3:
+        return None
+    head, factor, variable = tree
+    if not (isinstance(head, Token) and isinstance(factor, Token) and isinstance(variable, Token)):
+        return None
+    if head.text != "*" or factor.text[0] in "XY" or not (match := VARIABLE.fullmatch(variable.text)):
+        return None
+    name, index = match.group(1), int(match.group(2))
+    return Expression({(name, index): number(factor)}) if index in declared.lines[name] else None
 
 
 def _product(head: Token, parts: Sequence[Expression]) -> Expression:

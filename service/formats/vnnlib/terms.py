@@ -31,7 +31,7 @@ class Token(NamedTuple):
         return VnnlibError(f"line {self.line}: got {shown!r}, expected {expected}")
 
 
-class Comparison(NamedTuple):
+class SimpleComparison(NamedTuple):
     """``(head name_index other)``, where the other side is the text of a number or of a variable."""
 
     head: Token
@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
     other: str
 
 
-Tree = Token | Comparison | list["Tree"]
+Tree = Token | SimpleComparison | list["Tree"]
 
 
 def trees(text: str) -> Iterator[list[Tree]]:
@@ -57,7 +57,7 @@ def trees(text: str) -> Iterator[list[Tree]]:
                 yield done
         elif not part.startswith(";"):
             head, name, index, other = match.groups()
-            leaf = Token(part, line) if head is None else Comparison(Token(head, line), name, index, other)
+            leaf = Token(part, line) if head is None else SimpleComparison(Token(head, line), name, index, other)
             if not stack:
                 raise first([leaf]).refuse("'(' and declare-const, declare-fun or assert")
             stack[-1].append(leaf)
@@ -92,7 +92,7 @@ def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
     for part in tree:
         if isinstance(part, Token):
             yield part
-        elif isinstance(part, Comparison):
+        elif isinstance(part, SimpleComparison):
             yield part.head
         elif part:
             yield from _tokens(part)
@@ -118,6 +118,8 @@ class Expression:
     def times(self, factor: Fraction) -> Expression:
         if factor == 1:
             return self
+        if factor == -1:  # as of one side of each comparison
+            return Expression({name: -each for name, each in self.terms.items()}, -self.constant)
         return Expression({name: factor * each for name, each in self.terms.items()}, factor * self.constant)
 
     @property
