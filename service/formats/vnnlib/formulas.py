@@ -23,6 +23,7 @@ from service.formats.vnnlib.boxes import Conditions, InputIntervals
 from service.formats.vnnlib.query import Query, VnnlibError
 from service.formats.vnnlib.terms import (
     MOST_BITS,
+    STATEMENTS,
     ZERO,
     Expression,
     LinearConstraint,
@@ -216,7 +217,6 @@ def _quotient(head: Token, parts: Sequence[Expression]) -> Expression:
 MOST_ENDS = 20_000_000
 """The most numbers in the boxes of all disjuncts together."""
 
-_STATEMENTS = "declare-const, declare-fun or assert"
 _HEADERS = frozenset({"set-logic", "set-info", "set-option", "check-sat", "get-model", "get-value", "exit"})
 """Statements about the solver and its output, not about the query."""
 
@@ -259,7 +259,7 @@ def _parsed(text: str) -> Query:
 def _statement(tree: list[Tree], declared: Declared, expansion: Expansion, assertions: list[list[Conjunction]]) -> None:
     head, rest = (tree[0] if tree else []), tree[1:]
     if not isinstance(head, Token):
-        raise first(tree).refuse(_STATEMENTS)
+        raise first(tree).refuse(STATEMENTS)
     if head.text == "assert":
         if len(rest) != 1:
             raise head.refuse(f"one formula, not {len(rest)},")
@@ -271,7 +271,7 @@ def _statement(tree: list[Tree], declared: Declared, expansion: Expansion, asser
             raise head.refuse(f"one declaration of {name}_{index}, which line {first_at} declares,")
         declared.lines[name][index] = head.line
     elif head.text not in _HEADERS:
-        raise head.refuse(_STATEMENTS)
+        raise head.refuse(STATEMENTS)
 
 
 def _declaration(head: Token, rest: Sequence[Tree]) -> tuple[str, int]:

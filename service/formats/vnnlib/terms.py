@@ -18,6 +18,7 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 """A comparison of a variable with a number or with another variable is one token: large files have little else."""
+STATEMENTS = "declare-const, declare-fun or assert"
 DEEPEST = 100
 """Brackets within brackets: no real property comes near, and the reader recurses for each."""
 
@@ -59,7 +60,7 @@ def trees(text: str) -> Iterator[list[Tree]]:
             head, name, index, other = match.groups()
             leaf = Token(part, line) if head is None else SimpleComparison(Token(head, line), name, index, other)
             if not stack:
-                raise first([leaf]).refuse("'(' and declare-const, declare-fun or assert")
+                raise first([leaf]).refuse("'('" if head is None else STATEMENTS)
             stack[-1].append(leaf)
     if opened:
         raise VnnlibError(f"line {opened[-1].line}: got '(' that nothing closes, expected ')'")
