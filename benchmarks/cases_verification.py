@@ -15,8 +15,11 @@ from case_rows import Row, running
 
 from trivet import Client, Refused
 
-LINE = re.compile(r"([\w.-]+): (verified|falsified|refused)\b\s*(.*)")
+LINE = re.compile(r"([\w.-]+): (verified|falsified|refused|any)\b\s*(.*)")
 IN_DOUBT = "unknown without rigorous is no fault"
+MAY_BE_REFUSED = "refused is no fault"
+REFUSALS = ("UnsupportedModelError", "PropertyError")
+"""Errors of a job that say in words what cannot be verified."""
 DECIDED = frozenset({"verified", "falsified"})
 
 
@@ -53,8 +56,9 @@ def _row(part: str, client: Client, folder: Path, asked: tuple[str, str, str], o
         word = _word(expected, "refused", note) if expected else "told" if "outputs" in reason else "WRONG"
         return Row(part, folder.name, query, expected or "bounds", "refused", word, None, reason[:160])
     if isinstance(found, str):
-        took = time.monotonic() - started
-        return Row(part, folder.name, query, expected or "bounds", "failed", "WRONG", took, found[:160])
+        took, in_words = time.monotonic() - started, any(name in found for name in REFUSALS)
+        said, judgement = ("refused", _word(expected, "refused", note)) if in_words else ("failed", "WRONG")
+        return Row(part, folder.name, query, expected or "bounds", said, judgement, took, found[:160])
     widths = [high - low for low, high in zip(found["lower"], found["upper"], strict=True) if _numbers(low, high)]
     is_finite = bool(widths) and len(widths) == len(found["lower"])
     bounded = f"width {max(widths):.4g}" if is_finite else "bounds not finite"
@@ -65,9 +69,11 @@ def _row(part: str, client: Client, folder: Path, asked: tuple[str, str, str], o
 
 
 def _word(expected: str, said: str, note: str) -> str:
-    if said == expected:
+    if expected in {said, "any"} or (said == "refused" and MAY_BE_REFUSED in note):
         return "right"
-    if said in DECIDED or said == "refused" or expected == "refused":
+    if said == "refused":
+        return "refused"
+    if said in DECIDED or expected == "refused":
         return "WRONG"
     return "no fault" if IN_DOUBT in note else "undecided"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.forward import ForwardTraversal
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -87,7 +88,7 @@ class _AffineTraversal(ForwardTraversal):
 
 def _of_input(box: Interval) -> AffineForm:
     """Return the form of the input; only entries that have any width in some instance get a slope."""
-    radius = box.radius.flatten(1)
+    radius = by_instance(box.radius)
     (free,) = (radius > 0).any(dim=0).nonzero(as_tuple=True)
     slopes = radius.new_zeros(len(radius), len(free), radius.shape[1])
     slopes[:, torch.arange(len(free), device=free.device), free] = radius[:, free]
@@ -179,11 +180,11 @@ def _tightened_by_rows(backward: Pass, node: Node, options: BoundOptions) -> Int
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
     known = [backward.intervals[each] for each in node.inputs]
-    wanted = network.operator_of(node).unstable_on(node, known)[0].flatten(1)
+    wanted = by_instance(network.operator_of(node).unstable_on(node, known)[0])
     (index,) = wanted.any(dim=0).nonzero(as_tuple=True)
     if not len(index) or len(index) > MOST_ROWS:
         return before
-    lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
+    lower, upper = by_instance(before.lower).clone(), by_instance(before.upper).clone()
     pairs = max(1, passing_at_once(backward, name, 2 * len(index), options) // 2)
 
     def settle(rows: slice) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from service.bounds import fused
+from service.bounds.flat import by_instance, by_row
 from service.bounds.interval import Interval
 
 
@@ -32,7 +33,7 @@ class Ball(Interval):
         """
         box = Interval.about(middle, distance, dtype)
         rounded = middle.to(dtype)
-        moved = (rounded.double() - middle).flatten(1).norm(dim=1)
+        moved = by_instance(rounded.double() - middle).norm(dim=1)
         wider = Interval.enclosing(moved + distance, moved + distance, dtype).upper
         return Ball(box.lower, box.upper, rounded, wider.reshape(-1, *[1] * (middle.dim() - 1)).expand_as(rounded))
 
@@ -41,7 +42,7 @@ class Ball(Interval):
 
     def nearest(self, values: Tensor) -> Tensor:
         away = values - self.middle
-        length = away.flatten(1).norm(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
+        length = by_instance(away).norm(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
         share = (self._distance / length).clamp(max=1)
         return super().nearest(self.middle + away * share.reshape(-1, *[1] * (values.dim() - 1)))
 
@@ -49,7 +50,7 @@ class Ball(Interval):
         """Return ``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or the box's own bound if rounding makes
         that greater.
         """
-        flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
+        flat, middle, eps = by_row(coefficients), by_instance(self.middle), torch.finfo(self.middle.dtype).eps
         # As for a box, with the rounding error of a sum over the entries.
         at_middle = fused.least(flat, middle, Interval.point(middle).spread)
         inside = at_middle - self._distance[:, None] * (1 + 4 * eps) * flat.norm(dim=2)
@@ -57,4 +58,4 @@ class Ball(Interval):
 
     @property
     def _distance(self) -> Tensor:
-        return self.distance.flatten(1)[:, 0]
+        return by_instance(self.distance)[:, 0]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import floor
+from math import floor, inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, NONLINEAR
@@ -35,6 +36,7 @@ from service.bounds.operators.permute import Permute
 from service.bounds.operators.reshape import Reshape
 from service.bounds.operators.slice import Select, Slice
 from service.bounds.operators.sum import Sum
+from service.bounds.progress import OutOfTimeError, check_time
 from service.bounds.rank_group import RankGroup
 from service.bounds.rigorous.method import plain_convolutions
 
@@ -53,16 +55,20 @@ Numbers = Sequence[Any]
 
 
 @torch.no_grad()
-def exact_outputs(network: Network, x: Tensor) -> Values | None:
+def exact_outputs(network: Network, x: Tensor, deadline: float = inf) -> Values | None:
     """Return the outputs at ``x`` ``(features,)``; ``None`` for a network that is large, divided, or has other
-    operators.
+    operators, and after ``deadline`` (``time.monotonic``).
     """
-    return exact_values(network, [Fraction(each) for each in x.double().tolist()], x, MOST_TERMS)
+    try:
+        return exact_values(network, [Fraction(each) for each in x.double().tolist()], x, MOST_TERMS, deadline)
+    except OutOfTimeError:
+        return None
 
 
-def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numbers | None:
+def exact_values(network: Network, given: Numbers, x: Tensor, most: int, deadline: float = inf) -> Numbers | None:
     """Return the outputs for such inputs, on the device of ``x``, with a limit on the terms of all sums
-    together; ``None`` beyond it, and like :func:`exact_outputs`.
+    together; ``None`` beyond it, and like :func:`exact_outputs`. Raises
+    :class:`~service.bounds.progress.OutOfTimeError` after ``deadline`` (``time.monotonic``).
     """
     if network.tp_group.axis.size > 1 or network.before is not None:
         return None
@@ -70,6 +76,7 @@ def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numb
     left = most
     for node in network.graph.nodes[1:]:
         inputs = [values[name] for name in node.inputs]
+        check_time(deadline)
         if node.operator in NONLINEAR:
             found = _nonlinear(node, inputs, x)
         else:
@@ -77,7 +84,7 @@ def exact_values(network: Network, given: Numbers, x: Tensor, most: int) -> Numb
             if matrices is not None and not all(bool(each.isfinite().all()) for each in matrices):
                 return None
             left -= 0 if matrices is None else sum(int(each.count_nonzero()) for each in matrices)
-            found = None if matrices is None or left < 0 else _affine(matrices, inputs)
+            found = None if matrices is None or left < 0 else _affine(matrices, inputs, deadline)
         if found is None:
             return None
         values[node.name] = found
@@ -93,7 +100,7 @@ def _matrices(node: Node, like: Tensor) -> list[Tensor] | None:
     identity = torch.eye(node.size, dtype=torch.float64, device=like.device).reshape(1, node.size, *node.shape)
     with plain_convolutions():
         propagated = operator.backward(node, identity, RankGroup())
-    onto = [each.reshape(node.size, -1) for each in propagated.coefficients if isinstance(each, Tensor)]
+    onto = [by_instance(each[0]) for each in propagated.coefficients if isinstance(each, Tensor)]
     bias = identity.new_zeros(node.size, 1) if propagated.bias is None else propagated.bias.reshape(-1, 1)
     return [*onto, bias.expand(node.size, 1)]
 
@@ -103,10 +110,11 @@ def _is_plain(node: Node) -> bool:
     return all(abs(float(node.arguments.get(name, 1))) == 1 for name in ("alpha", "beta"))
 
 
-def _affine(matrices: Sequence[Tensor], inputs: Sequence[Numbers]) -> Numbers:
+def _affine(matrices: Sequence[Tensor], inputs: Sequence[Numbers], deadline: float) -> Numbers:
     rows: list[Any] = [Fraction(0)] * len(matrices[0])
     for matrix, given in zip(matrices, (*inputs, [Fraction(1)]), strict=True):
         for row, column in matrix.nonzero().tolist():
+            check_time(deadline)
             rows[row] += Fraction(float(matrix[row, column])) * given[column]
     return rows
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 
 import torch
 
 from service.bounds.exact import exact_values
 from service.bounds.network import Network
+from service.bounds.progress import check_time
 
 MOST_BOXES, MOST_PRODUCTS = 64, 2**15
 """Most boxes into which one is cut, and most products of numbers in each."""
@@ -88,16 +90,16 @@ class ExactForm:
         return sum(ends, self.constant)
 
 
-def may_keep(network: Network, box: Ends) -> bool:
+def may_keep(network: Network, box: Ends, deadline: float = inf) -> bool:
     """Return whether :func:`keeps_to` could prove anything of the network in this box, or of the same one in float64.
     It could not if a comparison that several inputs decide has both answers, by more than rounding explains.
-    The network's constants are in float64, on the CPU.
+    The network's constants are in float64, on the CPU. Raises as :func:`keeps_to` does.
     """
     lower, upper = box
     inputs = [ExactForm({index: Fraction(1)}, Fraction(0), box) for index in range(len(lower))]
     like = torch.zeros(len(lower), dtype=torch.float64)
     try:
-        return exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs)) is not None
+        return exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs), deadline) is not None
     except OpenComparisonError as error:
         form = error.form
         size = sum((abs(each) * max(abs(lower[at]), abs(upper[at])) for at, each in form.factors.items()), Fraction(0))
@@ -105,9 +107,11 @@ def may_keep(network: Network, box: Ends) -> bool:
         return len(form.factors) == 1 or form.least >= -doubt or (Fraction(-1) * form).least >= -doubt
 
 
-def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:
+def keeps_to(network: Network, box: Ends, cases: Sequence[Sequence[Plane]], deadline: float = inf) -> bool:
     """Return whether it is proved that, in each part into which the box is cut, the outputs are on the right
-    side of one plane at every input.
+    side of one plane of each case at every input.
+
+    Raises :class:`~service.bounds.progress.OutOfTimeError` after ``deadline`` (``time.monotonic``).
     """
     like, left, open_ = torch.zeros(len(box[0]), dtype=torch.float64), MOST_BOXES, [box]
     while open_:
@@ -115,14 +119,14 @@ def keeps_to(network: Network, box: Ends, planes: Sequence[Plane]) -> bool:
         left -= 1
         inputs = [ExactForm({index: Fraction(1)}, Fraction(0), (lower, upper)) for index in range(len(lower))]
         try:
-            outputs = exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs))
+            outputs = exact_values(network, inputs, like, MOST_PRODUCTS // len(inputs), deadline)
         except OpenComparisonError as error:
             parts = _parts(error.form)
             if parts is None or left <= 0:
                 return False
             open_ += parts
             continue
-        if outputs is None or not any(_holds(plane, outputs) for plane in planes):
+        if outputs is None or not all(_holds_one(planes, outputs, deadline) for planes in cases):
             return False
     return True
 
@@ -137,6 +141,11 @@ def _parts(form: ExactForm) -> list[Ends] | None:
         (lower, (*upper[:index], at, *upper[index + 1 :])),
         ((*lower[:index], at, *lower[index + 1 :]), upper),
     ]
+
+
+def _holds_one(planes: Sequence[Plane], outputs: Sequence[ExactForm | Fraction], deadline: float) -> bool:
+    check_time(deadline)
+    return any(_holds(plane, outputs) for plane in planes)
 
 
 def _holds(plane: Plane, outputs: Sequence[ExactForm | Fraction]) -> bool:

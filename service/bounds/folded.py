@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.linear.propagation import traverse_backward
 from service.bounds.linear.sharding import dense
@@ -92,7 +93,7 @@ def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Folde
 
     def propagate(node: Node, coefficients: Tensor) -> Iterable[tuple[str, Tensor]]:
         if node.name in sources:
-            matrices[node.name] = coefficients.flatten(2)[0].contiguous()
+            matrices[node.name] = by_row(coefficients)[0].contiguous()
             return ()
         step = LINEAR[node.operator].backward(node, coefficients, network.tp_group)
         if step.bias is not None:

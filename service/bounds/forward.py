@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
@@ -115,7 +116,7 @@ class LayerSweep(ForwardTraversal):
         interval = self.arithmetic.interval(node)
         if node.name not in self.at_once:
             return interval
-        everything = torch.ones_like(interval.lower, dtype=torch.bool).flatten(1)
+        everything = by_instance(torch.ones_like(interval.lower, dtype=torch.bool))
         index = torch.arange(everything.shape[1], device=everything.device).unsqueeze(0)
         return self._tightened_by_rows(node.name, interval, everything, index)
 
@@ -132,7 +133,7 @@ def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *
     """Return bounds of a value in which ``rows`` replace those of the entries ``index`` that an instance has
     ``wanted``, bool ``(batch, n)``. An instance keeps its bounds of all other entries.
     """
-    flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
+    flat, everyone = before.map(by_instance), index.expand(len(wanted), -1)
     if intersect:
         rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
     lower, upper = (

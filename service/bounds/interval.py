@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from service.bounds import fused
+from service.bounds.flat import by_instance, by_row
 
 ORDINARY = 2.0**10
 """A size of values next to which decisive values are rarely small enough to be hidden by rounding."""
@@ -89,13 +90,13 @@ class Interval:
     def least(self, coefficients: Tensor) -> Tensor:
         """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
         if self.lower.requires_grad or self.upper.requires_grad:
-            return fused.least(coefficients.flatten(2), self.centre.flatten(1), self.radius.flatten(1))
-        return fused.least(coefficients.flatten(2), *self._middle)
+            return fused.least(by_row(coefficients), by_instance(self.centre), by_instance(self.radius))
+        return fused.least(by_row(coefficients), *self._middle)
 
     @cached_property
     def _middle(self) -> tuple[Tensor, Tensor]:
         """Return the centre and the spread, flattened: every pass asks for them."""
-        return self.centre.flatten(1), self.spread.flatten(1)
+        return by_instance(self.centre), by_instance(self.spread)
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance, by_row
 from service.bounds.fused.lines import propagate_lines_in_steps, weighted
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
@@ -112,7 +113,7 @@ class Leap:
 
     def backward(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return coefficients ``(batch, rows, *shape of the source)`` and the bias ``(batch, rows)``."""
-        flat, size = coefficients.flatten(2), (len(self.lower), coefficients.shape[1])
+        flat, size = by_row(coefficients), (len(self.lower), coefficients.shape[1])
         # Torch gathers and adds along the last of two dimensions several times as fast as along the last of three.
         picked = flat.flatten(0, 1).index_select(1, self.place).reshape(*flat.shape[:2], -1)
         lines = self.lower.unsqueeze(1), self.upper.unsqueeze(1)
@@ -214,4 +215,4 @@ def _leap(source: Node, relaxed: Mapping[str, Relaxed], form: _SharesOfEntries) 
     (taken,) = ((lower != 0) | (upper != 0)).any(dim=0).nonzero(as_tuple=True)
     place = taken.remainder(form.above[0].numel())
     entry = form.entry.flatten()[taken].long()
-    return Leap(source, relaxed, place, entry, lower[:, taken], upper[:, taken], form.above.flatten(1))
+    return Leap(source, relaxed, place, entry, lower[:, taken], upper[:, taken], by_instance(form.above))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import torch
 
@@ -40,6 +41,11 @@ class BoundOptions:
         """
         ascent = replace(self.ascent, deadline=deadline)
         return replace(self, ascent=ascent, progress=TimeLimit(tell, deadline=deadline))
+
+    @property
+    def deadline(self) -> float:
+        """Return the moment after which analyses end (``time.monotonic``), infinite if they do not."""
+        return self.progress.deadline if isinstance(self.progress, TimeLimit) else inf
 
     def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> BoundOptions:
         """Return fewer elements if a device has little memory left, on all ranks the ``least`` that fits on any.

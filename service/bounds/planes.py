@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance, by_row
 from service.bounds.folded import FoldedForm, FoldedNetwork, FoldedOperator
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import traverse_backward
@@ -97,6 +98,7 @@ class BoxPlanes:
         value = operator.operator.interval(node, bounds, network.tp_group).without_nan()
         if node.name in network.ranges:
             shaped = {name: each.map(self._as(name)) for name, each in self._bounds.items()}
+            shaped |= {self.folded.input: self.box.map(self._as(self.folded.input))}
             value = network.ranges[node.name].narrowed(value, shaped)
         self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
 
@@ -176,12 +178,12 @@ class BoxPlanes:
         if isinstance(relaxed, Relaxation):
             chosen = relaxed if owner is None else _owned(relaxed, owner)
             through, added = backward_in_few_steps(chosen, shaped)
-            return [through.flatten(2)], added
+            return [by_row(through)], added
         if owner is not None:
             bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
             relaxed = operator.operator.relax_on(operator.node, [each.map(lambda end: end[owner]) for each in bounds])
         many, added = relaxed.backward(shaped)
-        return [each.flatten(2) for each in many], added
+        return [by_row(each) for each in many], added
 
     def _influence(self, operator: FoldedOperator, coefficients: Tensor) -> Tensor:
         relaxed, weight = self._relaxed[operator.node.name], coefficients.abs()
@@ -198,7 +200,7 @@ class BoxPlanes:
                 above = above + relaxed.upper_intercept
             if relaxed.lower_intercept is not None:
                 above = above - relaxed.lower_intercept
-            gap = above.flatten(1)
+            gap = by_instance(above)
         total = nothing
         for name in set(operator.names):
             share = (gap / self._bounds[name].width.clamp(min=torch.finfo(gap.dtype).tiny)).nan_to_num(posinf=0)
@@ -222,7 +224,7 @@ def backward_in_few_steps(relaxed: Relaxation, coefficients: Tensor) -> tuple[Te
 
 
 def _dot(coefficients: Tensor, intercept: Tensor) -> Tensor:
-    return (coefficients * intercept.unsqueeze(1)).flatten(2).sum(dim=2)
+    return by_row(coefficients * intercept.unsqueeze(1)).sum(dim=2)
 
 
 def _owned(relaxed: Relaxation, owner: Tensor) -> Relaxation:

@@ -19,6 +19,12 @@ class OutOfTimeError(Exception):
     """The time of an analysis ended before the analysis."""
 
 
+def check_time(deadline: float) -> None:
+    """Raise :class:`OutOfTimeError` after ``deadline`` (``time.monotonic``)."""
+    if time.monotonic() > deadline:
+        raise OutOfTimeError
+
+
 @dataclass(eq=False)
 class ProgressMeter:
     """Tells which share of an analysis is done, from 0 to 1: rows bounded so far, out of those expected.
@@ -77,18 +83,14 @@ class TimeLimit(ProgressMeter):
     deadline: float = inf
 
     def start(self, network: Network, names: Iterable[str]) -> None:
-        self._check()
+        check_time(self.deadline)
         super().start(network, names)
 
     def add(self, name: str, rows: int, device: torch.device) -> None:
-        self._check()
+        check_time(self.deadline)
         if name in self._cost:
             super().add(name, rows, device)
 
     def expect(self, name: str, rows: int) -> None:
         if name in self._cost:
             super().expect(name, rows)
-
-    def _check(self) -> None:
-        if time.monotonic() > self.deadline:
-            raise OutOfTimeError

@@ -1,4 +1,4 @@
-"""Ranges that hold for composed functions whatever their input: softmax, log-sum-exp, and normalisations.
+"""Ranges that hold for composed functions whatever their input: softmax, log-sum-exp, normalisations, and gated means.
 
 Interval propagation through their parts forgets that the same values are in numerator and denominator. The range of
 ``log Σ exp`` and of a softmax over a box is exact (each is monotone in each score). The largest score is subtracted
@@ -20,6 +20,7 @@ from service.bounds.interval import Interval
 
 EXP, LOG, RECIPROCAL, RSQRT = "aten.exp.default", "aten.log.default", "aten.reciprocal.default", "aten.rsqrt.default"
 SUM, MEAN, POWER = "aten.sum.dim_IntList", "aten.mean.dim", "aten.pow.Tensor_Scalar"
+SIGMOID = "aten.sigmoid.default"
 ADD, SUB, MUL = "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor"
 
 
@@ -38,13 +39,45 @@ class Range(ABC):
 
 @dataclass(frozen=True)
 class _WithinLimit(Range):
-    """``|value| ≤ limit``, give or take rounding."""
+    """``|value| ≤ limit``, give or take rounding, where there is a value: everywhere if it ``exists``, and else where
+    the bounds found by propagation are finite, since they are infinite where an operator may be undefined.
+    """
 
     limit: float
+    exists: bool
 
     def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
         most = self.limit * (1 + 16 * torch.finfo(found.lower.dtype).eps)
-        return found.map(lambda end: end.clamp(-most, most))
+        within = found.map(lambda end: end.clamp(-most, most))
+        if self.exists:
+            return within
+        is_known = found.lower.isfinite() & found.upper.isfinite()
+        return Interval(
+            torch.where(is_known, within.lower, found.lower), torch.where(is_known, within.upper, found.upper)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Between(Range):
+    """``a + s (b − a)`` with s from 0 to 1, a weighted mean: between the least and the largest of both, give or take
+    rounding. So are the hidden values of a GRU, step by step.
+    """
+
+    value: str
+    other: str | Tensor
+
+    def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
+        own = known.get(self.value)
+        other = known.get(self.other) if isinstance(self.other, str) else Interval.point(self.other.to(found.lower))
+        if own is None or other is None:
+            return found
+        lower, upper = torch.minimum(own.lower, other.lower), torch.maximum(own.upper, other.upper)
+        slack = 8 * torch.finfo(lower.dtype).eps * torch.maximum(lower.abs(), upper.abs())
+        within = Interval(lower - slack, upper + slack)
+        return Interval(
+            torch.where(within.lower > found.lower, within.lower, found.lower),
+            torch.where(within.upper < found.upper, within.upper, found.upper),
+        )
 
 
 @dataclass(frozen=True)
@@ -145,17 +178,40 @@ class Softmax(_OfScores):
 def ranges_of(graph: Graph) -> dict[str, Range]:
     """Return the ranges of those of a graph's nodes that have one, by name."""
     nodes = graph.by_name
-    found = {node.name: _range(nodes, node) for node in graph.nodes[1:] if node.operator in {PRODUCT, LOG}}
+    found = {node.name: _range(nodes, node) for node in graph.nodes[1:] if node.operator in {PRODUCT, LOG, ADD}}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def _range(nodes: Mapping[str, Node], node: Node) -> Range | None:
     if node.operator == LOG:
         return _log_sum(nodes, node)
+    if node.operator == ADD:
+        return _mean_of_two(nodes, node)
     for whole, inverse in (node.inputs, node.inputs[::-1]):
         found = _softmax(nodes, node, whole, inverse) or _normalised(nodes, node, whole, inverse)
         if found is not None:
             return found
+    return None
+
+
+def _mean_of_two(nodes: Mapping[str, Node], node: Node) -> Range | None:
+    if len(node.inputs) != 2 or node.arguments.get("alpha", 1) != 1:
+        return None
+    own, product = node.inputs
+    if nodes[product].operator != PRODUCT or len(nodes[product].inputs) != 2:
+        return None
+    for share, difference in (nodes[product].inputs, nodes[product].inputs[::-1]):
+        apart = nodes[difference]
+        is_share = nodes[share].operator == SIGMOID and nodes[share].shape == node.shape
+        if not is_share or apart.operator != SUB or apart.shape != node.shape or nodes[own].shape != node.shape:
+            continue
+        if apart.arguments.get("alpha", 1) != 1 or apart.inputs[-1] != own or not apart.is_variable("other"):
+            continue
+        if len(apart.inputs) == 2:
+            return _Between(own, apart.inputs[0]) if nodes[apart.inputs[0]].shape == node.shape else None
+        constant = apart.arguments["self"]
+        if isinstance(constant, Tensor) and constant.dim() <= len(node.shape):
+            return _Between(own, constant)
     return None
 
 
@@ -183,15 +239,17 @@ def _softmax(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) ->
 
 
 def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
-    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0."""
+    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0; with ε = 0
+    it has no value if all x are 0.
+    """
     if nodes[inverse].operator != RSQRT or node.shape != nodes[whole].shape:
         return None
-    sized = nodes[nodes[inverse].inputs[0]]
+    sized, exists = nodes[nodes[inverse].inputs[0]], False
     if sized.operator == ADD and len(sized.inputs) == 1:
         constant = torch.as_tensor(sized.arguments["other" if sized.is_variable("self") else "self"])
         if bool((constant < 0).any()) or sized.arguments.get("alpha", 1) != 1:
             return None
-        sized = nodes[sized.inputs[0]]
+        sized, exists = nodes[sized.inputs[0]], bool((constant > 0).all())
     if sized.operator not in {SUM, MEAN} or not sized.arguments["keepdim"]:
         return None
     squares, axes = nodes[sized.inputs[0]], _axes(sized)
@@ -199,7 +257,7 @@ def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str)
         return None
     count = torch.Size(squares.shape[axis] for axis in axes).numel()
     limit = sqrt(count) if sized.operator == MEAN else 1.0
-    return _WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit)
+    return _WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit, exists)
 
 
 def _is_centred(nodes: Mapping[str, Node], node: Node, axes: tuple[int, ...]) -> bool:

@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.fused import FreeSlopes, propagate_free_slopes
 from service.bounds.interval import Interval
 from service.bounds.network import Network
@@ -81,13 +82,13 @@ class Preactivations:
         """Return the bounds of every non-linear node's inputs as ``(batch, entries)``."""
         each = [inputs[preactivation.reader][preactivation.position] for preactivation in self.each]
         lower, upper = (
-            [end.flatten(1) for end in ends] for ends in zip(*((i.lower, i.upper) for i in each), strict=True)
+            [by_instance(end) for end in ends] for ends in zip(*((i.lower, i.upper) for i in each), strict=True)
         )
         return Interval(torch.cat(lower, dim=1), torch.cat(upper, dim=1))
 
     def flattened(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values flattened, as the inverse of :meth:`unflattened`."""
-        return torch.cat([values[preactivation.value].flatten(1) for preactivation in self.each], dim=1)
+        return torch.cat([by_instance(values[preactivation.value]) for preactivation in self.each], dim=1)
 
 
 def breakpoint_of(network: Network, preactivation: Preactivation) -> float | None:
@@ -170,7 +171,7 @@ class Places:
     @classmethod
     def of(cls, mask: Tensor) -> Places:
         """Return the entries that are set in any instance of ``mask`` ``(batch, *shape)``."""
-        chosen = mask.flatten(1).any(dim=0, keepdim=True)
+        chosen = by_instance(mask).any(dim=0, keepdim=True)
         open_ = torch.where(chosen, chosen.cumsum(dim=1) - 1, -1).to(torch.int32)
         return cls(chosen[0].nonzero().squeeze(1), open_, -2 - open_)
 
@@ -191,22 +192,22 @@ class PiecewiseSlopes:
 
     @classmethod
     def on(cls, pieces: TwoPieces, bounds: Interval, places: Places) -> PiecewiseSlopes:
-        open_ = pieces.unstable(bounds).flatten(1)
+        open_ = by_instance(pieces.unstable(bounds))
         codes = torch.where(open_, places.open_, places.closed)
         return cls(pieces.relax(bounds), codes, places.index, pieces.slope)
 
     @property
     def start(self) -> tuple[Tensor, ...]:
-        slopes = self.relaxation.lower_slope.flatten(1).index_select(1, self.index)
+        slopes = by_instance(self.relaxation.lower_slope).index_select(1, self.index)
         return (((slopes - self.flattest) / (1 - self.flattest or 1)).clamp(0, 1),)
 
     def member(self, parameters: tuple[Tensor, ...]) -> Lines:
         fixed = self.relaxation.lower_slope
         free = self.flattest + (1 - self.flattest) * parameters[0]
         rows = free.shape[1]
-        whole = fixed.flatten(1).unsqueeze(1).expand(-1, rows, -1).index_copy(2, self.index, free)
+        whole = by_instance(fixed).unsqueeze(1).expand(-1, rows, -1).index_copy(2, self.index, free)
         open_ = (self.codes >= 0).unsqueeze(1)
-        lower = torch.where(open_, whole, fixed.flatten(1).unsqueeze(1)).reshape(len(fixed), rows, *fixed.shape[1:])
+        lower = torch.where(open_, whole, by_instance(fixed).unsqueeze(1)).reshape(len(fixed), rows, *fixed.shape[1:])
         assert self.relaxation.upper_intercept is not None
         upper = self.relaxation.upper_slope.unsqueeze(1), self.relaxation.upper_intercept.unsqueeze(1)
         return Lines(lower, upper[0], None, upper[1])
@@ -217,7 +218,7 @@ class PiecewiseSlopes:
         assert relaxation.upper_intercept is not None
         lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
         index = self.index.expand(len(self.codes), -1)
-        free = FreeSlopes(shape, self.flattest, index, self.codes, *(each.flatten(1) for each in lines))
+        free = FreeSlopes(shape, self.flattest, index, self.codes, *(by_instance(each) for each in lines))
         return FreeSlopeLines(free, parameters[0])
 
 

@@ -17,6 +17,9 @@ from service.formats.onnx_dependence import Dependence, Numbered
 _INTEGERS = frozenset(
     getattr(TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 )
+_SMALL = frozenset(getattr(TensorProto, name) for name in ("INT8", "INT16", "UINT8", "UINT16"))
+CLIPS_BY_INPUTS = 11
+"""The opset from which ``Clip`` has its ends as inputs, and not as attributes."""
 SLICES_BY_INPUTS = 10
 """The opset from which ``Slice`` has its places as inputs, and not as attributes."""
 
@@ -29,7 +32,7 @@ def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a floating-point input in place of each integer one; the integers are the whole
-    numbers nearest to its entries, and of two equally near ones the larger.
+    numbers nearest to its entries, and of two equally near ones the larger; beyond the ends of a small type, its ends.
     """
     given = inputs_of(model)
     kinds = [value.type.tensor_type.elem_type for value in given]
@@ -44,13 +47,28 @@ def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
         added += [
             helper.make_node("Add", [real, f"{real}.half"], [f"{real}.more"]),
             helper.make_node("Floor", [f"{real}.more"], [f"{real}.whole"]),
-            helper.make_node("Cast", [f"{real}.whole"], [name], to=integer),
+            *_within(model, integer, kind, f"{real}.whole", f"{real}.held"),
+            helper.make_node("Cast", [f"{real}.held"], [name], to=integer),
         ]
         value.name, value.type.tensor_type.elem_type = real, kind
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([*added, *nodes])
     return model
+
+
+def _within(model: onnx.ModelProto, integer: int, kind: int, source: str, target: str) -> list[onnx.NodeProto]:
+    """Return the nodes that clip whole numbers to those of a small type, which would wrap around beyond."""
+    if integer not in _SMALL:
+        return [helper.make_node("Identity", [source], [target])]
+    ends = np.iinfo(helper.tensor_dtype_to_np_dtype(integer))
+    if next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx")) < CLIPS_BY_INPUTS:
+        return [helper.make_node("Clip", [source], [target], min=float(ends.min), max=float(ends.max))]
+    names = [f"{target}.least", f"{target}.most"]
+    for name, end in zip(names, (ends.min, ends.max), strict=True):
+        number = np.array(end, helper.tensor_dtype_to_np_dtype(kind))
+        model.graph.initializer.append(numpy_helper.from_array(number, name))
+    return [helper.make_node("Clip", [source, *names], [target])]
 
 
 def with_one_input(

@@ -30,7 +30,9 @@ from service.parallel.mesh import Mesh
 from service.verification import results
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
+from service.verification.failures import RowFailures
 from service.verification.load import LoadedTasks, bring_runtime, load_tasks
+from service.verification.outside import OutsideAttack
 from service.verification.progress import PHASES, JobProgress, PhaseTimes
 from service.verification.results import DecidedRow, ResumeLog
 from service.verification.rounding_guard import REASON, RoundingGuard
@@ -81,9 +83,11 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     context.report.phase(ENDING)
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
     memory = ranks.most(peak_memory_gib(device))
-    if context.rank != 0:
+    result = _result(loaded, own.resume_log, context) if context.rank == 0 else None
+    if ranks.most(len(own.failures.errors)):  # no rank ends the job before the rows of all others are kept
+        own.failures.raise_first(first.asked.count)
+    if result is None:
         return None
-    result = _result(loaded, own.resume_log, context)
     context.report.log(_ended(result["verdicts"], time.monotonic() - started))
     return {
         **result,
@@ -133,6 +137,18 @@ class _MeshReduction:
         return float(most)
 
 
+@dataclass(frozen=True, eq=False)
+class _Checks:
+    """What a verified row must pass before it is published."""
+
+    guard: RoundingGuard
+    outside: OutsideAttack
+
+    def settled(self, entry: DecidedRow, limit: float) -> BoundsRow:
+        """Return the row that is left, within ``limit`` seconds of the instance."""
+        return self.outside.settled(self.guard.settled(entry.row, limit), limit, overflows=entry.overflows)
+
+
 @dataclass(eq=False)
 class _InstanceRunner:
     """The instances of this rank, on the way from open to decided; a task has those of one model."""
@@ -142,10 +158,11 @@ class _InstanceRunner:
     clock: PhaseTimes
     ranks: _MeshReduction
     resume_log: ResumeLog = field(init=False)
+    failures: RowFailures = field(init=False)
     progress: JobProgress | None = None
 
     def __post_init__(self) -> None:
-        mesh = self.ranks.mesh
+        mesh, self.failures = self.ranks.mesh, RowFailures(self.context.report)
         self.resume_log = ResumeLog(self.context.paths.checkpoints, self.context.attempt, mesh.dp.rank)
         if mesh.tp.rank == 0 and mesh.dp.rank == 0:
             asked, groups = self.loaded.assignment.asked, self.loaded.assignment.groups
@@ -163,6 +180,9 @@ class _InstanceRunner:
     def _refuse(self, refused: RefusedModel, decided: set[int]) -> None:
         first = self.loaded.assignment
         own = [instance for instance in first.own if instance in refused.part and instance not in decided]
+        if refused.fault is not None:
+            self.failures.add(own, refused.fault)
+            return
         method, asked = first.method_label, first.asked
         self._decided(
             [DecidedRow(results.refused_row(instance, method, asked, refused.reason), []) for instance in own]
@@ -176,16 +196,24 @@ class _InstanceRunner:
         checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
         searches = SearchRunner(task, self.context, self.clock, checker)
         guard = RoundingGuard(task, checker, partial(_searched_again, self.context, self.clock))
+        checks = _Checks(guard, OutsideAttack(task, self.context))
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
             # All ranks of a group stop together: else some would wait for the others in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
-            for entry in self._bounded(task, instances, method, searches, guard):
-                row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
-                self._decided([DecidedRow(_shown(row, task, checker), entry.layers)])
+            for entry in self._bounded(task, instances, method, searches, checks):
+                search = partial(self._searched, task, entry, searches, checks)
+                row = self.failures.unless_failed(task, [entry.instance], search)
+                if row is None:
+                    continue
+                self._decided([DecidedRow(row, entry.layers)])
                 if self.loaded.assignment.leads:
                     self.context.report.log(_searched(row))
+
+    def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, checks: _Checks) -> BoundsRow:
+        row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
+        return _shown(row, task, checks.guard.checker)
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are reported again, since the last
@@ -210,45 +238,50 @@ class _InstanceRunner:
         instances: list[int],
         method: Bounder,
         searches: SearchRunner,
-        guard: RoundingGuard,
+        checks: _Checks,
     ) -> list[DecidedRow]:
         """Bound a batch, decide its instances, and return those left for a search."""
         watch, limits = Stopwatch(), [searches.limit(instance) for instance in instances]
-        entries = self._entries(task, instances, method, guard.checker, time.monotonic() + sum(limits))
+        bound = partial(self._entries, task, instances, method, checks.guard.checker, time.monotonic() + sum(limits))
+        entries = self.failures.unless_failed(task, instances, bound) or []
         self.context.report.span("bound", watch.began, watch.now, {"instances": len(instances)})
         each = watch.seconds / len(instances)
         entries = [replace(entry, row=replace(entry.row, seconds=each)) for entry in entries]
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
         ready = [entry for entry in entries if entry not in waiting]
         for entry in ready:
-            row = guard.settled(entry.row, searches.limit(entry.instance))
-            self._record([replace(entry, row=row)])
+            settle = partial(checks.settled, entry, searches.limit(entry.instance))
+            if (row := self.failures.unless_failed(task, [entry.instance], settle)) is not None:
+                self._record([replace(entry, row=row)])
         self._count(len(ready))
         return waiting
 
     def _entries(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker, deadline: float
     ) -> list[DecidedRow]:
-        """Bound a batch, in smaller ones where memory runs out; an instance that is too large by itself stays
-        undecided. Instances that are not bounded by the deadline get interval bounds.
+        """Bound a batch, in smaller ones where memory runs out, or where an error occurs; an instance that is too
+        large by itself stays undecided. Instances that are not bounded by the deadline get interval bounds.
         """
         try:
             return self._at_once(task, instances, method, checker, deadline)
         except OutOfTimeError:
             return self._by_intervals(task, instances, checker)
         except Exception as error:
-            if not task.engine.survives(error):
+            is_short = task.engine.survives(error)
+            if not is_short and (len(instances) == 1 or not task.is_alone):
                 raise
-            shortage = task.memory.shortage("the bounds", task.device, error)
+            shortage = task.memory.shortage("the bounds", task.device, error) if is_short else None
         if isinstance(method, Repeating):
             method.forget()
         make_room(task.device)
         if len(instances) == 1:
             row = results.refused_row(instances[0], task.method_label, task.asked, str(shortage))
             return [DecidedRow(row, [])]
-        half = len(instances) // 2
-        parts = instances[:half], instances[half:]
-        return [entry for part in parts for entry in self._entries(task, part, method, checker, deadline)]
+        half, found = len(instances) // 2, list[DecidedRow]()
+        for part in (instances[:half], instances[half:]):
+            bound = partial(self._entries, task, part, method, checker, deadline)
+            found += self.failures.unless_failed(task, part, bound) or []
+        return found
 
     def _by_intervals(self, task: Task, instances: list[int], checker: CounterexampleChecker) -> list[DecidedRow]:
         """Bound a batch by intervals, which take almost no time, once the time has run out."""
@@ -269,7 +302,7 @@ class _InstanceRunner:
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
         rows = [_shown(replace(row, note=task.precision), task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
-        return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
+        return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
     def _metered(self, task: Task, size: int, deadline: float) -> BoundOptions:
         """Return the task's options, with a progress that reports the analysis of a batch of ``size``
@@ -282,7 +315,7 @@ class _InstanceRunner:
 
         if self.progress is not None:
             self.progress.begin_batch()
-        if task.engine.is_alone and task.search_group.axis.size == 1:
+        if task.is_alone:
             return task.options.until(deadline, tell)
         return task.options if self.progress is None else replace(task.options, progress=ProgressMeter(tell))
 

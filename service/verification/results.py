@@ -15,6 +15,7 @@ import torch
 from pyarrow import parquet
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.network import Network
 from service.jobs import plain_tables
 from service.jobs.atomic import atomic_draft
@@ -150,7 +151,7 @@ def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
 
 
 def _per_instance(entries: Tensor) -> Tensor:
-    return entries.flatten(1).double().sum(dim=1)
+    return by_instance(entries).double().sum(dim=1)
 
 
 def layer_means(layers: Sequence[NonlinearLayer], entries: Sequence[DecidedRow]) -> list[dict[str, Any]]:
@@ -248,6 +249,8 @@ class DecidedRow:
 
     row: BoundsRow
     layers: list[list[float]]
+    overflows: bool = False
+    """Whether some bounds of the instance's whole box are infinite; not kept for a resume."""
 
     @property
     def instance(self) -> int:

@@ -17,6 +17,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor, nn
 
+from service.bounds.flat import by_instance
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import prepare
 from service.bounds.progress import OutOfTimeError
@@ -27,6 +28,7 @@ from service.verification.counterexamples import CounterexampleChecker
 from service.verification.engine import NetworkEngine
 from service.verification.engine.base import PLAIN_DOUBLE
 from service.verification.load.onnx import within
+from service.verification.search_runner import BY_QUERY
 from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
@@ -53,12 +55,14 @@ class RoundingGuard:
         """
         started = time.monotonic()
         found = self._settled(row, started + limit - row.seconds)
-        return found if found is row else replace(found, seconds=row.seconds + time.monotonic() - started)
+        return replace(found, seconds=row.seconds + time.monotonic() - started)
 
     @torch.no_grad()
     def _settled(self, row: BoundsRow, deadline: float) -> BoundsRow:
         query = self.task.asked.query(row.instance)
         if row.verdict != Verdict.VERIFIED.value or query is None or self.task.like.dtype != torch.float32:
+            return row
+        if row.decided_by == BY_QUERY:
             return row
         rounding, allowed = self._rounding(self._bounded, row.instance, query)
         if rounding <= allowed or rounding < _margin(row):
@@ -95,7 +99,7 @@ class RoundingGuard:
     def _double(self) -> tuple[Task, CounterexampleChecker] | None:
         """Return the task in float64, if no other rank would have to take part."""
         task = self.task
-        if not task.engine.is_alone or task.search_group.axis.size > 1:
+        if not task.is_alone:
             return None
         module, shape = self.checker.precise, task.engine.network.graph.input.shape
         engine = NetworkEngine(prepare(module, shape), PLAIN_DOUBLE, task.device)
@@ -105,14 +109,15 @@ class RoundingGuard:
     def _again(self, row: BoundsRow, rounding: float, deadline: float) -> BoundsRow:
         """Return the verdict of bounds in float64, or of a search if these leave it open."""
         assert self._double is not None
-        task, checker = self._double
+        started, (task, checker) = time.monotonic(), self._double
         bounder = task.engine.bounder(method_of(task.spec))
         batch, options = task.asked.batch([row.instance], task.like), task.options.until(deadline)
         outcome = certify(task.engine, checker, bounder, options, batch)
         margin = float(outcome.margin[0])
         if isfinite(margin) and margin > rounding:
             return replace(row, margin=margin)
-        return self.search(task, checker, replace(row, verdict=Verdict.UNKNOWN.value, margin=None, decided_by=None))
+        open_ = replace(row, verdict=Verdict.UNKNOWN.value, margin=None, decided_by=None)
+        return self.search(task, checker, replace(open_, seconds=row.seconds + time.monotonic() - started))
 
 
 class _Flat(nn.Module):
@@ -121,7 +126,7 @@ class _Flat(nn.Module):
         self.graph, self.shape = graph, shape
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.graph(x.reshape(-1, *self.shape)).flatten(1)
+        found: Tensor = by_instance(self.graph(x.reshape(-1, *self.shape)))
         return found
 
 

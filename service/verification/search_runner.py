@@ -6,7 +6,8 @@ The trees of searches are published, as far as a job has room.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -14,9 +15,10 @@ from math import inf, isfinite
 
 import torch
 
-from service.bounds.exact_forms import Plane, keeps_to, may_keep
+from service.bounds.exact_forms import Ends, Plane, keeps_to, may_keep
 from service.bounds.network import Network, prepare
-from service.formats.vnnlib import Query
+from service.bounds.progress import OutOfTimeError
+from service.formats.vnnlib import Disjunct, Halfspace, Query, contradict
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import Reporter, RunContext
 from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
@@ -64,6 +66,8 @@ class TreeReports:
 
 MOST_INPUTS = 64
 """Most inputs of a model for which rational arithmetic is tried."""
+OF_CONTRADICTIONS = 0.1
+"""The share of the time in which contradictions within a query are looked for."""
 EVERY_S = 0.5
 """The time between two reports of one search."""
 FIRST_TREE_S = 2.0
@@ -104,14 +108,23 @@ class SearchRunner:
         """Return the row with the result of a search in the seconds that its bounds have left. Raises
         :class:`StoppedError`.
         """
+        started = time.monotonic()
+        found = self._decided(row)
+        return replace(found, seconds=row.seconds + time.monotonic() - started)
+
+    def _decided(self, row: BoundsRow) -> BoundsRow:
         query, limit = self._query(row), self.limit(row.instance) - row.seconds
         assert query is not None
         if self.task.anywhere(limit <= 0):
             return self._timeout(row)
-        if query.inputs <= MOST_INPUTS and self._is_exact(query):
-            return replace(row, verdict=Verdict.VERIFIED.value, margin=0.0, decided_by="bounds", reason=None)
+        # Ranks that decide together must look at the same cases.
+        deadline = time.monotonic() + OF_CONTRADICTIONS * limit if self.task.is_alone else inf
+        possible, note = _possible(query, deadline)
+        row = replace(row, note="; ".join(each for each in (row.note, note) if each) or None)
+        if not possible.disjuncts:
+            return replace(row, verdict=Verdict.VERIFIED.value, decided_by=BY_QUERY, reason=None)
         try:
-            decision, left, spent = self._searched(row.instance, query, limit)
+            decision, left, spent = self._searched(row.instance, possible, limit)
         except Exception as error:
             if not self.task.survives(error):
                 raise
@@ -129,36 +142,24 @@ class SearchRunner:
         reason = short or spent or "what is left open cannot be split"
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
-    def _is_exact(self, query: Query) -> bool:
-        """Return whether rational arithmetic proves that the query has no counterexample. If a strict bound is
-        attained, no rounded bound can prove it.
+    def _is_exact(self, disjuncts: Sequence[Disjunct], deadline: float) -> bool:
+        """Return whether rational arithmetic proves until the deadline that nothing satisfies one of the disjuncts.
+        If a strict bound is attained, no rounded bound can prove it.
         """
         task = self.task
-        if not task.engine.is_alone or task.search_group.axis.size > 1:
+        if not task.is_alone or len(disjuncts[0].lower) > MOST_INPUTS:
             return False
-        boxes = [
-            (tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper))
-            for each in query.disjuncts
-        ]
+        cases: dict[Ends, list[Sequence[Plane]]] = defaultdict(list)
+        for each in disjuncts:
+            box = tuple(Fraction(end) for end in each.lower), tuple(Fraction(end) for end in each.upper)
+            cases[box].append(_planes(each))
         plain = replace(task.engine.network, graph=task.engine.network.graph.to(CPU, torch.float64))
-        if not all(may_keep(plain, box) for box in boxes):
-            return False
-        network = self._exact_network
-        return all(
-            keeps_to(
-                network,
-                box,
-                [
-                    Plane(
-                        tuple((index, Fraction(factor)) for index, factor in halfspace.coefficients),
-                        Fraction(halfspace.threshold),
-                        attained=halfspace.strict,
-                    )
-                    for halfspace in each.halfspaces
-                ],
+        try:
+            return all(may_keep(plain, box, deadline) for box in cases) and all(
+                keeps_to(self._exact_network, box, planes, deadline) for box, planes in cases.items()
             )
-            for box, each in zip(boxes, query.disjuncts, strict=True)
-        )
+        except OutOfTimeError:
+            return False
 
     @cached_property
     def _exact_network(self) -> Network:
@@ -181,7 +182,8 @@ class SearchRunner:
             report(progress)
 
         try:
-            decision = decide(model, query, method_of(self.task.spec), limit, hear, restarts=budget.restarts)
+            method = method_of(self.task.spec)
+            decision = decide(model, query, method, limit, hear, restarts=budget.restarts, exactly=self._is_exact)
         except _SpentError:
             self.trees.tell(instance, last, record)
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
@@ -255,5 +257,38 @@ def _found(decision: Decision, row: BoundsRow) -> BoundsRow:
         decided_by=None if decision.verdict is Verdict.UNKNOWN else decision.technique.value,
         counterexample=None if decision.counterexample is None else list(decision.counterexample),
         domains=max(decision.domains, 1),
-        seconds=row.seconds + decision.seconds,
     )
+
+
+BY_QUERY = "the query"
+"""What decides a query whose conditions on outputs contradict each other."""
+
+
+def _possible(query: Query, deadline: float) -> tuple[Query, str | None]:
+    """Return the query without the disjuncts that no outputs satisfy, and a note if there are any; those that are not
+    reached by the deadline stay.
+    """
+
+    def is_possible(halfspaces: Sequence[Halfspace]) -> bool:
+        return len(halfspaces) < 2 or time.monotonic() > deadline or not contradict(halfspaces)
+
+    possible = tuple(each for each in query.disjuncts if is_possible(each.halfspaces))
+    if len(possible) == len(query.disjuncts):
+        return query, None
+    if not possible:
+        note = "no outputs satisfy the query's conditions, which contradict each other: it holds for any network"
+        return replace(query, disjuncts=()), note
+    count = len(query.disjuncts) - len(possible)
+    note = f"{count} of the query's {len(query.disjuncts)} cases contradict themselves, and hold for any network"
+    return replace(query, disjuncts=possible), note
+
+
+def _planes(disjunct: Disjunct) -> list[Plane]:
+    return [
+        Plane(
+            tuple((index, Fraction(factor)) for index, factor in halfspace.coefficients),
+            Fraction(halfspace.threshold),
+            attained=halfspace.strict,
+        )
+        for halfspace in disjunct.halfspaces
+    ]

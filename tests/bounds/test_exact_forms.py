@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import inf
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from service.bounds.exact import exact_outputs
 from service.bounds.exact_forms import Plane, keeps_to, may_keep
 from service.bounds.network import prepare
+from service.bounds.progress import OutOfTimeError
 
 
 class Identity(nn.Module):
@@ -26,7 +29,7 @@ def below(output: int, most: Fraction | int, *, attained: bool) -> Plane:
 
 def proved(lower: list[int], upper: list[int], *planes: Plane) -> bool:
     box = tuple(map(Fraction, lower)), tuple(map(Fraction, upper))
-    return keeps_to(prepare(Identity().double(), (2,)), box, planes)
+    return keeps_to(prepare(Identity().double(), (2,)), box, [planes])
 
 
 @pytest.mark.parametrize("lower", [[0, 0], [-1, -1]], ids=["one piece", "cut at 0"])
@@ -49,7 +52,7 @@ def test_what_several_inputs_decide_is_left_open() -> None:
 
     box = (Fraction(-1),) * 2, (Fraction(1),) * 2
     network = prepare(Sum().double(), (2,))
-    assert not keeps_to(network, box, [below(0, 2, attained=True)])
+    assert not keeps_to(network, box, [[below(0, 2, attained=True)]])
     assert not may_keep(network, box)
 
 
@@ -60,7 +63,7 @@ def test_an_infinite_constant_has_no_exact_form() -> None:
 
     box = (Fraction(-1),) * 2, (Fraction(1),) * 2
     network = prepare(Least().double(), (2,))
-    assert not keeps_to(network, box, [below(0, 2, attained=True)])
+    assert not keeps_to(network, box, [[below(0, 2, attained=True)]])
     assert not may_keep(network, box)
 
 
@@ -74,7 +77,7 @@ def test_what_jumps_has_no_exact_form_in_a_box(function: object) -> None:
             return found
 
     box = (Fraction(0),) * 2, (Fraction(1),) * 2
-    assert not keeps_to(prepare(Jumping().double(), (2,)), box, [below(0, 5, attained=True)])
+    assert not keeps_to(prepare(Jumping().double(), (2,)), box, [[below(0, 5, attained=True)]])
 
 
 @pytest.mark.parametrize("beyond", [Fraction(0), Fraction(1, 10**7), Fraction(1, 10**4)])
@@ -87,3 +90,20 @@ def test_what_rounding_could_decide_is_not_given_up_on(beyond: Fraction) -> None
 
     box = (Fraction(-1),) * 2, (Fraction(1) + beyond,) * 2
     assert may_keep(prepare(Sum().double(), (2,)), box)
+
+
+def test_rational_arithmetic_ends_at_its_deadline() -> None:
+    network, box = prepare(Identity().double(), (2,)), ((Fraction(0),) * 2, (Fraction(1),) * 2)
+    with pytest.raises(OutOfTimeError):
+        keeps_to(network, box, [[below(0, 1, attained=True)]], -inf)
+    with pytest.raises(OutOfTimeError):
+        may_keep(network, box, -inf)
+    assert exact_outputs(network, torch.zeros(2), -inf) is None
+    assert exact_outputs(network, torch.zeros(2)) == [0, 0, Fraction(1, 4)]
+
+
+def test_every_case_must_be_kept_to() -> None:
+    network, box = prepare(Identity().double(), (2,)), ((Fraction(0),) * 2, (Fraction(1),) * 2)
+    kept, passed = [below(0, 1, attained=True)], [below(2, Fraction(1, 2), attained=True)]
+    assert keeps_to(network, box, [kept, kept])
+    assert not keeps_to(network, box, [kept, passed])

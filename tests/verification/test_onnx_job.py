@@ -264,3 +264,18 @@ def test_a_double_model_is_bounded_and_attacked_in_double(
     ranked, report = context(data)
     job.run(specification(data, query, model={"onnx": upload(data, network)}), ranked)
     assert report.bounds[0]["verdict"] == verdict
+
+
+def test_a_query_whose_conditions_contradict_each_other_says_so(data: DataLayout) -> None:
+    """It holds whatever the network, and a case that contradicts itself beside others is left out."""
+    ranked, report = context(data)
+    never = "(and (> Y_0 Y_1) (> Y_1 Y_0))"
+    job.run(specification(data, f"{DECLARED}{BOX}(assert {never})"), ranked)
+    (row,) = report.bounds
+    assert (row["verdict"], row["decided_by"]) == ("verified", "the query")
+    assert "contradict each other" in row["note"]
+    ranked, report = context(data)
+    job.run(specification(data, f"{DECLARED}{BOX}(assert (or {never} (>= Y_0 -1000)))"), ranked)
+    (row,) = report.bounds
+    assert row["verdict"] == "falsified"
+    assert row["note"].startswith("1 of the query's 2 cases")

@@ -116,7 +116,7 @@ def test_a_search_decides_a_box(trained: DataLayout, share: float, verdict: str)
 def test_an_output_that_reaches_its_threshold_does_not_violate_it(trained: DataLayout) -> None:
     """A network of zeros: ``y ≥ 0`` holds everywhere with equality, which rational arithmetic proves."""
     zeros = dense([3, 4, 2], scale=0.0)
-    (row,) = boxed(zeros, trained, {"coefficients": [1.0, 0.0]}, budget={"seconds": 0.5}).bounds
+    (row,) = boxed(zeros, trained, {"coefficients": [1.0, 0.0]}, budget={"seconds": 20}).bounds
     assert row["verdict"] == "verified"
     assert row["counterexample"] is None
 
@@ -137,7 +137,7 @@ def test_a_search_ends_with_its_domains(trained: DataLayout) -> None:
 
 def test_a_search_that_is_asked_to_stop_is_done_again_by_the_next_attempt(trained: DataLayout) -> None:
     least, most = reach()
-    texts = [query(most + share * (most - least)) for share in (9, 0.2)]
+    texts = [query(most + share * (most - least)) for share in (0.2, 9)]
     files = [upload(trained, text.encode()) for text in texts]
     fields = {"property": {"vnnlib": files}, "method": "ibp", "budget": {"seconds": 20, "restarts": 0}}
     asked = iter([False])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.ball import Ball
+from service.bounds.flat import by_instance, by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -86,8 +87,8 @@ def _with_parts(
 def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
     """Return ``A·m − d·‖A‖₂``, rounded down."""
     batch, terms = len(ball.lower), coefficients[0, 0].numel()
-    distance = ball.distance.flatten(1)[:, :1]
-    reach = distance * coefficients.flatten(2).expand(batch, -1, -1).norm(dim=2)
+    distance = by_instance(ball.distance)[:, :1]
+    reach = distance * by_row(coefficients).expand(batch, -1, -1).norm(dim=2)
     at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
     # Squares below the normal numbers are lost, though their roots are far above these.
     lost = terms * 2.0**-500 * (1 + distance)
@@ -98,7 +99,7 @@ def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
 def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
     """Return ``|A|·error + lost``, ``(batch, rows)``, for a step of the rows A."""
     if isinstance(rows, IdentityRows) and step.error.shape[1] == 1:
-        entries = step.error.flatten(1)
+        entries = by_instance(step.error)
         one = entries.gather(1, rows.index.expand(len(entries), -1))
         charged = torch.cat([one, one], dim=1) if rows.mirrored else one
     else:
@@ -111,10 +112,10 @@ def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
 def _weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
     """Return ``(batch or 1, rows, *shape)`` times ``(batch, rows or 1, *shape)``: ``(batch, rows)``."""
     batch = len(entries)
-    flat = coefficients.flatten(2).expand(batch, -1, -1)
+    flat = by_row(coefficients).expand(batch, -1, -1)
     if entries.shape[1] == 1:
         return torch.bmm(flat, entries.reshape(batch, -1, 1)).squeeze(-1)
-    return (flat * entries.flatten(2)).sum(dim=2)
+    return (flat * by_row(entries)).sum(dim=2)
 
 
 Answer = Callable[[Tensor, bool], Tensor]
@@ -177,7 +178,7 @@ class RigorousPass:
             return coefficients.new_zeros(batch, rows, features), coefficients.new_zeros(batch, rows)
         if before is not None:
             return before.planes(coefficients, arrived.own)
-        return coefficients.flatten(2).expand(batch, -1, -1), coefficients.new_zeros(batch, rows)
+        return by_row(coefficients).expand(batch, -1, -1), coefficients.new_zeros(batch, rows)
 
     def _traversed(
         self, start: str, rows: InitialRows, held: Mapping[str, Tensor], own: bool | None
@@ -246,7 +247,7 @@ class _RigorousRowArithmetic(RowArithmetic):
         bounds = self.backward.intervals[name].map(lambda end: end.unsqueeze(1))
         least = torch.where(delta > 0, bounds.lower, bounds.upper) * delta
         # Without a multiplier there is no term, even if there is no bound.
-        least = torch.where(delta == 0, 0.0, least).flatten(2)
+        least = by_row(torch.where(delta == 0, 0.0, least))
         terms = self._terms(name, arrived.own)
         terms.values.append(least.sum(dim=2))
         terms.errors.append(gamma(least.shape[2] + 1) * least.abs().sum(dim=2) + least.shape[2] * TINY)

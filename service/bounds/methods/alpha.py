@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import InitialRows
@@ -187,7 +188,7 @@ def _optimised(families: Families, name: str, index: Tensor, options: BoundOptio
         counted = ((part, None) for part in _counted(parts, backward, name, options))
         found = _optimised_lower_bounds(families, name, counted, options.ascent, options.gains.intermediate)
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
-        return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
+        return Interval(by_instance(lower)[:, : index.shape[1]], -by_instance(negated)[:, : index.shape[1]])
 
     return halving(pairs, bounds, backward.device, alone=backward.network.is_alone)
 

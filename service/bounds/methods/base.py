@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance, by_row
 from service.bounds.graph import Node
 from service.bounds.interval import ORDINARY, Interval
 from service.bounds.linear.plain import Pass
@@ -151,11 +152,11 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
         return found
     # An infinite end less itself is NaN, which drops both ends: the other one may be meaningless, as for empty
     # shares.
-    lower, upper = interval.lower.flatten(1), interval.upper.flatten(1)
+    lower, upper = by_instance(interval.lower), by_instance(interval.upper)
     lost = (lower - lower) + (upper - upper)
     lower, upper = lower + lost, upper + lost
     at_once = max(1, COMPARED // max(1, lower.numel()))
-    known = [_least_of_asked(lower, upper, part.flatten(2)) for part in torch.split(rows, at_once, dim=1)]
+    known = [_least_of_asked(lower, upper, by_row(part)) for part in torch.split(rows, at_once, dim=1)]
     # An overflowed output with a coefficient of 0 does not affect the others. A NaN where all are finite, as
     # for empty shares, stays NaN: nothing is known of it.
     overflows = lost.sum(dim=1, keepdim=True).isnan()

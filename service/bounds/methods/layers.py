@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.forward import LayerArithmetic, LayerSweep, with_rows
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -43,7 +44,7 @@ def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
     """Return which entries of an input matter and have no bounds by a row yet, bool ``(batch, n)``."""
     network, name = backward.network, node.inputs[index_of_input]
     known = [backward.intervals[each] for each in node.inputs]
-    wanted = network.operator_of(node).unstable_on(node, known)[index_of_input].flatten(1)
+    wanted = by_instance(network.operator_of(node).unstable_on(node, known)[index_of_input])
     if (needed := network.needed.get(name)) is not None:
         wanted = wanted & needed
     settled = backward.settled.get(name)
@@ -172,7 +173,7 @@ class PlainLayers(LayerArithmetic):
         if not isinstance(OPERATORS[node.operator], Permute | Slice | Select | Expand):
             return None
         marked = Interval.point(before.reshape(-1, *node.input_shapes[0]).to(self.backward.like.dtype))
-        return self.network.interval(node, {node.inputs[0]: marked}).lower.flatten(1) > 0
+        return by_instance(self.network.interval(node, {node.inputs[0]: marked}).lower) > 0
 
     def relax(self, node: Node, bounds: Sequence[Interval]) -> None:
         self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)

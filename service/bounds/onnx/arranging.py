@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.bounds.flat import by_instance
 from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
 from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, axis, integers, number
@@ -105,7 +106,7 @@ def _moved(call: Call, values: Values, shape: Shape) -> Tensor:
     numbered = np.arange(1.0, 1 + np.prod(values[0].shape, dtype=int)).reshape(values[0].shape)
     source = run_alone(call, [numbered, *(value.array for value in values[1:])]).reshape(-1).astype(np.int64)
     x = values[0].float
-    chosen = x.flatten(1).index_select(1, torch.from_numpy(np.maximum(source - 1, 0)).to(x.device))
+    chosen = by_instance(x).index_select(1, torch.from_numpy(np.maximum(source - 1, 0)).to(x.device))
     if (source == 0).any():
         chosen = chosen * torch.from_numpy(source > 0).to(x.device, x.dtype)
     return chosen.reshape(-1, *shape)
@@ -115,9 +116,9 @@ def _resize(call: Call, values: Values, shape: Shape) -> Tensor:
     """Along one dimension after the other, by the matrix that onnxruntime applies to each entry alone."""
     if str(call.attributes.get("coordinate_transformation_mode", "")) == "tf_crop_and_resize":
         raise call.refuse("coordinate_transformation_mode 'tf_crop_and_resize' is not supported")
-    x, given = values[0].float, values[0].shape
+    x, given, of_one_ratio = values[0].float, values[0].shape, _sizes_of_one_ratio(call, values)
     for index, (before, after) in enumerate(zip(given, shape, strict=True)):
-        if before != after or _scale(call, values, index) not in (None, 1.0):
+        if before != after or _scale(call, values, index) not in (None, 1.0) or index in of_one_ratio:
             matrix = torch.from_numpy(_along(call, values, index, before, after)).to(x.device, x.dtype)
             x = torch.matmul(x.movedim(index + 1, -1), matrix).movedim(-1, index + 1)
     return x.reshape(-1, *shape)
@@ -131,8 +132,23 @@ def _scale(call: Call, values: Values, index: int) -> float | None:
     scales = values[place] if len(values) > place else None
     if scales is None or scales.array is None or not scales.array.size:
         return None
-    axes = [int(each) % len(values[0].shape) for each in call.attributes.get("axes", range(len(values[0].shape)))]
+    axes = _axes(call, values)
     return float(scales.array[axes.index(index)]) if index in axes else 1.0
+
+
+def _axes(call: Call, values: Values) -> list[int]:
+    return [int(each) % len(values[0].shape) for each in call.attributes.get("axes", range(len(values[0].shape)))]
+
+
+def _sizes_of_one_ratio(call: Call, values: Values) -> dict[int, int]:
+    """Return the sizes by dimension where one of them decides the scale of all; the first is that one."""
+    policy = call.attributes.get("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch" or len(values) < 4 or values[3].array is None:
+        return {}
+    given = dict(zip(_axes(call, values), values[3].integers, strict=True))
+    return dict(
+        sorted(given.items(), key=lambda each: each[1] / values[0].shape[each[0]], reverse=policy == "not_smaller")
+    )
 
 
 def _along(call: Call, values: Values, index: int, before: int, after: int) -> Array:
@@ -151,9 +167,22 @@ def _along(call: Call, values: Values, index: int, before: int, after: int) -> A
     alone = replace(call, attributes=attributes)
     if call.operator == "Upsample" or call.opset < 11:
         return run_alone(alone, [unit, scales])
+    if sizes := _sizes_of_one_ratio(call, values):
+        return _beside(alone, values[0].shape, sizes, index)
     if scale is None:
         return run_alone(alone, [unit, none, none, np.array([before, after])])
     return run_alone(alone, [unit, none, scales])
+
+
+def _beside(alone: Call, given: Shape, sizes: Mapping[int, int], index: int) -> Array:
+    """Resize each unit vector beside the dimension that decides the scale, along which it is constant."""
+    first, before = next(iter(sizes)), given[index]
+    if index == first:
+        return run_alone(alone, [np.eye(before, dtype=np.float32), None, None, np.array([before, sizes[index]])])
+    unit = np.repeat(np.eye(before, dtype=np.float32)[None, :, None], given[first], axis=2)
+    kept = {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}
+    wanted = np.array([sizes[first], -(-sizes[first] * before // given[first]) + 1])
+    return run_alone(replace(alone, attributes={**alone.attributes, **kept}), [unit, None, None, wanted])[0, :, 0]
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from math import pi
 
+import numpy as np
 import torch
 from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import chosen, positive
-from service.bounds.onnx.whole_numbers import TYPES
+from service.bounds.onnx.whole_numbers import TYPES, WHOLE
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
 
@@ -33,10 +35,19 @@ def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
         return positive(x) + positive(-x)
     x = values[0].float
     if kind in TYPES:
-        return torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
+        cut = x if WHOLE in call.attributes else torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
+        return _within_type(x, cut, 2.0 ** (TYPES[kind] - 1))
     if kind not in (1, 10, 11, 16):
-        raise call.refuse("a cast to another type than a floating-point one, INT32 or INT64")
+        expected = "a floating-point type, INT32 or INT64, or a Clip to the numbers of its type before it"
+        raise call.refuse(f"a cast to integers that wrap around; expected {expected}")
     return x
+
+
+def _within_type(x: Tensor, cut: Tensor, end: float) -> Tensor:
+    """Return the whole numbers, or the least of an integer type where a value is not within it, ``end`` at the most."""
+    least = torch.full((), -end, dtype=x.dtype, device=x.device)
+    last = float(np.nextafter(np.array(end, np.float64 if x.dtype == torch.float64 else np.float32), 0))
+    return chosen(x - last, least, chosen(-x - end, least, cut))
 
 
 def _prelu(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -92,11 +103,20 @@ def _remainder(call: Call, values: Values, shape: Shape) -> Tensor:
     return x - divisor * (torch.floor(torch.relu(times)) - torch.floor(torch.relu(-times)))
 
 
+def _arc_sine(x: Tensor) -> Tensor:
+    """Return the angle by its half, whose tangent is finite at both ends."""
+    return 2 * torch.atan(x / (1 + ((1 - x) * (1 + x)).sqrt()))
+
+
 def _zero(like: Tensor) -> Tensor:
     return torch.full((), 0.0, dtype=like.dtype, device=like.device)
 
 
 CONVERTERS: Mapping[str, Converter] = {
+    "Acos": entrywise(lambda x: pi / 2 - _arc_sine(x)),
+    "Acosh": entrywise(lambda x: (x + (x - 1).sqrt() * (x + 1).sqrt()).log()),
+    "Asin": entrywise(_arc_sine),
+    "Atanh": entrywise(lambda x: ((1 + x).log() - (1 - x).log()) / 2),
     "Cast": _cast,
     "Ceil": entrywise(torch.ceil),
     "Celu": _celu,

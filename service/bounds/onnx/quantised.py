@@ -13,6 +13,7 @@ import torch
 from onnx import helper
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.onnx.matrices import matrix_product
 from service.bounds.onnx.windows import convolution
 from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional
@@ -41,13 +42,30 @@ def saturation(calls: Sequence[Call], constants: Mapping[str, Array]) -> str:
 
 
 def _quantize(call: Call, values: Values, shape: Shape) -> Tensor:
+    values = _without_blocks(call, values, shape)
     x, along = values[0].float, _axis(call, shape)
     if not all(value.constant for value in values[1:] if value.present):
         raise call.refuse("its scale or its zero point depends on the input")
     return _rounded(call, x / _parameter(call, values[1], x, len(shape), along), optional(values, 2), along)
 
 
+def _without_blocks(call: Call, values: Values, shape: Shape) -> Values:
+    """Return the values with a scale and a zero point for each entry, where they are given for blocks of entries."""
+    size = int(call.attributes.get("block_size", 0))
+    if not size:
+        return values
+    place, found = int(call.attributes.get("axis", 1)) % len(shape), list(values)
+    for index, value in enumerate(values[1:], 1):
+        if value.present:
+            if value.array is None:
+                raise call.refuse("its scales of blocks depend on the input")
+            array = np.repeat(value.array, size, axis=place).take(range(shape[place]), axis=place)
+            found[index] = Value(array.shape, None, array)
+    return found
+
+
 def _dequantize(call: Call, values: Values, shape: Shape) -> Tensor:
+    values = _without_blocks(call, values, shape)
     like, along = _like(values), _axis(call, shape)
     x = _centred(call, values[0], optional(values, 2), like, along)
     return x.float * _parameter(call, values[1], like, len(shape), along)
@@ -55,7 +73,7 @@ def _dequantize(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def _dynamic(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Return the entries as whole numbers from 0 to 255, their scale and their zero point, which are one each."""
-    x = values[0].float.flatten(1)
+    x = by_instance(values[0].float)
     least, largest = x.amin(dim=1, keepdim=True).clamp(max=0.0), x.amax(dim=1, keepdim=True).clamp(min=0.0)
     scale = (largest - least) / LEVELS
     zero = torch.round((-least / scale).clamp(0.0, LEVELS))
@@ -106,9 +124,9 @@ def _like(values: Values) -> Tensor:
 
 
 def _axis(call: Call, shape: Shape) -> tuple[int, ...]:
-    """Return how scales of ``axis`` broadcast."""
+    """Return how scales of ``axis`` broadcast; those of blocks have the shape of the value already."""
     if call.attributes.get("block_size", 0):
-        raise call.refuse("blocks of scales are not supported")
+        return tuple(shape)
     place = int(call.attributes.get("axis", 1)) % max(len(shape), 1)
     return tuple(-1 if index == place else 1 for index in range(len(shape)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,18 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu": torch.relu,
+    "softplus": functional.softplus,
+    "softsign": lambda x: x / (1 + x.abs()),
 }
+_OF_TWO_NUMBERS: Mapping[str, tuple[float, float, Callable[[Tensor, float, float], Tensor]]] = {
+    "affine": (1.0, 0.0, lambda x, alpha, beta: alpha * x + beta),
+    "elu": (1.0, 0.0, lambda x, alpha, _: functional.elu(x, alpha)),
+    "hardsigmoid": (0.2, 0.5, lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1)),
+    "leakyrelu": (0.01, 0.0, lambda x, alpha, _: functional.leaky_relu(x, alpha)),
+    "scaledtanh": (1.0, 1.0, lambda x, alpha, beta: alpha * torch.tanh(beta * x)),
+}
+"""Activations with ``activation_alpha`` and ``activation_beta``, after the numbers that hold without them."""
+_WITH_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +131,35 @@ def _start(given: Value | None, index: int, x: Tensor, weights: _Weights, batch_
 def _weights(call: Call, values: Values, index: int) -> _Weights:
     bias = optional(values, 3)
     own, recurrent = (None, None) if bias is None else bias.float[index].tensor_split(2)
-    names = [name.lower() for name in call.attributes.get("activations", ())]
     each = len(_DEFAULTS[call.operator])
-    chosen = names[index * each : (index + 1) * each] or _DEFAULTS[call.operator]
-    activations = [_ACTIVATIONS[name] for name in chosen]
+    activations = _activations(call)[index * each : (index + 1) * each]
     return _Weights(values[1].float[index], values[2].float[index], own, recurrent, activations)
+
+
+def _activations(call: Call) -> list[Callable[[Tensor], Tensor]]:
+    """Return the activations of all directions; their numbers are listed for those that have any, in this order."""
+    names = [name.lower() for name in call.attributes.get("activations", ())]
+    names = names or [*_DEFAULTS[call.operator]] * len(_directions(call))
+    alphas, betas = (iter(call.attributes.get(f"activation_{each}", ())) for each in ("alpha", "beta"))
+    found = list[Callable[[Tensor], Tensor]]()
+    for name in names:
+        if name in _ACTIVATIONS:
+            activation = _ACTIVATIONS[name]
+        else:
+            alpha, beta, function = _OF_TWO_NUMBERS[name]
+            alpha, beta = float(next(alphas, alpha)), float(next(betas, beta)) if name in _WITH_BETA else beta
+            activation = partial(_with_numbers, function, alpha, beta)
+        found.append(activation)
+    limit = float(call.attributes.get("clip", 0.0))
+    return [partial(_clipped, each, limit) for each in found] if limit else found
+
+
+def _with_numbers(function: Callable[[Tensor, float, float], Tensor], alpha: float, beta: float, x: Tensor) -> Tensor:
+    return function(x, alpha, beta)
+
+
+def _clipped(function: Callable[[Tensor], Tensor], limit: float, x: Tensor) -> Tensor:
+    return function(x.clamp(-limit, limit))
 
 
 def _directions(call: Call) -> Sequence[str]:
@@ -138,11 +174,12 @@ def _check(call: Call, values: Values) -> None:
         raise call.refuse("sequences of different lengths; expected all to be as long as the input")
     if optional(values, 7) is not None:
         raise call.refuse("peepholes are not supported")
-    if "clip" in call.attributes or call.attributes.get("input_forget", 0):
-        raise call.refuse("clip and input_forget are not supported")
-    unknown = {name.lower() for name in call.attributes.get("activations", ())} - _ACTIVATIONS.keys()
+    if call.attributes.get("input_forget", 0):
+        raise call.refuse("input_forget is not supported")
+    known = _ACTIVATIONS.keys() | _OF_TWO_NUMBERS.keys()
+    unknown = {name.lower() for name in call.attributes.get("activations", ())} - known
     if unknown:
-        raise call.refuse(f"activations {sorted(unknown)}; expected {', '.join(sorted(_ACTIVATIONS))}")
+        raise call.refuse(f"activations {sorted(unknown)}; expected {', '.join(sorted(known))}")
 
 
 def _length(call: Call, values: Values) -> int:

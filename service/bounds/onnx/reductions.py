@@ -8,15 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Values, axis, integers
+from service.bounds.operators.onnx import Call, Converter, Shape, Values, axis, integers, repeated
 
 
-def _total(function: Callable[..., Tensor]) -> Converter:
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] = _same) -> Converter:
+    """Return the converter of a reduction; ``of_one`` is that of one number, where no dimension is reduced."""
+
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
         rank = len(values[0].shape)
         axes = integers(call, values, 1, "axes")
         if not axes and call.attributes.get("noop_with_empty_axes", 0):
-            return values[0].float
+            return of_one(values[0].float)
         dims = [axis(given, rank) for given in (axes or range(rank))]
         return function(values[0].float, dim=dims, keepdim=bool(call.attributes.get("keepdims", 1)))
 
@@ -70,11 +76,11 @@ def _batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Normalise each instance of images ``(1, channels, …)``."""
-    if shape[0] != 1 or not all(value.constant for value in values[1:]):
-        raise call.refuse(f"a batch of {shape[0]} in one instance, or a scale that depends on the input")
-    x = values[0].float.reshape(-1, *shape[1:])
-    scale, bias, eps = values[1].float, values[2].float, float(call.attributes.get("epsilon", 1e-5))
+    """Normalise each channel of images ``(batch, channels, …)``: those of a batch are channels of one."""
+    if not all(value.constant for value in values[1:]):
+        raise call.refuse("its scale or its bias depends on the input")
+    x, eps = values[0].float.reshape(-1, shape[0] * shape[1], *shape[2:]), float(call.attributes.get("epsilon", 1e-5))
+    scale, bias = (repeated(value, shape[0]) for value in values[1:3])
     return functional.instance_norm(x, weight=scale, bias=bias, eps=eps).reshape(-1, *shape)
 
 
@@ -98,22 +104,29 @@ def _rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Normalise groups of channels of images ``(1, channels, …)``; scale and bias are per group before opset 21, then
-    per channel.
+    """Normalise groups of channels of images ``(batch, channels, …)``; scale and bias are per group before opset 21,
+    then per channel.
     """
     groups, eps = int(call.attributes["num_groups"]), float(call.attributes.get("epsilon", 1e-5))
-    if shape[0] != 1 or not all(value.constant for value in values[1:]):
-        raise call.refuse(f"a batch of {shape[0]} in one instance, or a scale that depends on the input")
+    if not all(value.constant for value in values[1:]):
+        raise call.refuse("its scale or its bias depends on the input")
     repeats = shape[1] // values[1].shape[0]
-    scale, bias = (value.float.repeat_interleave(repeats) for value in values[1:3])
-    x = values[0].float.reshape(-1, *shape[1:])
-    return functional.group_norm(x, groups, scale, bias, eps).reshape(-1, *shape)
+    scale, bias = (repeated(value, shape[0]).repeat_interleave(repeats) for value in values[1:3])
+    x = values[0].float.reshape(-1, shape[0] * shape[1], *shape[2:])
+    return functional.group_norm(x, groups * shape[0], scale, bias, eps).reshape(-1, *shape)
 
 
 def _unit_length(call: Call, values: Values, shape: Shape) -> Tensor:
     """``LpNormalization``."""
     p, dim = int(call.attributes.get("p", 2)), axis(int(call.attributes.get("axis", -1)), len(shape))
     return functional.normalize(values[0].float, p, dim)
+
+
+def _mean_variance(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Normalise as onnxruntime does, without the tiny number of ONNX's definition: what is constant becomes NaN."""
+    dims = [axis(int(given), len(shape)) for given in call.attributes.get("axes", (0, 2, 3))]
+    centred = values[0].float - values[0].float.mean(dim=dims, keepdim=True)
+    return centred / centred.square().mean(dim=dims, keepdim=True).sqrt()
 
 
 def _local_response(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -136,16 +149,17 @@ CONVERTERS: Mapping[str, Converter] = {
     "LayerNormalization": _layer_norm,
     "LogSoftmax": _log_softmax,
     "LpNormalization": _unit_length,
+    "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _rms_norm,
-    "ReduceL1": _total(lambda x, dim, keepdim: x.abs().sum(dim=dim, keepdim=keepdim)),
-    "ReduceL2": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt()),
-    "ReduceLogSum": _total(lambda x, dim, keepdim: x.sum(dim=dim, keepdim=keepdim).log()),
+    "ReduceL1": _total(lambda x, dim, keepdim: x.abs().sum(dim=dim, keepdim=keepdim), torch.abs),
+    "ReduceL2": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt(), torch.abs),
+    "ReduceLogSum": _total(lambda x, dim, keepdim: x.sum(dim=dim, keepdim=keepdim).log(), torch.log),
     "ReduceLogSumExp": _total(torch.logsumexp),
     "ReduceMax": _extreme(True),
     "ReduceMean": _total(torch.mean),
     "ReduceMin": _extreme(False),
     "ReduceProd": _total(_product),
     "ReduceSum": _total(torch.sum),
-    "ReduceSumSquare": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim)),
+    "ReduceSumSquare": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim), torch.square),
     "Softmax": _softmax,
 }

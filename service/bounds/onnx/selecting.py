@@ -66,6 +66,21 @@ def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
     return (1 - positive(-gained) if last else positive(gained)).sum(dim=dim, keepdim=True)
 
 
+def _hard_max(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Return 1 at the first of the largest entries along an axis, and 0 elsewhere: no entry before it is as large, and
+    none after it is larger.
+    """
+    if call.opset < 13 and call.attributes.get("axis", 1) % len(shape) != len(shape) - 1:
+        raise call.refuse("over several dimensions, as before opset 13; the last one is supported")
+    x, dim = values[0].float, axis(int(call.attributes.get("axis", -1)), len(shape))
+    if x.shape[dim] > MOST_COMPARISONS:
+        raise call.refuse(f"the largest of {x.shape[dim]}: at most {MOST_COMPARISONS} comparisons are supported")
+    place = place_of_largest(x, dim)
+    places = torch.arange(x.shape[dim], dtype=x.dtype, device=x.device)
+    places = places.reshape(-1, *(1,) * (x.ndim - 1 - dim))
+    return (1 - positive(place - places - 0.5)) * (1 - positive(places - place - 0.5))
+
+
 def _extracted(call: Call, values: Values, shape: Shape) -> Tensor:
     """Choose entries of constants by places that depend on the input, as the names of classes are."""
     if not values[0].constant:
@@ -149,6 +164,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "ArgMax": _place_of(largest=True),
     "ArgMin": _place_of(largest=False),
     "GridSample": _sampled,
+    "Hardmax": _hard_max,
     "OneHot": _one_hot,
     "TopK": _top,
     "ai.onnx.ml.ArrayFeatureExtractor": _extracted,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional
+from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional, repeated
 
 CONVOLVE: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED: Mapping[int, Callable[..., Tensor]] = {
@@ -25,9 +25,8 @@ def convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     dilations, groups = _listed(call, "dilations", rank), int(call.attributes.get("group", 1))
     before, after = _pads_of(call, values[0].shape[2:], list(weight.shape[2:]), dilations)
     x, padding = _padded(x, before, after)
-    return CONVOLVE[rank](x, weight, bias, _listed(call, "strides", rank), padding, dilations, groups).reshape(
-        -1, *shape
-    )
+    strides = _listed(call, "strides", rank)
+    return CONVOLVE[rank](x, weight, bias, strides, padding, dilations, shape[0] * groups).reshape(-1, *shape)
 
 
 def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -35,7 +34,7 @@ def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     x, weight, bias = _image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
     strides, dilations = _listed(call, "strides", rank), _listed(call, "dilations", rank)
-    extra, groups = _listed(call, "output_padding", rank, 0), int(call.attributes.get("group", 1))
+    extra, groups = _listed(call, "output_padding", rank, 0), shape[0] * int(call.attributes.get("group", 1))
     pads = _listed(call, "pads", 2 * rank, 0)
     given = "output_shape" not in call.attributes and call.attributes.get("auto_pad", "NOTSET") == "NOTSET"
     if given and pads[:rank] == pads[rank:]:
@@ -58,17 +57,18 @@ def _begins(call: Call, whole: Shape, wanted: Shape) -> list[int]:
 
 
 def _image(call: Call, value: Value) -> Tensor:
-    """Return ``(instances, channels, …)``: the model's own batch of one taken away."""
-    if value.constant or value.shape[0] != 1:
-        raise call.refuse(f"its input has a batch of {value.shape[0]} within one instance; expected 1")
-    return value.float.reshape(-1, *value.shape[1:])
+    """Return ``(instances, channels, …)``: images of the model's own batch are channels of one, each a group."""
+    if value.constant:
+        raise call.refuse("its input is constant")
+    return value.float.reshape(-1, value.shape[0] * value.shape[1], *value.shape[2:])
 
 
 def _constants(call: Call, values: Values) -> tuple[Tensor, Tensor | None]:
     bias = optional(values, 2)
     if not values[1].constant or (bias is not None and not bias.constant):
         raise call.refuse("its kernel or bias depends on the input")
-    return values[1].float, None if bias is None else bias.float
+    batch = values[0].shape[0]
+    return repeated(values[1], batch), None if bias is None else repeated(bias, batch)
 
 
 def _listed(call: Call, name: str, length: int, default: int = 1) -> list[int]:
@@ -133,6 +133,16 @@ def _max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     return _largest_of_windows(x, _windows(call, values[0].shape[2:], shape[2:])).reshape(-1, *shape)
 
 
+def _lp_pool(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Return the p-norm of each window; padding counts as 0."""
+    x, p = _image(call, values[0]), int(call.attributes.get("p", 2))
+    windows = _windows(call, values[0].shape[2:], shape[2:])
+    inside = torch.from_numpy(windows >= 0).to(x.device, x.dtype)
+    sizes = (_entries(x, np.maximum(windows, 0)) * inside).abs()
+    found = sizes.sum(dim=3) if p == 1 else sizes.pow(p).sum(dim=3).pow(1 / p)
+    return found.reshape(-1, *shape)
+
+
 def _global_average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     rank = len(values[0].shape)
     return values[0].float.mean(dim=list(range(3, rank + 1)), keepdim=True)
@@ -148,7 +158,10 @@ def _is_plain(call: Call, rank: int) -> bool:
 
 
 def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
-    """Return the numbers of the pixels in each window, ``(windows, pixels)``: −1 in the padding, −2 beyond it."""
+    """Return the numbers of the pixels in each window, ``(windows, pixels)``: −1 in the padding, −2 beyond it.
+
+    A window without pixels is refused: its largest is the least number of onnxruntime's type, and its mean undefined.
+    """
     rank = len(given)
     kernel, strides, dilations = (_listed(call, name, rank) for name in ("kernel_shape", "strides", "dilations"))
     before, after = _pads_of(call, given, kernel, dilations)
@@ -164,6 +177,8 @@ def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
         first, second = found[:, None, :, None], places[None, :, None, :]
         both = np.where((first < 0) | (second < 0), np.minimum(np.minimum(first, second), -1), first * length + second)
         found = both.reshape(len(found) * len(places), -1)
+    if bool((found < 0).all(axis=1).any()):
+        raise call.refuse("one of its windows holds padding only; expected an entry of the input in each")
     return found
 
 
@@ -190,5 +205,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "ConvTranspose": _transposed_convolution,
     "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": _global_max_pool,
+    "LpPool": _lp_pool,
     "MaxPool": _max_pool,
 }

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
@@ -59,7 +60,7 @@ class Addition(Elementwise, LinearOperator):
                 propagated.append(unbroadcast(scaled, node.input_shapes[len(propagated)]))
             else:
                 constant = factor * operand(node, argument, coefficients)
-                bias = _products(coefficients.flatten(2), constant.flatten(), _is_finite(node, constant))
+                bias = _products(by_row(coefficients), constant.flatten(), _is_finite(node, constant))
         return Propagated(tuple(propagated), bias)
 
     @backward_rule(Patches)

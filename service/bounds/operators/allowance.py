@@ -18,6 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Lines, Relaxed, RigorousStep
@@ -59,7 +60,7 @@ def backward_error(
     whole, constant = (torch.where(constant.isinf(), 0.0, each) for each in (whole, constant))
     error = gamma(coefficient) * whole + gamma(bias) * constant
     steps = coefficient + bias
-    lost = sum(size.flatten(1).sum(dim=1) for size in sizes) + whole.flatten(1).sum(dim=1) + node.size
+    lost = sum(by_instance(size).sum(dim=1) for size in sizes) + by_instance(whole).sum(dim=1) + node.size
     return error, steps * (4 * TINY) * lost
 
 
@@ -121,7 +122,7 @@ def lines_step(bounds: Interval, lines: Lines) -> RigorousStep:
     entries = size[0].numel()
     # Six if lines rise and fall: two products, a difference up to twice as large as a slope, and a sum.
     error = 8 * UNIT * slope * size + gamma(2 * entries + 8) * constant
-    lost = entries * 8 * TINY * (1 + size.flatten(1).sum(dim=1))
+    lost = entries * 8 * TINY * (1 + by_instance(size).sum(dim=1))
     return RigorousStep(error, lost, lines)
 
 
@@ -133,5 +134,5 @@ def planes_step(
     """
     size = largest(propagate, [magnitude(each) for each in inputs])
     error = (16 * gamma(longest + repeats(node) + 8) + 8 * gamma(node.size + 8)) * size
-    reach = sum(magnitude(each).flatten(1).sum(dim=1) for each in inputs) + size.flatten(1).sum(dim=1)
+    reach = sum(by_instance(magnitude(each)).sum(dim=1) for each in inputs) + by_instance(size).sum(dim=1)
     return RigorousStep(error.unsqueeze(1), (node.size + 8) * 64 * TINY * (1 + reach), chosen)

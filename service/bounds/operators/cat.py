@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -49,7 +50,7 @@ class Concatenate(LinearOperator):
         pieces = torch.split(coefficients, [shape[dimension - 1] for shape in own], dim=dimension + 1)
         pairs = list(zip(tensors, pieces, strict=True))
         biases = [
-            piece.flatten(2) @ _value(each)[0].flatten().to(piece.dtype)
+            by_row(piece) @ _value(each)[0].flatten().to(piece.dtype)
             for each, piece in pairs
             if not isinstance(each, Ref)
         ]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance, by_row
 from service.bounds.graph import CHOICE, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.base import NonlinearOperator
@@ -101,7 +102,7 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
             if not node.is_variable(name):
                 constant = constant + torch.where(part, operand(node, name, constant).abs(), 0.0)
         error = gamma(2 * node.size + 8) * constant
-        lost = 64 * (node.size + 8) * TINY * (1 + constant.flatten(1).sum(dim=1))
+        lost = 64 * (node.size + 8) * TINY * (1 + by_instance(constant).sum(dim=1))
         return RigorousStep(error.unsqueeze(1), lost, chosen)
 
 
@@ -137,4 +138,4 @@ def _around(left: Interval, right: Interval) -> Interval:
 def _terms(coefficients: Tensor, values: Tensor) -> Tensor:
     """Return the sums of products ``(batch, rows)``; an infinite value whose coefficient is 0 adds nothing."""
     terms = coefficients * values
-    return torch.where(coefficients == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
+    return by_row(torch.where(coefficients == 0, torch.zeros_like(terms), terms)).sum(dim=2)

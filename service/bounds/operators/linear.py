@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from service.bounds.flat import by_instance, by_row
 from service.bounds.fused import product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -107,8 +108,8 @@ def _constant(layer: Affine, coefficients: Tensor) -> Tensor | None:
         return None
     constant = coefficients @ layer.bias
     if constant.ndim == BY_ROW or constant.shape[2:].numel() == 1:
-        return constant.flatten(1)
-    return constant.flatten(2).sum(dim=2)
+        return by_instance(constant)
+    return by_row(constant).sum(dim=2)
 
 
 def constant_only(node: Node, *arguments: str) -> str | None:

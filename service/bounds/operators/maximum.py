@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance, by_row
 from service.bounds.graph import COMPARABLE, MAXIMUM, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import repeats, slopes_of
@@ -105,7 +106,7 @@ class Maximum(Elementwise, NonlinearOperator):
         error = torch.where(is_mixed, gamma(8) * (left + right), 0.0) + gamma(2 * node.size + 8) * constant
         if again := repeats(node):
             error = error + gamma(again + 2) * (left + right)
-        lost = 64 * (node.size + 8) * TINY * (1 + (left + right).flatten(1).sum(dim=1))
+        lost = 64 * (node.size + 8) * TINY * (1 + by_instance(left + right).sum(dim=1))
         return RigorousStep(error, lost, LinesOfDifference(lines, node))
 
     def _compared(self, node: Node, bounds: Sequence[Interval]) -> Interval:
@@ -153,7 +154,7 @@ class LinesOfDifference(Relaxed):
             else:
                 # The other operand may be infinite.
                 terms = part * operand(node, name, part)
-                constant = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
+                constant = by_row(torch.where(part == 0, torch.zeros_like(terms), terms)).sum(dim=2)
                 bias = constant if bias is None else bias + constant
         return tuple(onto), bias
 

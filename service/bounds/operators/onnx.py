@@ -11,6 +11,7 @@ from functools import reduce
 from typing import Any
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from service.bounds.graph import UnsupportedModelError
@@ -124,6 +125,11 @@ def aligned(values: Sequence[Value]) -> list[Tensor]:
         value.float if value.constant else value.float.reshape(-1, *(1,) * (rank - len(value.shape)), *value.shape)
         for value in values
     ]
+
+
+def repeated(value: Value, batch: int) -> Tensor:
+    """Return a constant as often as there are images in one instance, for the channels of each."""
+    return value.float if batch == 1 else torch.cat([value.float] * batch)
 
 
 def axis(given: int, rank: int) -> int:

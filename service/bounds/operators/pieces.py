@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from service.bounds import fused
+from service.bounds.flat import by_instance
 from service.bounds.fused import FreeSlopes
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
@@ -71,7 +72,7 @@ class TwoPieces:
         assert relaxation.upper_intercept is not None
         lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
         free = FreeSlopes.at(open_, self.slope, *lines)
-        start = (_places(relaxation.lower_slope.flatten(1).gather(1, free.index), self.slope),)
+        start = (_places(by_instance(relaxation.lower_slope).gather(1, free.index), self.slope),)
         return _FreeLowerSlopes(free, start, relaxation, open_)
 
 

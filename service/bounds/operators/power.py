@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from math import inf
+from math import inf, prod
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.operators.curve import CLOSE, POWER_SLOPE
-from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, single
+from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, aligned, entrywise, single
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
@@ -48,6 +49,8 @@ def _power(exponent: float) -> SmoothFunction:
 
 STEEPEST = 1e-30
 """The point at which a root is taken to be steepest."""
+MOST_EXPONENTS = 64
+"""The most different exponents of one node."""
 
 
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -57,7 +60,28 @@ def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
         if base.array is not None and not bool((base.array > 0).all()):
             raise call.refuse("its exponent depends on the input, and its base is not above 0")
         return torch.exp(powers * torch.log(x))
+    assert exponent.array is not None
+    if len(np.unique(exponent.array)) > 1:
+        return _powers(call, base, exponent.array, shape)
     return torch.pow(base.float, single(call, exponent, "exponent"))
+
+
+def _powers(call: Call, base: Value, exponents: Array, shape: Shape) -> Tensor:
+    """Return powers with an exponent for each entry: of the entries with one exponent together, put in order again."""
+    every = np.broadcast_to(exponents, shape).reshape(-1)
+    order = np.argsort(every, kind="stable")
+    different, counts = np.unique(every, return_counts=True)
+    if len(different) > MOST_EXPONENTS:
+        raise call.refuse(f"it has {len(different)} different exponents; at most {MOST_EXPONENTS} are supported")
+    aligned = base.float.reshape(-1, *(1,) * (len(shape) - len(base.shape)), *base.shape)
+    x = aligned.expand(-1, *shape).reshape(-1, prod(shape))
+    places = np.split(order, np.cumsum(counts)[:-1])
+    found = [
+        torch.pow(x.index_select(1, torch.from_numpy(place).to(x.device)), float(each))
+        for place, each in zip(places, different, strict=True)
+    ]
+    back = torch.from_numpy(np.argsort(order, kind="stable")).to(x.device)
+    return torch.cat(found, dim=1).index_select(1, back).reshape(-1, *shape)
 
 
 class Power(SmoothActivation):

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.mul import Product
@@ -69,7 +70,7 @@ class _Centred(Relaxed):
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         middle = self.operator.middle(coefficients, self.widths)
         propagated, bias = self.relaxed.backward(coefficients - middle)
-        constant = middle.flatten(2).sum(dim=2)
+        constant = by_row(middle).sum(dim=2)
         return propagated, constant if bias is None else bias + constant
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.fused import propagate_table
 from service.bounds.relaxation import Relaxation, Relaxed
 
@@ -29,12 +30,12 @@ class LineTable:
         """Make a table of lines ``(batch, lines, *shape)``, starting at place ``start`` ``(batch, *shape)``, 0 to 1."""
         assert lines.lower_intercept is not None
         assert lines.upper_intercept is not None
-        slopes = torch.cat([lines.lower_slope, lines.upper_slope], dim=1).flatten(2)
-        intercepts = torch.cat([lines.lower_intercept, lines.upper_intercept], dim=1).flatten(2)
+        slopes = by_row(torch.cat([lines.lower_slope, lines.upper_slope], dim=1))
+        intercepts = by_row(torch.cat([lines.lower_intercept, lines.upper_intercept], dim=1))
         return cls(slopes, intercepts, (start,))
 
     def member(self, parameters: tuple[Tensor, ...]) -> _LinesBetween:
-        return _LinesBetween(self, parameters[0].flatten(2))
+        return _LinesBetween(self, by_row(parameters[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,6 @@ class _LinesBetween(Relaxed):
     place: Tensor
 
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        flat = coefficients.flatten(2)
+        flat = by_row(coefficients)
         through, bias = propagate_table(flat, self.place, self.table.slopes, self.table.intercepts)
         return (through.reshape(*through.shape[:2], *coefficients.shape[2:]),), bias

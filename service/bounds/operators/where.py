@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -65,7 +66,7 @@ class Where(Elementwise, LinearOperator):
             else:
                 # A mask of attention puts −∞ at entries that nothing reads: their coefficient is 0.
                 terms = part * operand(node, name, coefficients)
-                bias = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
+                bias = by_row(torch.where(part == 0, torch.zeros_like(terms), terms)).sum(dim=2)
         return Propagated(tuple(propagated), bias)
 
     def roundings(self, node: Node) -> Roundings:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.forward import LayerArithmetic, LayerSweep, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -181,7 +182,7 @@ class _RigorousLayers(LayerArithmetic):
 
     def wanted_rows(self, node: Node, index: int) -> tuple[Tensor, Tensor]:
         bounds = self._bounds_of_inputs(node)
-        wanted = self.network.operator_of(node).unstable_on(node, bounds)[index].flatten(1)
+        wanted = by_instance(self.network.operator_of(node).unstable_on(node, bounds)[index])
         chosen = wanted.any(dim=0).nonzero().squeeze(1)
         if self.network.is_own(node.inputs[index]):
             # As many on each rank.

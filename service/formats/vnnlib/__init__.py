@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, Source, bundle, sources
+from service.formats.vnnlib.contradictions import contradict
 from service.formats.vnnlib.formulas import parse
 from service.formats.vnnlib.query import Disjunct, Halfspace, L2Ball, Number, Query, VnnlibError
 from service.formats.vnnlib.terms import rounded_down, rounded_up
@@ -19,6 +20,7 @@ __all__ = [
     "Source",
     "VnnlibError",
     "bundle",
+    "contradict",
     "parse",
     "rounded_down",
     "rounded_up",

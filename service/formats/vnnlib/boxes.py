@@ -13,8 +13,15 @@ from service.formats.vnnlib.terms import LinearConstraint
 
 LARGEST = Fraction(float_info.max)
 """The largest end of an interval."""
+_BITS = 1000
+"""Fewer bits than those of :data:`LARGEST`."""
 ROUNDS, ZERO = 3, Fraction(0)
 """How often a box is tightened around its constraints."""
+
+
+def _may_be_larger(end: Fraction) -> bool:
+    """Return whether an end may be larger than :data:`LARGEST`; its bits tell of most that it is not."""
+    return end.numerator.bit_length() > _BITS
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class InputIntervals:
     def narrowed(self, constraint: LinearConstraint) -> bool:
         """Narrow an input's interval in place; return whether anything is left of it. Raises :class:`VnnlibError`."""
         _, index, factor = constraint.terms[0]
-        end = -constraint.constant / factor
-        if abs(end) > LARGEST:
+        end = constraint.threshold if factor == 1 else constraint.threshold / factor
+        if _may_be_larger(end) and abs(end) > LARGEST:
             raise constraint.token.refuse(f"a bound on X_{index} that is no larger than a float64 can be")
         return self._within(index, factor, end, constraint.strict)
 
@@ -91,10 +98,11 @@ class InputIntervals:
         return frozenset(self.open_lower), frozenset(self.open_upper)
 
     def _all(self, side: str, known: Mapping[int, Fraction]) -> tuple[Fraction, ...]:
-        for index, line in self.lines.items():
-            if index not in known:
-                raise VnnlibError(f"line {line}: X_{index} has no {side} bound, expected a box around every input")
-        return tuple(known[index] for index in range(len(self.lines)))
+        if len(known) < len(self.lines):
+            index = next(index for index in self.lines if index not in known)
+            where = f"line {self.lines[index]}"
+            raise VnnlibError(f"{where}: X_{index} has no {side} bound, expected a box around every input")
+        return tuple(map(known.__getitem__, range(len(self.lines))))
 
 
 @dataclass(frozen=True)
@@ -111,18 +119,19 @@ class Conditions:
         halfspaces, on_inputs, empty = list(self.halfspaces), list[LinearConstraint](), self.empty
         among_inputs = list(self.constraints)
         for constraint in constraints:
+            if len(constraint.terms) == 1 and constraint.terms[0][0] == "X":
+                on_inputs.append(constraint)
+                continue
             names = {name for name, _, _ in constraint.terms}
             if not names:
-                empty = empty or constraint.constant > 0 or (constraint.strict and constraint.constant == 0)
+                empty = empty or constraint.threshold < 0 or (constraint.strict and constraint.threshold == 0)
             elif len(names) > 1:
                 raise constraint.token.refuse("inputs and outputs in comparisons of their own")
-            elif names == {"X"} and len(constraint.terms) == 1:
-                on_inputs.append(constraint)
             else:
                 terms = tuple((index, factor) for _, index, factor in constraint.terms)
-                found = Halfspace(terms, -constraint.constant, constraint.strict)
+                found = Halfspace(terms, constraint.threshold, constraint.strict)
                 (halfspaces if names == {"Y"} else among_inputs).append(found)
-        made = replace(self, halfspaces=tuple(halfspaces), empty=empty, constraints=tuple(among_inputs))
+        made = Conditions(self.ends, tuple(halfspaces), empty, tuple(among_inputs))
         return made._within(on_inputs) if on_inputs else made
 
     def _within(self, constraints: Sequence[LinearConstraint]) -> Conditions:

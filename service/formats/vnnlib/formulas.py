@@ -11,6 +11,7 @@ without rounding.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,11 @@ from service.formats.vnnlib.boxes import Conditions, InputIntervals
 from service.formats.vnnlib.query import Query, VnnlibError
 from service.formats.vnnlib.terms import (
     MOST_BITS,
+    STATEMENTS,
+    ZERO,
     Expression,
     LinearConstraint,
+    SimpleComparison,
     Token,
     Tree,
     first,
@@ -39,6 +43,7 @@ MOST_COMPARISONS = 2_000_000
 
 Conjunction = tuple[LinearConstraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
+DECLARED = "a variable that is declared above"
 _COMPARISONS = ("<=", "<", ">=", ">", "=")
 
 
@@ -80,6 +85,8 @@ class Expansion:
 
 def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, holds: bool = True) -> list[Conjunction]:
     """Parse a formula, or its negation; a message about an empty formula points to ``near``."""
+    if isinstance(tree, SimpleComparison):
+        return [(_simple(tree, declared, holds),)]
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (not …), (=> …) or a comparison, as (<= …)")
     head, rest = tree[0], tree[1:]
@@ -98,6 +105,25 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
         raise head.refuse(f"two formulas, not {len(rest)},")
     premises = [formula(part, declared, expansion, head, not holds) for part in rest[:-1]]
     return _joined([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
+
+
+def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> LinearConstraint:
+    """Return what :func:`_comparison` gives for a variable and a number, or for two variables."""
+    head, name, index, other = tree
+    rises, own = (head.text[0] == "<") is holds, (name, int(index))
+    strict = (len(head.text) == 1) is holds
+    if own[1] not in declared.lines[name]:
+        raise Token(f"{name}_{index}", head.line).refuse(DECLARED)
+    if other[0] not in "XY":
+        value = number(Token(other, head.line))
+        return LinearConstraint(((*own, ONE if rises else MINUS_ONE),), value if rises else -value, head, strict)
+    place = (other[0], int(other[2:]))
+    if place[1] not in declared.lines[place[0]]:
+        raise Token(other, head.line).refuse(DECLARED)
+    if own == place:
+        return LinearConstraint((), ZERO, head, strict)
+    low, high = (own, place) if rises else (place, own)
+    return LinearConstraint(((*low, ONE), (*high, MINUS_ONE)), ZERO, head, strict)
 
 
 def _joined(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expansion, head: Token) -> list[Conjunction]:
@@ -128,17 +154,23 @@ def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> li
     return [below(low, high, strict) if holds else below(high, low, not strict)]
 
 
+def _leaf(tree: Token, declared: Declared) -> Expression:
+    match = VARIABLE.fullmatch(tree.text)
+    if match is None:
+        return Expression({}, number(tree))
+    name, index = match.group(1), int(match.group(2))
+    if index not in declared.lines[name]:
+        raise tree.refuse(DECLARED)
+    return Expression({(name, index): ONE})
+
+
 def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
     if isinstance(tree, Token):
-        match = VARIABLE.fullmatch(tree.text)
-        if match is None:
-            return Expression({}, number(tree))
-        name, index = match.group(1), int(match.group(2))
-        if index not in declared.lines[name]:
-            raise tree.refuse("a variable that is declared above")
-        return Expression({(name, index): ONE})
-    if not tree or not isinstance(tree[0], Token) or len(tree) < 2:
+        return _leaf(tree, declared)
+    if isinstance(tree, SimpleComparison) or not tree or not isinstance(tree[0], Token) or len(tree) < 2:
         raise first([tree, near]).refuse("a number, a variable, (+ …), (- …), (* …) or (/ …)")
+    if (term := _term(tree, declared)) is not None:
+        return term
     head, parts = tree[0], [_expression(part, declared, tree[0]) for part in tree[1:]]
     if head.text == "*":
         return _product(head, parts)
@@ -150,6 +182,19 @@ def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
     if head.text != "+":
         raise head.refuse("+, -, * or /")
     return total(parts)
+
+
+def _term(tree: list[Tree], declared: Declared) -> Expression | None:
+    """Return ``(* number variable)`` at once, since large files have many."""
+    if len(tree) != 3:
+        return None
+    head, factor, variable = tree
+    if not (isinstance(head, Token) and isinstance(factor, Token) and isinstance(variable, Token)):
+        return None
+    if head.text != "*" or factor.text[0] in "XY" or not (match := VARIABLE.fullmatch(variable.text)):
+        return None
+    name, index = match.group(1), int(match.group(2))
+    return Expression({(name, index): number(factor)}) if index in declared.lines[name] else None
 
 
 def _product(head: Token, parts: Sequence[Expression]) -> Expression:
@@ -172,13 +217,22 @@ def _quotient(head: Token, parts: Sequence[Expression]) -> Expression:
 MOST_ENDS = 20_000_000
 """The most numbers in the boxes of all disjuncts together."""
 
-_STATEMENTS = "declare-const, declare-fun or assert"
 _HEADERS = frozenset({"set-logic", "set-info", "set-option", "check-sat", "get-model", "get-value", "exit"})
 """Statements about the solver and its output, not about the query."""
 
 
 def parse(text: str) -> Query:
     """Parse a file's text into its query. Raises :class:`VnnlibError`."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # searching the many small objects of a large file takes as long as making them
+    try:
+        return _parsed(text)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parsed(text: str) -> Query:
     declared, expansion = Declared(), Expansion()
     assertions: list[list[Conjunction]] = []
     for tree in trees(text):
@@ -205,7 +259,7 @@ def parse(text: str) -> Query:
 def _statement(tree: list[Tree], declared: Declared, expansion: Expansion, assertions: list[list[Conjunction]]) -> None:
     head, rest = (tree[0] if tree else []), tree[1:]
     if not isinstance(head, Token):
-        raise first(tree).refuse(_STATEMENTS)
+        raise first(tree).refuse(STATEMENTS)
     if head.text == "assert":
         if len(rest) != 1:
             raise head.refuse(f"one formula, not {len(rest)},")
@@ -217,7 +271,7 @@ def _statement(tree: list[Tree], declared: Declared, expansion: Expansion, asser
             raise head.refuse(f"one declaration of {name}_{index}, which line {first_at} declares,")
         declared.lines[name][index] = head.line
     elif head.text not in _HEADERS:
-        raise head.refuse(_STATEMENTS)
+        raise head.refuse(STATEMENTS)
 
 
 def _declaration(head: Token, rest: Sequence[Tree]) -> tuple[str, int]:

@@ -6,18 +6,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import inf, nextafter
 from sys import float_info
+from typing import NamedTuple
 
 from service.formats.vnnlib.query import Number, VnnlibError
 
-_TOKEN = re.compile(r"[()]|[^\s();]+|;[^\n]*|\n")
+_TOKEN = re.compile(
+    r"\((<=|>=|<|>)[ \t]+([XY])_(\d{1,9})[ \t]+([+-]?\d[\d.eE+-]*|[XY]_\d{1,9})[ \t]*\)|[()]|[^\s();]+|;[^\n]*|\n",
+    re.ASCII,
+)
+"""A comparison of a variable with a number or with another variable is one token: large files have little else."""
+STATEMENTS = "declare-const, declare-fun or assert"
 DEEPEST = 100
 """Brackets within brackets: no real property comes near, and the reader recurses for each."""
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     text: str
     line: int
 
@@ -26,7 +32,16 @@ class Token:
         return VnnlibError(f"line {self.line}: got {shown!r}, expected {expected}")
 
 
-Tree = Token | list["Tree"]
+class SimpleComparison(NamedTuple):
+    """``(head name_index other)``, where the other side is the text of a number or of a variable."""
+
+    head: Token
+    name: str
+    index: str
+    other: str
+
+
+Tree = Token | SimpleComparison | list["Tree"]
 
 
 def trees(text: str) -> Iterator[list[Tree]]:
@@ -35,29 +50,38 @@ def trees(text: str) -> Iterator[list[Tree]]:
     opened: list[Token] = []
     line = 1
     for match in _TOKEN.finditer(text):
-        token = Token(match.group(), line)
-        if token.text == "\n":
+        part = match.group()
+        if part == "\n":
             line += 1
-        elif token.text == "(":
-            if len(stack) == DEEPEST:
-                raise token.refuse(f"at most {DEEPEST} brackets within each other")
-            stack.append([])
-            opened.append(token)
-        elif token.text == ")":
-            if not stack:
-                raise token.refuse("no closing bracket here")
-            done = stack.pop()
-            opened.pop()
-            if stack:
-                stack[-1].append(done)
-            else:
+        elif part in "()":
+            if (done := _bracket(Token(part, line), stack, opened)) is not None:
                 yield done
-        elif not token.text.startswith(";"):
+        elif not part.startswith(";"):
+            head, name, index, other = match.groups()
+            leaf = Token(part, line) if head is None else SimpleComparison(Token(head, line), name, index, other)
             if not stack:
-                raise token.refuse("'('")
-            stack[-1].append(token)
+                raise first([leaf]).refuse("'('" if head is None else STATEMENTS)
+            stack[-1].append(leaf)
     if opened:
         raise VnnlibError(f"line {opened[-1].line}: got '(' that nothing closes, expected ')'")
+
+
+def _bracket(token: Token, stack: list[list[Tree]], opened: list[Token]) -> list[Tree] | None:
+    """Open or close a bracket; return a top-level expression that it ends."""
+    if token.text == "(":
+        if len(stack) == DEEPEST:
+            raise token.refuse(f"at most {DEEPEST} brackets within each other")
+        stack.append([])
+        opened.append(token)
+        return None
+    if not stack:
+        raise token.refuse("no closing bracket here")
+    done = stack.pop()
+    opened.pop()
+    if not stack:
+        return done
+    stack[-1].append(done)
+    return None
 
 
 def first(tree: Sequence[Tree | None]) -> Token:
@@ -69,6 +93,8 @@ def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
     for part in tree:
         if isinstance(part, Token):
             yield part
+        elif isinstance(part, SimpleComparison):
+            yield part.head
         elif part:
             yield from _tokens(part)
 
@@ -93,6 +119,8 @@ class Expression:
     def times(self, factor: Fraction) -> Expression:
         if factor == 1:
             return self
+        if factor == -1:  # as of one side of each comparison
+            return Expression({name: -each for name, each in self.terms.items()}, -self.constant)
         return Expression({name: factor * each for name, each in self.terms.items()}, factor * self.constant)
 
     @property
@@ -112,32 +140,41 @@ def total(parts: Sequence[Expression]) -> Expression:
     return Expression(terms, constant)
 
 
-@dataclass(frozen=True)
-class LinearConstraint:
-    """``Σ terms + constant ≤ 0``, ``< 0`` if it is ``strict``; no factor is 0. ``token`` is its origin in the file."""
+class LinearConstraint(NamedTuple):
+    """``Σ terms ≤ threshold``, ``<`` if it is ``strict``; no factor is 0. ``token`` is its origin in the file."""
 
     terms: tuple[tuple[str, int, Fraction], ...]
-    constant: Fraction
+    threshold: Fraction
     token: Token
     strict: bool = False
 
     @classmethod
     def of(cls, expression: Expression, token: Token, strict: bool = False) -> LinearConstraint:
+        """Return the constraint that the expression is at most 0, or less."""
         terms = tuple((name, index, factor) for (name, index), factor in expression.terms.items() if factor)
-        return cls(terms, expression.constant, token, strict)
+        return cls(terms, -expression.constant, token, strict)
 
 
 def number(token: Token) -> Fraction:
     """Parse a decimal number. Raises :class:`VnnlibError` for another token, and for one that is very long."""
-    match = _NUMBER.fullmatch(token.text)
+    found = _parsed(token.text)
+    if isinstance(found, str):
+        raise token.refuse(found)
+    return found
+
+
+@lru_cache(maxsize=2**12)
+def _parsed(text: str) -> Fraction | str:
+    """Return the number, or what is expected instead; files repeat many numbers."""
+    match = _NUMBER.fullmatch(text)
     sign, whole, part, exponent = match.groups() if match else ("", "", "", "")
     digits = f"{whole or ''}{part or ''}"
     if not digits:
-        raise token.refuse("a number, X_i or Y_i")
+        return "a number, X_i or Y_i"
     shown = (exponent or "").lstrip("+-0")
     if len(digits) > MOST_DIGITS or len(shown) > len(str(MOST_EXPONENT)) or int(shown or 0) > MOST_EXPONENT:
         expected = f"a number of at most {MOST_DIGITS} digits and an exponent of at most {MOST_EXPONENT}"
-        raise token.refuse(f"{expected} above or below 0")
+        return f"{expected} above or below 0"
     power = int(exponent or 0) - len(part or "")
     value = int(f"{sign}{digits}")
     return Fraction(value * 10**power) if power >= 0 else Fraction(value, 10**-power)

@@ -16,6 +16,7 @@ The distance of an input from a disjunct is the largest of its rows' ``rows · y
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 
@@ -96,11 +97,12 @@ class _ProjectedGradientDescent:
         if (counterexample := self._confirm(x, self.specification.distance_to_nearest(excess))) is not None:
             return counterexample
         scale, first_steps = _spread(excess), self._first_steps(self.settings.first_steps)
-        counterexample = self._descend(self._best_samples(x, excess / scale), scale, first_steps)
-        if counterexample is not None:
+        parts = self._parts(excess / scale)
+        counterexample = self._descend_in(parts, self._best_samples(x, excess / scale), scale, first_steps)
+        if counterexample is not None or self.model.engine.late(self.deadline):
             return counterexample
         starts = self._points(self._uniform(len(self.targets), x.shape[1]))
-        return self._descend(self._diversified(starts), scale, first_steps)
+        return self._descend_in(parts, self._diversified(starts), scale, first_steps)
 
     def from_best_samples(self, samples: int) -> Counterexample | None:
         """Descend from the best of ``samples`` random inputs by short steps."""
@@ -108,7 +110,30 @@ class _ProjectedGradientDescent:
         if (counterexample := self._confirm(x, self.specification.distance_to_nearest(excess))) is not None:
             return counterexample
         first_steps = self._first_steps(self.settings.search_first_steps)
-        return self._descend(self._best_samples(x, excess), torch.ones_like(excess[0]), first_steps)
+        chosen = self._best_samples(x, excess)
+        return self._descend_in(self._parts(excess), chosen, torch.ones_like(excess[0]), first_steps)
+
+    def _parts(self, excess: Tensor) -> Sequence[Tensor]:
+        """Return the starts that descend together, those whose targets the samples come nearest to first: of very many,
+        some arrive before the deadline. All ranks that have the model together find the same.
+        """
+        starts = torch.arange(len(self.targets), device=excess.device)
+        together = max(1, min(self.batch_size, self.settings.together // excess.shape[1]))
+        if len(starts) <= together:
+            return [starts]
+        distances = self.model.network.tp_group.agree(self.specification.per_disjunct(excess).amin(dim=0))
+        order = distances[self.targets].argsort(stable=True)
+        return torch.split(starts[order], together)
+
+    def _descend_in(
+        self, parts: Sequence[Tensor], x: Tensor, scale: Tensor, first_steps: Tensor
+    ) -> Counterexample | None:
+        """Descend from some of ``x`` ``(restarts, features)`` after the others, until the deadline."""
+        for part in parts:
+            counterexample = self._descend(x[part], self.targets[part], scale, first_steps[part])
+            if counterexample is not None or self.model.engine.late(self.deadline):
+                return counterexample
+        return None
 
     def _sample(self, count: int) -> tuple[Tensor, Tensor]:
         """Return random inputs and the box's centre, ``(count, features)``, with their excess ``(count, rows)``."""
@@ -158,15 +183,15 @@ class _ProjectedGradientDescent:
             gradient = gradient_at(inputs, (directions[part] * self.model.outputs(inputs)).sum())
         return gradient.sign()
 
-    def _descend(self, x: Tensor, scale: Tensor, first_steps: Tensor) -> Counterexample | None:
-        """Take projected gradient steps from ``x`` ``(restarts, features)``, along all rows of each start's target that
-        are still positive, in units of ``scale`` ``(rows,)``.
+    def _descend(self, x: Tensor, targets: Tensor, scale: Tensor, first_steps: Tensor) -> Counterexample | None:
+        """Take projected gradient steps from ``x`` ``(n, features)``, along all rows of each start's target ``(n,)``
+        that are still positive, in units of ``scale`` ``(rows,)``.
         """
         optimiser = _MomentumOfBall(self.box) if isinstance(self.box, Ball) else _AdamOfBox(self.box)
         model, specification = self.model, self.specification
         for step in range(self.settings.steps):
             distances, gradient = distances_and_gradients(
-                model, specification, x, self.batch_size, targets=self.targets, scale=scale
+                model, specification, x, self.batch_size, targets=targets, scale=scale
             )
             if (counterexample := self._confirm(x, distances)) is not None:
                 return counterexample
@@ -174,7 +199,7 @@ class _ProjectedGradientDescent:
                 return None
             size = first_steps * ((1 - step / self.settings.steps) ** 2 + self.settings.last_step)
             x = self.box.nearest(x - size * optimiser.step(gradient))
-        distances, _ = distances_and_gradients(model, specification, x, self.batch_size, targets=self.targets)
+        distances, _ = distances_and_gradients(model, specification, x, self.batch_size, targets=targets)
         return self._confirm(x, distances)
 
 

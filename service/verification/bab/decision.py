@@ -17,6 +17,7 @@ from service.verification.verdict import Verdict
 class Technique(Enum):
     """The technique that decided, or that was at work when time ran out; its value is shown in results."""
 
+    BOUNDS = "bounds"
     ATTACK = "attack"
     INPUTS = "input splitting"
     ACTIVATIONS = "activation splitting"

@@ -1,4 +1,6 @@
-"""Decides a query: every specification is attacked first, and then searched by splitting inputs or activations."""
+"""Decides a query, the cheapest proof first: intervals bound every specification, rational arithmetic may decide a
+small network, and what is left is attacked, and then searched by splitting inputs or activations.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from functools import partial
 from math import inf
 
 import torch
+from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
-from service.bounds.methods import ALPHA_CROWN, CROWN, IntermediateBounds, Method
+from service.bounds.methods import ALPHA_CROWN, CROWN, IBP, IntermediateBounds, Method
 from service.bounds.progress import OutOfTimeError
 from service.bounds.split import Preactivations
-from service.formats.vnnlib import Query
+from service.formats.vnnlib import Disjunct, Query
 from service.verification.bab.activations.intermediate_bounds import STAGE
 from service.verification.bab.activations.search import begin_splitting_activations
 from service.verification.bab.attack import attack
@@ -32,6 +35,7 @@ from service.verification.bab.inputs.search import begin_splitting_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Counterexample, Specification, specifications
 from service.verification.bab.steps import attack_at_steps
+from service.verification.bab.time_plan import share_of_rest
 from service.verification.bab.turns import Course, Turns
 from service.verification.verdict import Verdict
 
@@ -39,6 +43,10 @@ SEARCHES: dict[Technique, SearchStrategy] = {
     Technique.INPUTS: begin_splitting_inputs,
     Technique.ACTIVATIONS: begin_splitting_activations,
 }
+
+
+ExactProof = Callable[[Sequence[Disjunct], float], bool]
+"""``(disjuncts, deadline)`` to whether it is proved that nothing satisfies one of them."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,14 @@ def decide(
     progress: Callable[[DecisionProgress], None] = lambda _: None,
     *,
     restarts: int | None = None,
+    exactly: ExactProof | None = None,
 ) -> Decision:
     """Decide the query within about ``limit`` seconds and the model's memory; *unknown* if these do not suffice.
 
-    The attack before the search has ``restarts`` starts, or as many as the model's settings say, and at least
-    ``restarts_per_disjunct`` for each disjunct; with 0 there is none. A search tries its own inputs all the
-    same. An exception of ``progress`` ends the search. Raises ``ValueError`` for a query without disjuncts.
+    ``exactly`` may prove what intervals leave open. The attack before the search has ``restarts`` starts, or as many
+    as the model's settings say, and at least ``restarts_per_disjunct`` for each disjunct; with 0 there is none. A
+    search tries its own inputs all the same. An exception of ``progress`` ends the search. Raises ``ValueError`` for
+    a query without disjuncts.
     """
     if not query.disjuncts:
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
@@ -75,6 +85,8 @@ def decide(
     decider = _Decider(model, asked, method, started, limit, progress)
     try:
         decider.specifications = [_with_roundings(model, specification, method) for specification in asked]
+        if decider.is_proved_by_intervals() or decider.is_proved(exactly):
+            return decider.end(Verdict.VERIFIED, Technique.BOUNDS)
         counterexample = None if restarts == 0 else decider.attack(restarts)
         if counterexample is not None:
             return decider.end(Verdict.FALSIFIED, Technique.ATTACK, counterexample)
@@ -122,17 +134,62 @@ class _Decider:
     shortage: MemoryShortageError | None = None
     technique: Technique = Technique.ATTACK
     heard: float = -inf
+    proved: float = inf
+    """The least margin of the disjuncts that are proved already, which are in no specification any more."""
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
+    def is_proved_by_intervals(self) -> bool:
+        """Bound every specification by intervals, and keep the disjuncts that these leave open; return whether there
+        are none. Ranks that search together skip it, since their numbers might differ.
+        """
+        if self.model.search_group.axis.size > 1:
+            return False
+        kept = list[Specification]()
+        for specification in self.specifications:
+            if self._late(self.started + self.limit):
+                return False
+            margins = self._interval_margins(specification)
+            open_ = ~(margins > 0)
+            self.proved = min(self.proved, float(margins[~open_].amin()) if not bool(open_.all()) else inf)
+            if bool(open_.any()):
+                kept.append(specification if bool(open_.all()) else specification.of_disjuncts(open_))
+            else:
+                self.domains += 1
+        self.specifications = kept
+        return not kept
+
+    def _interval_margins(self, specification: Specification) -> Tensor:
+        try:
+            return _margins(self.model, specification, IBP)
+        except Exception as error:
+            if not self.model.engine.survives(error):
+                raise
+        make_room(self.model.device)
+        return torch.full((specification.disjunct_count,), -inf, device=self.model.device)
+
+    def is_proved(self, exactly: ExactProof | None) -> bool:
+        """Return whether rational arithmetic proves all specifications in its share of the time."""
+        if exactly is None or any(each.ball is not None for each in self.specifications):
+            return False
+        disjuncts = [disjunct for each in self.specifications for disjunct in each.exact_disjuncts]
+        found = exactly(disjuncts, self.model.settings.time.exact_deadline(self.started, self.limit))
+        self.proved = min(self.proved, 0.0) if found else self.proved
+        if found:
+            self.specifications = ()
+        return found
+
     def attack(self, restarts: int | None) -> Counterexample | None:
         """Attack all specifications; each rank of a search group starts from other inputs."""
         search_group = self.model.search_group
         deadline = self.model.settings.time.attack_deadline(self.started, self.limit)
-        for specification in self.specifications:
-            counterexample = search_group.first(self._attack(specification, deadline, restarts), self.model.device)
+        for number, specification in enumerate(self.specifications):
+            if self._late(deadline):
+                break
+            own = share_of_rest(time.monotonic(), deadline, 1, len(self.specifications) - number)
+            counterexample = search_group.first(self._attack(specification, own, restarts), self.model.device)
             self.attacking = self.seconds
             if counterexample is not None:
                 return counterexample
@@ -155,6 +212,9 @@ class _Decider:
         verdicts: list[tuple[Verdict, Technique]] = []
         for number, specification in enumerate(self.specifications):
             self.model.splits.specification = number
+            if number and self._late(self.started + self.limit):
+                verdicts.append((Verdict.UNKNOWN, self.technique))
+                break
             result, technique = self._decide(specification)
             self.bounds.append(result.bound)
             if result.verdict is Verdict.FALSIFIED:
@@ -220,7 +280,7 @@ class _Decider:
 
     def _least(self, bounds: Sequence[float]) -> float:
         """Return the least bound over all specifications; nothing is known about later ones yet."""
-        return min(bounds, default=inf) if len(bounds) == len(self.specifications) else -inf
+        return min([*bounds, self.proved]) if len(bounds) == len(self.specifications) else -inf
 
     def end(self, verdict: Verdict, technique: Technique, counterexample: Counterexample | None = None) -> Decision:
         least = self._least(self.bounds)
@@ -275,7 +335,12 @@ def _bound_without_splits(
 
 
 def _least_margin(model: ModelUnderVerification, specification: Specification, method: Method) -> float:
-    """Return the least margin of the disjuncts, each by the best of its rows."""
+    return float(_margins(model, specification, method).min())
+
+
+@torch.no_grad()
+def _margins(model: ModelUnderVerification, specification: Specification, method: Method) -> Tensor:
+    """Return the margins of the disjuncts ``(disjuncts,)``, each by the best of its rows."""
     engine, rows = model.engine, specification.rows.to(model.dtype)
     analysis = engine.analyse(method, specification.box(model.dtype), model.options)
     below = engine.lower_bounds(analysis, torch.cat([rows, -rows]))
@@ -284,4 +349,4 @@ def _least_margin(model: ModelUnderVerification, specification: Specification, m
     if isinstance(inputs, Interval):
         least, most = least + inputs.lower, most + inputs.upper
     margins = (least - specification.offsets(least, most)).nan_to_num(nan=-torch.inf)
-    return float(specification.per_disjunct(margins[None]).min())
+    return specification.per_disjunct(margins[None])[0]

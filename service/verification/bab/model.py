@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from service.bounds.flat import by_instance
 from service.bounds.graph import Graph, Node, Ref
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.interval import Interval
@@ -51,17 +52,17 @@ class RampedGraph(ExecutableGraph):
         ]
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.reshape(-1, *self._shape)).flatten(1)
+        return by_instance(super().forward(x.reshape(-1, *self._shape)))
 
     def deciding(self, x: Tensor) -> Tensor:
         """Return all values ``(n, entries)`` that decide steps."""
         values = self._deciding_values(x)
-        return torch.cat([values[name].flatten(1) for name, _ in self._deciding], dim=1)
+        return torch.cat([by_instance(values[name]) for name, _ in self._deciding], dim=1)
 
     def sides(self, x: Tensor) -> Tensor:
         """Return on which side of their step each of these values is, ``(n, entries)``."""
         values = self._deciding_values(x)
-        return torch.cat([operator.side(values[name]).to(x).flatten(1) for name, operator in self._deciding], dim=1)
+        return torch.cat([by_instance(operator.side(values[name]).to(x)) for name, operator in self._deciding], dim=1)
 
     def _deciding_values(self, x: Tensor) -> dict[str, Tensor]:
         names = {name for name, _ in self._deciding}
@@ -215,7 +216,7 @@ class ModelUnderVerification:
             return True
         if specification.reached(x.tolist(), enclosed):
             return True
-        exact = None if bool(missed.any()) else self.engine.exact_outputs(x)
+        exact = None if bool(missed.any()) else self.engine.exact_outputs(x, self.options.deadline)
         return exact is not None and specification.reached_by(x.tolist(), exact, exact)
 
     def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:

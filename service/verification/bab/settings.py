@@ -32,6 +32,9 @@ class AttackSettings:
     take ``box_steps`` steps, each half as long as the one before. A job sets none of these: without them a
     search would falsify nothing.
 
+    So many starts descend at a time that they have at most ``together`` rows; of more, those of the nearest disjuncts
+    come first.
+
     ``candidates`` is how many inputs that seem to violate the property are looked at in float64 at a time.
 
     At most ``largest_batch`` inputs go through the network together, and all samples in at most ``largest_parts`` such
@@ -54,6 +57,7 @@ class AttackSettings:
     box_starts: int = 32
     box_steps: int = 4
     candidates: int = 8
+    together: int = 2**21
     largest_batch: int = 4096
     largest_parts: int = 64
     value_copies: int = 3

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import compress
 from math import inf, isfinite, nextafter
 
 import torch
@@ -65,6 +66,18 @@ class Specification:
     @cached_property
     def disjunct_count(self) -> int:
         return int(self.disjunct.max()) + 1
+
+    def of_disjuncts(self, chosen: Tensor) -> Specification:
+        """Return the specification of some of the disjuncts, bool ``(disjuncts,)``, at least one."""
+        rows = chosen[self.disjunct]
+        cut = {name: getattr(self, name)[rows] for name in ("rows", "residues", "thresholds")}
+        return replace(
+            self,
+            **cut,
+            disjunct=(chosen.cumsum(0) - 1)[self.disjunct[rows]],
+            exact_disjuncts=tuple(compress(self.exact_disjuncts, chosen.tolist())),
+            input_rows=None if self.input_rows is None else self.input_rows[rows],
+        )
 
     def box(self, dtype: torch.dtype) -> Interval:
         """Return the set of inputs, as one instance of this dtype."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 class TimePlan:
     """The shares of an instance's time. Moments and deadlines are seconds of ``time.monotonic``.
 
+    Rational arithmetic, of small networks, must be over after the share ``exact`` of the limit.
+
     Attack: all specifications' attacks must be over after the share ``attack`` of the limit; on small networks they
     take much less.
 
@@ -40,6 +42,7 @@ class TimePlan:
     Linear programs: a round solves them for ``program_seconds``, whose end other domains wait for.
     """
 
+    exact: float = 0.2
     attack: float = 0.2
     few_inputs_first: float = 0.4
     turn: float = 0.25
@@ -55,6 +58,10 @@ class TimePlan:
     worthwhile: float = 0.25
     lengthening: float = 2
     program_seconds: float = 1.0
+
+    def exact_deadline(self, started: float, limit: float) -> float:
+        """Return when rational arithmetic must be over in a decision that has ``limit`` seconds since ``started``."""
+        return started + self.exact * limit
 
     def attack_deadline(self, started: float, limit: float) -> float:
         """Return when the attacks of an instance must be over that has ``limit`` seconds since ``started``."""

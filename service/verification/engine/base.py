@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
@@ -170,13 +171,13 @@ class BoundingEngine(ABC):
         """Return an enclosure of the outputs over the reals in a box ``(1, features)``, if counterexamples need it."""
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
-    def exact_outputs(self, x: Tensor) -> Values | None:
+    def exact_outputs(self, x: Tensor, deadline: float = inf) -> Values | None:
         """Return the outputs at an input ``(features,)`` without any rounding, if counterexamples need that and
-        it is possible.
+        it is possible until ``deadline``.
         """
         if not self.is_alone:
             return None
-        return self.arithmetic.certifying(lambda: exact_outputs(self.network, x))
+        return self.arithmetic.certifying(lambda: exact_outputs(self.network, x, deadline))
 
     @abstractmethod
     def for_activation_search(self) -> BoundingEngine:

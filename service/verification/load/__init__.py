@@ -11,16 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.memory import is_out_of_memory
 from service.bounds.stages import StageLink
 from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec, VnnlibProperty
 from service.parallel.mesh import build as build_mesh
 from service.verification.load.onnx import OnnxSource, chosen_source, load_onnx, with_labels_if_asked
@@ -47,7 +48,8 @@ def bring_runtime(spec: VerifySpec) -> None:
 def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> LoadedTasks:
     """Return a task for each model of the job; among several, models that cannot be bounded are listed separately.
 
-    So is a model that is too large for this rank's memory, if no other rank waits for it. Raises
+    So is a model that is too large for this rank's memory, or that the service fails to load, if no other rank waits
+    for it. Raises
     :class:`~service.bounds.graph.UnsupportedModelError` or ``PropertyError`` when no model or the property can be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
@@ -60,6 +62,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
         property_spec = spec.property
         source = chosen_source(spec.model, context.data)
 
+        @cache  # a large property is read once, although it may decide what the model's outputs are
         def asked(sizes: tuple[int, int]) -> Property:
             return read(property_spec, *sizes, context.data)
 
@@ -91,6 +94,11 @@ def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator
                     if not loader.is_alone:
                         raise UnsupportedModelError(f"{name}: {error}") from error
                     yield RefusedModel(frozenset(part), f"{name}: {error}")
+                    continue
+                except Exception as error:
+                    if not loader.is_alone or isinstance(error, RefusedError | OSError) or is_out_of_memory(error):
+                        raise
+                    yield RefusedModel(frozenset(part), f"{name}: {type(error).__name__}: {error}", fault=error)
                     continue
                 yield _named(loaded, name, asked, part)
     except (OSError, VnnlibError) as error:

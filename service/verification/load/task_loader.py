@@ -143,5 +143,5 @@ class TaskLoader:
     def _assignment_of(self, refused: Sequence[RefusedModel]) -> Assignment:
         asked = next((each.asked for each in refused if each.asked is not None), None)
         if asked is None:
-            raise UnsupportedModelError(refused[0].reason)
+            raise refused[0].fault or UnsupportedModelError(refused[0].reason)
         return Assignment(self.spec, self.mesh, self.device, asked)

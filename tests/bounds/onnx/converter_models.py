@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx
 from onnx import TensorProto
 from onnx_models import model, node, weights
 
@@ -53,6 +54,15 @@ PLAIN = [
 
 
 REDUCED = ["ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceSumSquare"]
+
+
+def of_bytes() -> bytes:
+    """An image of whole numbers from 0 to 255, whose last line divides them."""
+    nodes = [node("Cast", ["x"], "c", to=TensorProto.FLOAT), node("Mul", ["c", "f"])]
+    made = onnx.load_from_string(model(nodes, [1, 3], {"f": np.float32(1 / 255)}))
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    data: bytes = made.SerializeToString()
+    return data
 
 
 MODELS: dict[str, bytes] = {
@@ -162,6 +172,55 @@ MODELS: dict[str, bytes] = {
     "GatherElements": model([node("GatherElements", ["x", "i"], axis=3)], IMAGE,
                             {"i": np.arange(24).reshape(1, 2, 6, 2) % 6}),
     "GatherND": model([node("GatherND", ["x", "i"])], IMAGE, {"i": np.array([[0, 1, 2], [0, 0, 5]])}),
+    **{f"{name}, noop_with_empty_axes": model([node(name, ["x"], noop_with_empty_axes=1)], IMAGE, opset=18)
+       for name in ("ReduceL1", "ReduceL2", "ReduceMean", "ReduceSumSquare", "ReduceLogSumExp")},
+    "Resize, not larger": model([node("Resize", ["x", "", "", "s"], mode="linear", axes=[2, 3],
+                                      keep_aspect_ratio_policy="not_larger")], IMAGE, {"s": ints(9, 20)}, opset=18),
+    "Resize, not smaller": model([node("Resize", ["x", "", "", "s"], axes=[3, 2],
+                                       keep_aspect_ratio_policy="not_smaller")], [1, 2, 5, 7], {"s": ints(9, 4)},
+                                 opset=18),
+    "Pow with an exponent for each entry": model(
+        [node("Abs", ["x"], "a"), node("Pow", ["a", "e"])], IMAGE, {"e": numbers(2, 1, 0.5, 3, 2, 0)}),
+    "Conv of a batch": model([node("Conv", ["x", "w", "b"], pads=[1, 1, 1, 1])], [2, 2, 6, 6], {"w": W, "b": B}),
+    "ConvTranspose of a batch": model([node("ConvTranspose", ["x", "w", "b"], strides=[2, 2])], [3, 2, 4, 4],
+                                      {"w": weights(2, 3, 3, 3), "b": B}),
+    "pools and normalisation of a batch": model(
+        [node("MaxPool", ["x"], "p", kernel_shape=[2, 2], pads=[0, 0, 1, 1]), node("AveragePool", ["p"], "q",
+         kernel_shape=[2, 2]), node("InstanceNormalization", ["q", "s", "b"])], [2, 2, 6, 6],
+        {"s": weights(2), "b": weights(2)}),
+    "LSTM of hard gates": model(
+        [node("LSTM", ["x", "w", "r", "b"], ["y", "h"], hidden_size=2, clip=1.5, activation_alpha=[0.3],
+              activation_beta=[0.4], activations=["HardSigmoid", "Tanh", "Tanh"])], [3, 1, 3],
+        {"w": 3 * weights(1, 8, 3), "r": weights(1, 8, 2), "b": weights(1, 16)}),
+    "GRU, clipped, of other activations": model(
+        [node("GRU", ["x", "w", "r"], ["y", "h"], hidden_size=2, clip=0.7, direction="bidirectional",
+              activations=["HardSigmoid", "Softsign", "Sigmoid", "LeakyRelu"])], [3, 1, 3],
+        {"w": 3 * weights(2, 6, 3), "r": weights(2, 6, 2)}),
+    "Acos and Asin": model(
+        [node("Sin", ["x"], "t"), node("Mul", ["t", "w"], "s"), node("Asin", ["s"], "a"), node("Acos", ["s"], "b"),
+         node("Mul", ["b", "c"], "d"), node("Add", ["a", "d"])], [1, 4], {"c": np.float32(0.5), "w": np.float32(0.9)}),
+    "Acosh and Atanh": model([node("Tanh", ["x"], "t"), node("Atanh", ["t"], "a"), node("Cosh", ["x"], "c"),
+                              node("Acosh", ["c"], "b"), node("Add", ["a", "b"])], [1, 4]),
+    **{f"LpPool, {p}": model([node("LpPool", ["x"], kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 0], p=p)],
+                             IMAGE, opset=18) for p in (1, 2, 3)},
+    "Hardmax": model([node("Hardmax", ["x"], axis=2)], IMAGE),
+    "MeanVarianceNormalization": model([node("MeanVarianceNormalization", ["x"])], IMAGE),
+    "QuantizeLinear of blocks": model(
+        [node("QuantizeLinear", ["x", "s", "z"], "q", axis=1, block_size=2),
+         node("DequantizeLinear", ["q", "s", "z"], axis=1, block_size=2)], [2, 5],
+        {"s": np.float32([[0.05, 0.1, 0.03]] * 2), "z": np.uint8([[3, 120, 128]] * 2)}, opset=21),
+    "a cast to small integers of a clip": model(
+        [node("Clip", ["x", "a", "b"], "c"), node("Cast", ["c"], "i", to=TensorProto.INT8), node("Cast", ["i"], to=1)],
+        [1, 4], {"a": np.float32(-1.5), "b": np.float32(100)}),
+    "a picture of bytes": of_bytes(),
+    "values without entries": model(
+        [node("Slice", ["x", "s", "s", "a"], "e"), node("Relu", ["e"], "r"), node("Mul", ["r", "e"], "m"),
+         node("Floor", ["m"], "f"), node("MatMul", ["f", "w"], "g"), node("ReduceSum", ["e"], "t", keepdims=1),
+         node("Concat", ["x", "f"], "c", axis=1), node("Add", ["c", "t"], "d"), node("Add", ["d", "g"])],
+        [1, 3], {"s": ints(1), "a": ints(1), "w": weights(0, 3)}),
+    "DynamicQuantizeLinear of one number": model(
+        [node("ReduceSum", ["x"], "t", keepdims=0), node("DynamicQuantizeLinear", ["t"], ["q", "s", "z"]),
+         node("DequantizeLinear", ["q", "s", "z"])], [1, 3]),
     "Compress": model([node("Compress", ["x", "c"], axis=2)], IMAGE, {"c": np.arange(6) % 2 == 0}),
     "ReverseSequence": model([node("ReverseSequence", ["x", "l"], time_axis=1, batch_axis=0)], [1, 5, 2],
                              {"l": ints(4)}),
@@ -217,6 +276,8 @@ MODELS: dict[str, bytes] = {
                     node(kind, ["t", "n"], "b"), node("Cast", ["b"], to=TensorProto.FLOAT)], [1, 4],
                    {"c": numbers(0.7), "d": numbers(-0.2)}) for kind in ("And", "Or", "Xor")},
     "Sign": model([node("Sign", ["x"])], IMAGE),
+    **{kind: model([node("Log", ["x"], "l"), node(kind, ["l"], "t"), node("Where", ["t", "c", "x"])], IMAGE,
+                   {"c": weights(6, 6)}) for kind in ("IsInf", "IsNaN")},
     "QuantizeLinear": model([node("QuantizeLinear", ["x", "s", "z"], "q"), node("DequantizeLinear", ["q", "s", "z"])],
                             IMAGE, {"s": np.float32(0.02), "z": np.uint8(120)}),
     "DequantizeLinear, along channels": model(

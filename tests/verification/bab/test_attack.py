@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -128,3 +129,20 @@ def test_an_attack_without_time_stops_at_the_first_step(wells: ModelUnderVerific
 def test_the_same_seed_finds_the_same(wells: ModelUnderVerification) -> None:
     specification = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.2)])
     assert attack(wells, specification, seed=3) == attack(wells, specification, seed=3)
+
+
+def test_very_many_starts_descend_in_parts_to_the_nearest_disjuncts_first(wells: ModelUnderVerification) -> None:
+    few = SearchSettings(attack=AttackSettings(restarts=64, together=24))
+    under = replace(wells, settings=few)
+    cases = [*([[({0: 1.0}, -1.0)]] * 2), [({0: 1.0}, 0.1)]]
+    assert attack(under, specification_of_cases([-1.0, -1.0], [1.0, 1.0], *cases)) is not None
+    seen: list[int] = []
+
+    def late(_: float) -> bool:
+        seen.append(1)
+        return len(seen) > 1
+
+    engine = copy.copy(under.engine)
+    object.__setattr__(engine, "late", late)
+    assert attack(replace(under, engine=engine), specification_of_cases([-1.0] * 2, [1.0] * 2, *cases[:2])) is None
+    assert len(seen) <= 4, "a deadline is looked at between the parts"

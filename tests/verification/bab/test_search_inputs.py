@@ -148,6 +148,13 @@ def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[floa
     assert max(found.bound, *(each.bound for each in moments)) <= float((values - thresholds).min()) + 1e-9
 
 
+@pytest.fixture
+def left_by_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if intervals proved nothing, so that a search has to."""
+    monkeypatch.setattr(deciding._Decider, "is_proved_by_intervals", lambda _: False)
+
+
+@pytest.mark.usefixtures("left_by_intervals")
 def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
     under = model_from(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
     with torch.no_grad():
@@ -292,6 +299,7 @@ def test_a_tie_is_no_verdict() -> None:
     assert found.bound <= 0
 
 
+@pytest.mark.usefixtures("left_by_intervals")
 @pytest.mark.parametrize("suffices", [True, False])
 def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
     suffices: bool, monkeypatch: pytest.MonkeyPatch

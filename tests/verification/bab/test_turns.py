@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import time
 from dataclasses import replace
 from math import inf
 
@@ -16,6 +18,7 @@ from service.verification.bab import turns
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.settings import SearchSettings
+from service.verification.bab.specification import Specification
 from service.verification.bab.time_plan import TimePlan
 from service.verification.bab.turns import Course, Turns
 from service.verification.verdict import Verdict
@@ -119,3 +122,31 @@ def test_a_few_activations_behind_several_inputs_are_split_although_inputs_may_b
     under = replace(under, settings=SearchSettings(time=TimePlan(least_turn=0.2, quick_seconds=600)))
     found = decide(under, Query(16, 1, (box,)), CROWN, 600.0, restarts=0)
     assert (found.verdict, found.technique) == (Verdict.FALSIFIED, Technique.ACTIVATIONS)
+
+
+def test_what_intervals_prove_is_neither_attacked_nor_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many boxes and disjuncts; those that stay open share the time of the attack."""
+    attacked: list[tuple[int, float]] = []
+    driver = importlib.import_module("service.verification.bab.driver")
+
+    def attack(_: object, specification: Specification, deadline: float, *__: object) -> None:
+        attacked.append((specification.disjunct_count, deadline))
+
+    monkeypatch.setattr(driver, "attack", attack)
+    under = model_from(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
+    with torch.no_grad():
+        under.module.get_parameter("0.weight").fill_(1.0)
+
+    def case(low: float, least: float) -> Disjunct:
+        return Disjunct((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -least),))
+
+    far = [case(float(low), low + 2.0) for low in range(20)]
+    proved = decide(under, Query(1, 1, tuple(far)), CROWN, 1000.0)
+    assert (proved.verdict, proved.technique, proved.domains) == (Verdict.VERIFIED, Technique.BOUNDS, 20)
+    assert proved.bound == pytest.approx(1.0, abs=1e-3)
+    assert not attacked
+    started = time.monotonic()
+    found = decide(under, Query(1, 1, (*far, case(0.0, 1.0), case(5.0, 6.0))), CROWN, 1000.0)
+    assert found.verdict is Verdict.FALSIFIED
+    assert [count for count, _ in attacked] == [1, 1]
+    assert attacked[0][1] < started + 150 < attacked[1][1] < started + 250

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from service.formats.vnnlib import VnnlibError, bundle
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
+from service.verification.failures import RowsFailedError
+from service.verification.load import load_onnx
 from service.verification.properties import PropertyError
 
 ONE = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 1))(assert (>= X_0 0))(assert (>= Y_0 99))"
@@ -164,3 +167,36 @@ def test_models_are_given_once(data: DataLayout) -> None:
     with pytest.raises(ValidationError, match="model: none is given"):
         VerifySpec.model_validate({"property": {"vnnlib": upload(data, query(1).encode())}})
     assert np.isfinite(reach()).all()
+
+
+def test_a_fault_of_the_service_fails_its_own_row_alone(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a search, and in loading a model: all other rows are decided and kept before the job fails."""
+
+    def decided_but_once(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        raise IndexError("out of range")
+
+    monkeypatch.setattr("service.verification.search_runner.decide", decided_but_once)
+    searched = archive(
+        "onnx/three.onnx,near.vnnlib\nonnx/three.onnx,far.vnnlib\n", **{"bench/near.vnnlib": query(0.02).encode()}
+    )
+    ranked, report = context(data)
+    with pytest.raises(RowsFailedError, match=r"1 of 2 instances .*: 0; .* IndexError: out of range"):
+        job.run(specification(data, searched), ranked)
+    assert [(row["instance"], row["verdict"]) for row in report.bounds] == [(1, "verified")]
+    assert list(ranked.paths.artifacts.glob("*.parquet"))
+
+    monkeypatch.setattr("service.verification.load.load_onnx", _failing_for(1))
+    ranked, report = context(data)
+    with pytest.raises(RowsFailedError, match=r"1 of 2 instances .*: 1; .* KeyError"):
+        job.run(specification(data, archive("onnx/three.onnx,far.vnnlib\nonnx/one.onnx,one.vnnlib\n")), ranked)
+    assert [(row["instance"], row["verdict"]) for row in report.bounds] == [(0, "verified")]
+
+
+def _failing_for(instance: int) -> Callable[..., Any]:
+    def load(*arguments: Any) -> Any:
+        if instance in arguments[-1]:
+            raise KeyError("weights")
+        return load_onnx(*arguments)
+
+    return load

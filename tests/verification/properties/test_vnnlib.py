@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from fractions import Fraction
 from math import inf, nextafter
@@ -14,7 +15,7 @@ from lanes import examples, slow_but_for
 from onnx_models import dense, model, node
 
 from service.bounds.methods import CROWN, IBP
-from service.formats.vnnlib import Halfspace, Query, VnnlibError, parse
+from service.formats.vnnlib import Halfspace, Query, VnnlibError, contradict, parse
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
@@ -271,3 +272,59 @@ def test_an_end_beyond_all_numbers_is_refused() -> None:
     text = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= (* 1e-300 X_0) 1e300))(assert (<= Y_0 0))"
     with pytest.raises(VnnlibError, match="a bound on X_0 that is no larger than a float64 can be"):
         parse(text)
+
+
+@settings(max_examples=examples(30, 300), deadline=None)
+@given(
+    head=st.sampled_from(["<=", "<", ">=", ">"]),
+    one=st.sampled_from(["X_0", "X_1", "Y_0", "Y_1"]),
+    other=st.sampled_from(["0.25", "-1.5e-1", "+3", "1.", "X_0", "Y_0", "Y_1"]),
+    form=st.sampled_from(["{}", "(not {})", "(or {} (and))", "(=> {} (>= Y_1 2))", "(and {} {})"]),
+)
+def test_a_comparison_that_is_read_as_one_token_means_what_its_parts_mean(
+    head: str, one: str, other: str, form: str
+) -> None:
+    """A line between the parts, or a sum of one term, takes the general way."""
+
+    def read(comparison: str) -> Query | str:
+        try:
+            return query(f"(assert {form.replace('{}', comparison)})")
+        except VnnlibError as error:
+            return str(error)
+
+    plain = read(f"({head} {one} {other})")
+    assert plain == read(f"({head} (+ {one}) {other})")
+    assert isinstance(plain, str) or plain == read(f"({head} {one}\n{other})")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "whether"),
+    [
+        ("(> Y_0 Y_1) (> Y_1 Y_0)", True),
+        ("(>= Y_0 Y_1) (>= Y_1 Y_0)", False),
+        ("(>= Y_0 Y_1) (> Y_1 Y_0)", True),
+        ("(>= Y_0 1) (<= Y_0 1)", False),
+        ("(>= Y_0 1) (< Y_0 1)", True),
+        ("(<= (+ Y_0 Y_1) 1) (>= Y_0 0.5) (>= Y_1 0.5)", False),
+        ("(<= (+ Y_0 Y_1) 1) (>= Y_0 0.5) (> Y_1 0.5)", True),
+        ("(<= (* 3 Y_0) (* 2 Y_1)) (<= Y_1 Y_0) (>= Y_0 0.001)", True),
+        ("(<= (* 3 Y_0) (* 2 Y_1)) (<= Y_1 Y_0) (<= Y_0 -0.001)", False),
+    ],
+)
+def test_conditions_that_no_outputs_satisfy_contradict_each_other(conditions: str, whether: bool) -> None:
+    (case,) = query(f"(assert (and {conditions}))").disjuncts
+    assert contradict(case.halfspaces) is whether
+
+
+@settings(max_examples=examples(20, 300), deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 7))
+def test_halfspaces_with_a_common_point_never_contradict(seed: int, count: int) -> None:
+    draw = random.Random(seed)
+    point = [draw.randint(-3, 3) for _ in range(3)]
+    found = []
+    for _ in range(count):
+        factors = [draw.randint(-2, 2) for _ in range(3)]
+        at = sum(factor * x for factor, x in zip(factors, point, strict=True))
+        slack = draw.choice([0, 0, 1])
+        found.append(Halfspace(tuple(enumerate(map(float, factors))), float(at + slack), strict=slack > 0))
+    assert not contradict(found)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.methods import Analysis
@@ -93,7 +94,7 @@ class Certificates:
         start = network.nodes[specification_rows.start]
         combined = torch.bmm(weights, rows).reshape(len(domains), 1, *start.shape)
         least = backward.lower_bounds(start.name, combined, held).squeeze(1)
-        size = magnitude(backward.intervals[start.name]).flatten(1).unsqueeze(2)
+        size = by_instance(magnitude(backward.intervals[start.name])).unsqueeze(2)
         reach = torch.bmm(weights, torch.bmm(rows.abs(), size) + offsets.abs())
         single = (weights != 0).sum(dim=2) == 1
         lost = torch.where(single, 0.0, gamma(weights.shape[2] + 4) * reach.squeeze(1)).flatten()

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -344,7 +345,7 @@ class _SlopeParameters:
     @property
     def start(self) -> Tensor:
         """Return CROWN's own slopes as parameters, ``(roots, parameters)``; one row where all roots share them."""
-        each = [start.flatten(1) for starts in self._starts.values() for start in starts]
+        each = [by_instance(start) for starts in self._starts.values() for start in starts]
         return torch.cat(each, dim=1) if each else torch.zeros(1, 0)
 
     @property

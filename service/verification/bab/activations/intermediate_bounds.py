@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.memory import MemoryShortageError
@@ -52,7 +53,7 @@ def optimise_intermediate_bounds(
     refine = _OptimisedBounds(known, unstable, deadline, settings)
     analysis = bound_layers(network, box, options.within(box.lower.device), refine)
     found = {
-        preactivation.value: analysis.intervals[preactivation.value].map(lambda end: end.flatten(1))
+        preactivation.value: analysis.intervals[preactivation.value].map(by_instance)
         for preactivation in preactivations.each
     }
     ends = (

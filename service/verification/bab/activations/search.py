@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import Method
@@ -389,7 +390,7 @@ class _ActivationSearch:
 
     def _attack_minimisers(self, x: Tensor) -> Counterexample | None:
         """Attack from the best of the inputs ``(n, *input shape)`` that minimise bounds."""
-        x, model, specification = x.flatten(1), self.model, self.specification
+        x, model, specification = by_instance(x), self.model, self.specification
         distances = specification.distance_to_nearest(excess_at(model, specification, x, self.attack_batch_size))
         starts, box = x[worst_first(distances, self.settings.starts)], specification.box(model.dtype)
         return descend_to_nearest_disjunct(model, specification, box, starts, self.attack_batch_size)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.affine_forward import affine_forward
+from service.bounds.flat import by_row
 from service.bounds.folded import FoldedNetwork, fold
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -152,7 +153,7 @@ class _PassInputBounds:
             least = replace(backward, intervals=intervals, divided=False).lower_bounds(graph.output.name, rows)
             slopes = [_slope(each, ends) for each in least.unbind(dim=1)]
         tp_group = self.network.tp_group
-        coefficients = tp_group.agree(torch.stack(slopes, dim=1).flatten(2))
+        coefficients = tp_group.agree(by_row(torch.stack(slopes, dim=1)))
         least = tp_group.agree(least.detach())
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
 
@@ -231,7 +232,7 @@ class _StagedInputBounds:
     def _slopes(self, arrived: list[Tensor], least: Tensor, nothing: Tensor) -> Tensor:
         """Return all rows' coefficients ``(batch, rows, features)`` at the input; zeros if their order is not known."""
         tp_group, (batch, rows) = self.staged.network.tp_group, least.shape
-        flat = [tp_group.gather(each.flatten(2).expand(batch, -1, -1), 1) for each in arrived]
+        flat = [tp_group.gather(by_row(each).expand(batch, -1, -1), 1) for each in arrived]
         # Each tensor-parallel rank's share of the rows is padded to the same number, part by part.
         if len(flat) == 1 or (flat and tp_group.axis.size == 1):
             return tp_group.agree(torch.cat(flat, dim=1)[:, :rows])

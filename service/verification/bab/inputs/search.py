@@ -7,6 +7,7 @@ a proof come first. This decides everything except ties, whose boxes become too 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,6 +79,7 @@ class _InputSearch:
     bound: float = -torch.inf
     least_proved: float = torch.inf
     least_stuck: float = torch.inf
+    box_seconds: float = 0.0
     shortage: MemoryShortageError | None = None
     is_over: bool = False
     pool: BoxPool = field(init=False)
@@ -170,11 +172,11 @@ class _InputSearch:
         return SearchResult(verdict, state.counterexample, state.all.domains, self.bound, self.shortage, is_over)
 
     def _round(self) -> Counterexample | None:
-        count, boxes, before = self.largest_batch, None, self.domains
+        count, boxes, before = min(self.largest_batch, self._most_in_time()), None, self.domains
         try:
             boxes = self.pool.take(count)
             count = len(boxes)
-            return self._branch_and_bound(boxes)
+            return self._timed(boxes)
         except Exception as error:
             # Another process may have taken the free memory since.
             if not self.model.engine.survives(error):
@@ -188,6 +190,20 @@ class _InputSearch:
         if count == 1 and self.factories:
             self._replace_input_bounds()
         return None
+
+    def _timed(self, boxes: Boxes) -> Counterexample | None:
+        started = time.monotonic()
+        counterexample = self._branch_and_bound(boxes)
+        self.box_seconds = (time.monotonic() - started) / len(boxes)
+        return counterexample
+
+    def _most_in_time(self) -> int:
+        """Return how many boxes take half of the time that is left, at the pace of the last round, in which fewer may
+        have taken longer each; ranks that bound them together would have to agree.
+        """
+        if not self.model.is_alone or not self.box_seconds or self.deadline == torch.inf:
+            return self.largest_batch
+        return max(1, int((self.deadline - time.monotonic()) / 2 / self.box_seconds))
 
     def _replace_input_bounds(self) -> None:
         """Switch to input bounds that take less memory, or end the search if none remain."""
