@@ -25,6 +25,11 @@ ROLES: tuple[Role, ...] = ("viewer", "submitter", "maintainer")
 LONGEST_DESCRIPTION = 500
 
 
+def owner_in(project: str, name: str) -> str:
+    """Return one name for each owner: the same name in two projects may be two people."""
+    return name if project == DEFAULT_PROJECT else f"{project}/{name}"
+
+
 class Quotas(BaseModel):
     """Limits of a project; absent ones do not apply."""
 

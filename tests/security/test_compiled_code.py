@@ -37,6 +37,8 @@ def test_only_a_gate_of_the_same_owner_vouches_for_compiled_code(
     spec = train_spec("trained", compile={"train": True, "gate": gate})
     job, _ = fleet.store.jobs.submit(spec, "ada")
     claim = Claim(AttemptRef(job.id, 1, HOST), spec, (HostShare(host=HOST, devices=(0,)),), "127.0.0.1", 15.0)
+    assert gate_artifacts(fleet.store, claim) == ("ada", {}), "its submission did not name the gate"
+    claim = dataclasses.replace(claim, needed=frozenset({gate}))
     assert gate_artifacts(fleet.store, claim) == ("ada", known)
     alone = dataclasses.replace(claim, spec=train_spec("without a gate"))
     assert gate_artifacts(fleet.store, alone) == ("ada", {})
