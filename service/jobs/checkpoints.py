@@ -112,9 +112,10 @@ def finished(artifacts: Path) -> dict[str, Any] | None:
 
 def described(text: bytes) -> dict[str, Any]:
     """Return the description of a finished model, which has its ``step``. Raises ``ValueError``."""
-    match _parsed(text):
-        case {"step": int(step)} as description if type(step) is int and step >= 0:
-            return description
+    description: Any = _parsed(text)
+    match description:
+        case {"step": int(step)} if type(step) is int and step >= 0:
+            return dict(description)
     raise ValueError(f"{DESCRIPTION} is not the description of a model: it names no step")
 
 

@@ -47,7 +47,10 @@ class Quotas(BaseModel):
     default_time_s: float | None = Field(None, gt=0, description="`timeout_s` of a job that names none")
     upload_bytes: int | None = Field(None, ge=0, description="bytes of all uploads together")
     artifact_bytes: int | None = Field(
-        None, ge=0, description="bytes of all artifacts together; at this number no more jobs are accepted"
+        None,
+        ge=0,
+        description="bytes of all artifacts, and of events in the broker, together; at this number no more jobs are "
+        "accepted",
     )
 
 

@@ -74,5 +74,5 @@ def test_a_page_of_rows_has_a_limit_in_bytes_and_goes_on_where_it_ended(monkeypa
     monkeypatch.setattr("api.routes.tree._PAGE_BYTES", 1000)
     found = _FirstRows(10, 2)
     for instance in (5, 1, 4, 3, 2, 3):
-        found.take({"instance": instance, "note": "x" * 300})
+        found.take({"instance": instance, "note": "x" * 400})
     assert (sorted(found.held), found.following) == ([2, 3], 4)

@@ -48,7 +48,7 @@ _OF_PROCESS = {
 }
 _ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}
 """The value of the first argument with which the second names one process, not all processes of a group or user."""
-_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_FAMILIES = tuple(map(int, (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)))
 """The families of sockets that gloo, NCCL and the drivers use."""
 _ARCHITECTURES = {
     "x86_64": (

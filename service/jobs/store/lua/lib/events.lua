@@ -4,6 +4,9 @@ local READ_AT_ONCE = 16
 
 -- A job's stream has so many more bytes, or fewer.
 local function count_event_bytes(id, bytes)
+  if bytes == 0 then
+    return
+  end
   redis.call("HINCRBY", KEY.job(id), "event_bytes", whole(bytes))
   if redis.call("HINCRBY", KEY.event_bytes(), project_of(id), whole(bytes)) == 0 then
     redis.call("HDEL", KEY.event_bytes(), project_of(id))
