@@ -158,7 +158,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
 
     The request's body must have been read.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -170,7 +170,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Return once the client has closed its connection. The request's body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

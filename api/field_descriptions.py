@@ -182,7 +182,7 @@ _BY_SCHEMA = {
     "ProjectDetails.usage": "what the project holds and has used",
     "ProjectShare.share": "share of what all projects have used, from 0 to 1",
     "ProjectShare.used_s": "device-seconds, decayed",
-    "ProjectUsage.artifact_bytes": "bytes of the artifacts of its jobs",
+    "ProjectUsage.artifact_bytes": "bytes of the artifacts of its jobs, and of their events in the broker",
     "ProjectUsage.device_hours": "device-hours within the quota's window",
     "ProjectUsage.devices": "devices held now",
     "ProjectUsage.queued_jobs": "jobs that wait now",

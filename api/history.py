@@ -11,6 +11,7 @@ import orjson
 from service.jobs.event_files import attempt_folders, newest_logged, recorded
 from service.jobs.events import event_key
 from service.jobs.layout import DataLayout
+from service.jobs.rank_words import Check, go_on
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
 
@@ -18,9 +19,16 @@ _PAGE = 2000
 
 
 def events(
-    store: Store, data: DataLayout, job_id: str, types: frozenset[str], *, attempt: int | None = None
+    store: Store,
+    data: DataLayout,
+    job_id: str,
+    types: frozenset[str],
+    *,
+    attempt: int | None = None,
+    check: Check = go_on,
 ) -> Iterator[dict[str, Any]]:
     """Yield every event of these types: attempt by attempt, each in the order of its record; or those of one attempt.
+    ``check`` may end the reading.
 
     The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of this host's view
     of a shared folder, and is all that is left of an attempt without a record.
@@ -32,14 +40,18 @@ def events(
         if attempt not in (None, number):
             continue
         if number in folders:
-            for event in recorded(folders[number], types):
+            for event in recorded(folders[number], types, check):
                 streamed.pop(event_key(event), None)
                 yield event
         yield from [orjson.loads(key) for key, during in streamed.items() if during == number]
 
 
-def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the printed lines of a job, or of one attempt, the newest first; older ones are read only on demand."""
+def newest_logs(
+    store: Store, data: DataLayout, job_id: str, *, attempt: int | None = None, check: Check = go_on
+) -> Iterator[dict[str, Any]]:
+    """Yield the printed lines of a job, or of one attempt, the newest first; older ones are read only on demand.
+    ``check`` may end the reading.
+    """
     store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
     streamed = _streamed(store, job_id, frozenset({"log"}), newest=max(folders, default=1))
@@ -48,7 +60,7 @@ def newest_logs(store: Store, data: DataLayout, job_id: str, *, attempt: int | N
             continue
         only_streamed = [orjson.loads(key) for key, during in reversed(streamed.items()) if during == number]
         if number in folders:
-            yield from _with_streamed(newest_logged(folders[number]), only_streamed)
+            yield from _with_streamed(newest_logged(folders[number], check), only_streamed)
         else:
             yield from only_streamed
 

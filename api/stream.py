@@ -117,7 +117,8 @@ class Hub:
         key = (project, None if everything else frozenset(states))
         feed = self._feeds.setdefault(key, Channel(set(states), project, everything))
         feed.subscriptions += 1
-        subscription = Subscription(credential, cursor, feed, form, self.settings.queue_frames, dict(states))
+        most = (self.settings.queue_frames, self.settings.queue_bytes)
+        subscription = Subscription(credential, cursor, feed, form, *most, dict(states))
         self._open[credential.key_id] += 1
         self._subscriptions.add(subscription)
         try:

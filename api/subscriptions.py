@@ -26,6 +26,8 @@ class HubSettings:
     least_page: int = 16
     queue_frames: int = 4096
     """Most events that wait for a slow client; beyond, it catches up by its own reads."""
+    queue_bytes: int = 8 << 20
+    """Most bytes of them, if more than one read waits."""
     catching_up: int = 4
     """Subscriptions that catch up at once."""
     handed_at_once: int = 16
@@ -99,6 +101,8 @@ class Subscription:
     form: Form
     most_frames: int
     """Most frames that may be queued."""
+    most_bytes: int
+    """Most bytes of them, if there is more than one delivery."""
     states: dict[str, str] = field(default_factory=dict)
     """The last known state of each job, from all events ever queued."""
     joined: bool = False
@@ -110,6 +114,7 @@ class Subscription:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: deque[_Delivery] = field(default_factory=deque)
     _queued: int = 0
+    _queued_bytes: int = 0
     _taken: str | None = None
     """The id of the last frame that was taken since it joined."""
 
@@ -119,11 +124,13 @@ class Subscription:
 
     def offer(self, found: Round) -> bool:
         """Queue the hub's frames; return ``False`` if there is no room."""
-        size = len(found.frames)
-        if self._queued + size > self.most_frames:
+        size, data = len(found.frames), found.encoded(self.form)
+        is_long = bool(self._queue) and self._queued_bytes + len(data) > self.most_bytes
+        if self._queued + size > self.most_frames or is_long:
             return False
-        self._queue.append(_Delivery(found.encoded(self.form), size, found.end(self.form)))
+        self._queue.append(_Delivery(data, size, found.end(self.form)))
         self._queued += size
+        self._queued_bytes += len(data)
         self.states.update(found.states)
         self.wake.set()
         return True
@@ -134,7 +141,7 @@ class Subscription:
             self._taken = self._queue[-1].end
         taken = b"".join(delivery.data for delivery in self._queue)
         self._queue.clear()
-        self._queued = 0
+        self._queued = self._queued_bytes = 0
         self.wake.clear()
         return taken
 
@@ -145,7 +152,8 @@ class Subscription:
             if self.feed.everything:
                 self.cursor.over_everything()
         self._queue.clear()
-        self._queued, self._taken = 0, None
+        self._queued = self._queued_bytes = 0
+        self._taken = None
         self.joined = False
         self.wake.set()
 

@@ -21,7 +21,11 @@ from service.jobs.settings import Settings
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-_DEFAULT_PORTS = {"https": 443, "http": 80}
+_RESERVED = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "100:0:0:1::/64", "3fff::/20", "5f00::/16"))
+)
+"""Networks for special purposes that some versions of the interpreter take for public ones."""
+DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 class ForbiddenTarget(Exception):  # noqa: N818
@@ -47,11 +51,13 @@ class WebhookAddress:
     def authority(self) -> str:
         """Return the value of the ``Host`` header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
-        return name if self.port == _DEFAULT_PORTS[self.scheme] else f"{name}:{self.port}"
+        return name if self.port == DEFAULT_PORTS[self.scheme] else f"{name}:{self.port}"
 
 
 def is_public(address: _Address) -> bool:
     """Return whether an address is on the public internet, even if it stands for another one."""
+    if any(address in network for network in _RESERVED):
+        return False
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _NAT64):
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -77,7 +83,7 @@ def may_reach(address: str, scheme: str, allowed: Sequence[_Network]) -> bool:
 async def vetted(url: str, allowed: Sequence[_Network]) -> WebhookAddress:
     """Resolve a webhook's URL. Raises :class:`ForbiddenTarget`, or ``OSError`` for a name that does not resolve."""
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
     for address in addresses:

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 import orjson
 
-from service.jobs.events import ErrorEvent, LogEvent, MalformedEvent, parse_event, parse_object
+from service.jobs.events import ErrorEvent, LogEvent, MalformedEvent, bounded_error, parse_event, parse_object
 from service.jobs.reporting import Channel
 
 
@@ -93,7 +93,7 @@ def parse_last_word(line: TextLine, rank: int) -> ErrorEvent | Done | Terminated
         case "terminated":
             return Terminated(word["time"])
         case "error":
-            return cast(ErrorEvent, parse_event(line.text, rank))
+            return bounded_error(cast(ErrorEvent, parse_event(line.text, rank)))
     raise MalformedEvent("a rank's last word is done, terminated or error", line.text)
 
 

@@ -73,7 +73,7 @@ async def submit_batch(
         unknown = await run_in_threadpool(store.jobs.unknown, submissions)
         if unknown:
             asked = await run_in_threadpool(store.jobs.check_request, unknown)
-            if problems := await while_connected(request, checker.problems(asked, key.name)):
+            if problems := await while_connected(request, checker.problems(asked, key.owner)):
                 raise Rejected(problems)
         items = await run_in_threadpool(store.jobs.accept_all, submissions)
     except Conflict as conflict:

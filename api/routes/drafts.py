@@ -21,7 +21,7 @@ from service.jobs.documents import nearest
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plan import Plan
 from service.jobs.plugins import CommonSpec
-from service.jobs.records import Rejected
+from service.jobs.records import ApiKey, Rejected
 from service.jobs.spec.strict import Strict
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
@@ -70,7 +70,7 @@ async def check_draft(
 ) -> CheckedDraft:
     """Check a spec like a submission, and submit nothing. Refusals come with lines of the text."""
     chosen = target_project(key, project)
-    answer = await while_connected(request, checker.answer(ReadRequest(text=body.text), key.name))
+    answer = await while_connected(request, checker.answer(ReadRequest(text=body.text), key.owner))
     read = ReadDocument.model_validate_json(answer)
     if read.content is None:
         error = DraftError(
@@ -84,28 +84,28 @@ async def check_draft(
         located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         return told.model_copy(update={"errors": _placed(from_validation(located, _LOCATOR), read)})
     told.ranks = spec.parallel.world_size
-    told.jobs, errors = await _checked(spec, chosen, key.name, store=store, checker=checker)
+    told.jobs, errors = await _checked(spec, chosen, key, store=store, checker=checker)
     told.errors = _placed(errors, read)
     if not errors and isinstance(spec, TrainSpec) and spec.parallel.pp > 1:
-        planned = await checker.answer(PlanRequest(spec=spec.model_dump_json(by_alias=True)), key.name)
+        planned = await checker.answer(PlanRequest(spec=spec.model_dump_json(by_alias=True)), key.owner)
         told.plan = _PLAN.validate_json(planned)
     return told
 
 
 async def _checked(
-    spec: CommonSpec, project: str, owner: str, *, store: Store, checker: Checker
+    spec: CommonSpec, project: str, key: ApiKey, *, store: Store, checker: Checker
 ) -> tuple[int, list[FieldError]]:
     """Return the number of a spec's jobs, and why they would be refused."""
     try:
         if spec.sweep is None:
-            submission = await run_in_threadpool(store.jobs.submission, spec, owner, project=project)
+            submission = await run_in_threadpool(store.jobs.submission, spec, key.name, project=project)
             asked = await run_in_threadpool(store.jobs.check_request, [submission])
-            return 1, from_refusals(await checker.problems(asked, owner))
+            return 1, from_refusals(await checker.problems(asked, key.owner))
         children = await run_in_threadpool(sweeps.children_of, spec)
         asked = await run_in_threadpool(
             store.jobs.check_specs, {str(index): child for index, (_, child) in enumerate(children)}, {project}
         )
-        return len(children), sweeps.refusals(spec, children, await checker.problems(asked, owner))
+        return len(children), sweeps.refusals(spec, children, await checker.problems(asked, key.owner))
     except Rejected as error:
         return 0, from_refusals(error.problems)
     except ProblemError as error:

@@ -71,7 +71,7 @@ async def submit_one(submission: Submission, *, store: Store, checker: Checker, 
     if (known := await in_loop(store.jobs.known, submission)) is not None:
         return known, False
     asked = await in_loop(store.jobs.check_request, [submission])
-    if problems := await while_connected(request, checker.problems(asked, submission.owner)):
+    if problems := await while_connected(request, checker.problems(asked, submission.checked_for)):
         raise Rejected(problems)
     return await in_loop(store.jobs.accept, submission)
 
@@ -85,7 +85,7 @@ async def _submit_sweep(
     children = await run_in_threadpool(sweeps.children_of, submission.spec)
     specs = {str(index): spec for index, (_, spec) in enumerate(children)}
     asked = await run_in_threadpool(store.jobs.check_specs, specs, {submission.project})
-    if problems := await while_connected(request, checker.problems(asked, submission.owner)):
+    if problems := await while_connected(request, checker.problems(asked, submission.checked_for)):
         raise invalid(sweeps.refusals(submission.spec, children, problems))
     return await run_in_threadpool(store.sweeps.accept, submission, children)
 

@@ -19,6 +19,7 @@ from api.access import ReadableJob
 from api.context import HubDep, SettingsDep, StoreDep
 from api.frames import Cursor
 from api.params import After, resume_point, stream_id, wants_stream
+from api.readers import Staying, while_staying, within
 from api.security import Reader
 from service.jobs.levels import Level, is_at_least
 from service.jobs.store import Store
@@ -30,6 +31,8 @@ _LOGS = frozenset({"log"})
 _PAGE = 2000
 _WHOLE_LOG = 1_000_000
 _TOGETHER = 1000
+_TAIL_BYTES = 256 << 20
+"""Most bytes of the last lines, which are held at once."""
 
 
 class LogLine(BaseModel):
@@ -71,6 +74,7 @@ async def get_job_logs(
     store: StoreDep,
     settings: SettingsDep,
     hub: HubDep,
+    staying: Staying,
     rank: Annotated[int | None, Query(ge=0, description="only this rank")] = None,
     stream: Annotated[
         Literal["stdout", "stderr", "service"] | None, Query(description="only lines of this stream")
@@ -94,11 +98,11 @@ async def get_job_logs(
     if start != BEGINNING:
         lines = await run_in_threadpool(_last, _since(store, job.id, start), wanted, tail)
     elif tail is not None:
-        newest = history.newest_logs(store, settings.layout, job.id, attempt=attempt)
+        newest = history.newest_logs(store, settings.layout, job.id, attempt=attempt, check=staying)
         lines = await run_in_threadpool(_newest, newest, wanted, tail)
     else:
-        found = history.events(store, settings.layout, job.id, _LOGS, attempt=attempt)
-        lines = map(_as_line, filter(wanted, _kept(found)))
+        found = history.events(store, settings.layout, job.id, _LOGS, attempt=attempt, check=staying)
+        lines = while_staying(map(_as_line, filter(wanted, _kept(found))))
     if format == "jsonl":
         written = (f"{line.model_dump_json()}\n" for line in lines)
         return StreamingResponse(_together(written), media_type="application/x-ndjson")
@@ -141,7 +145,7 @@ def _as_line(event: dict[str, Any]) -> LogLine:
 
 def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:
     """Return the last requested lines without reading those before them."""
-    found = filter(wanted, _kept(newest_first))
+    found = within(filter(wanted, _kept(newest_first)), _TAIL_BYTES)
     return [_as_line(event) for event in islice(found, count)][::-1]
 
 

@@ -16,10 +16,12 @@ from api import history
 from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
 from api.params import JobIds, split_ids
+from api.readers import Staying
 from api.security import Reader
 from service.jobs.curves import MetricSeries, downsample, read_curves
 from service.jobs.event_files import attempt_folders
 from service.jobs.layout import DataLayout
+from service.jobs.rank_words import Check
 from service.jobs.records import Job, ListedJob
 from service.jobs.states import TERMINAL
 from service.jobs.store import JobFilter, Store
@@ -47,6 +49,7 @@ def get_job_metrics(
     job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
+    staying: Staying,
     names: Annotated[str | None, Query(max_length=2000, description="separated by commas; all when absent")] = None,
     max_points: Annotated[int, Query(ge=10, le=100_000, description="per series, keeping extremes")] = 1000,
     format: Literal["json", "csv"] = "json",  # noqa: A002
@@ -54,7 +57,7 @@ def get_job_metrics(
     """Return every metric that the job reported, by name."""
     after = store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
-    curves = {} if wanted == NO_NAME else _curves(store, settings.layout, job, max_points, wanted)[1]
+    curves = {} if wanted == NO_NAME else _curves(store, settings.layout, job, max_points, wanted, check=staying)[1]
     thinned = {name: curve for name, curve in curves.items() if wanted is None or name in wanted}
     if format == "csv":
         return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
@@ -83,6 +86,7 @@ def compare_metrics(
     key: Reader,
     store: StoreDep,
     settings: SettingsDep,
+    staying: Staying,
     names: Annotated[str, Query(max_length=2000, description="separated by commas; none when empty")] = "",
     max_points: Annotated[int, Query(ge=10, le=10_000, description="per series, keeping extremes")] = 400,
 ) -> CurvesOfJobs:
@@ -90,7 +94,8 @@ def compare_metrics(
     wanted = tuple(name.strip() for name in names.split(",") if name.strip())
     found = []
     for job in _named(store, split_ids(ids), JobFilter(visible_to=key.project)):
-        known, curves = _curves(store, settings.layout, job, max_points, frozenset(wanted), all_names=True)
+        of_job = _curves(store, settings.layout, job, max_points, frozenset(wanted), check=staying, all_names=True)
+        known, curves = of_job
         chosen = {name: curves[name] for name in wanted if name in curves}
         found.append(JobCurves(job=job.id, names=known, series=chosen))
     return CurvesOfJobs(items=found)
@@ -112,8 +117,9 @@ def _curves(
     layout: DataLayout,
     job: ListedJob | Job,
     max_points: int,
-    wanted: frozenset[str] | None = None,
+    wanted: frozenset[str] | None,
     *,
+    check: Check,
     all_names: bool = False,
 ) -> tuple[list[str], dict[str, MetricSeries]]:
     """Return the names of a job's metrics and its curves, at least the wanted ones. A running job gives only
@@ -127,7 +133,8 @@ def _curves(
         if is_over and (short := _short(store, layout, job, wanted, max_points)) is not None:
             return short
         asked = None if is_over or all_names else wanted
-        found = collect(history.events(store, layout, job.id, frozenset({"metric"})), asked, max_points)
+        read = history.events(store, layout, job.id, frozenset({"metric"}), check=check)
+        found = collect(read, asked, max_points)
         known = {name: _thin(points, max_points) for name, points in sorted(found.items())}
         if is_over:
             _KEPT.put(key, known, sum(len(series.step) for series in known.values()))

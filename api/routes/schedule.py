@@ -41,7 +41,7 @@ async def get_job_schedule(
     request: Request,
 ) -> Response:
     """Return the schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
-    plan = await while_connected(request, checker.answer(plan_request, key.name))
+    plan = await while_connected(request, checker.answer(plan_request, key.owner))
     return Response(plan, media_type="application/json")
 
 

@@ -13,6 +13,7 @@ from api import history
 from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
 from api.problems import ProblemError
+from api.readers import Staying, within
 
 router = APIRouter(tags=["timeline"])
 
@@ -22,6 +23,9 @@ FIRST = "data"
 MOST_SPANS = 200_000
 """Most spans that are read. Ranks report those of the first steps and of a sample, but may write any number.
 """
+
+MOST_BYTES = 64 << 20
+"""Most bytes of them."""
 
 Steps = dict[int, dict[int | None, list[Mapping[str, Any]]]]
 
@@ -54,11 +58,12 @@ def get_job_timeline(
     job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
+    staying: Staying,
     step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
     """Return what each rank did in one step, by its own measurement."""
-    read = history.events(store, settings.layout, job.id, frozenset({"span"}))
-    events = list(islice(read, MOST_SPANS))
+    read = history.events(store, settings.layout, job.id, frozenset({"span"}), check=staying)
+    events = list(islice(within(read, MOST_BYTES), MOST_SPANS))
     found = _by_step(events)
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"

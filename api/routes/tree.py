@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -12,9 +15,15 @@ from api import history
 from api.access import ReadableJob
 from api.context import SettingsDep, StoreDep
 from api.params import Limit, refuse
+from api.readers import Staying
 from service.jobs.bounds_row import BoundsRow
 
 router = APIRouter(tags=["bounds"])
+
+_PAGE_BYTES = 16 << 20
+"""Bytes of rows after which a page takes no more of them."""
+_MOST_TREES = 1_000_000
+"""Most reports of trees that are looked at."""
 
 
 class SplitTree(BaseModel):
@@ -62,6 +71,7 @@ def get_job_tree(
     job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
+    staying: Staying,
     instance: Annotated[
         int | None, Query(ge=0, description="the instance; without it, the one that was split most")
     ] = None,
@@ -69,10 +79,16 @@ def get_job_tree(
     """Return the trees of the searches for an instance's verdict, as far as they are recorded."""
     if job.kind != "verify":
         raise refuse("job_id", f"a {job.kind} job has no searches", job.id, "the id of a verify job")
-    found = {event["instance"]: event for event in history.events(store, settings.layout, job.id, frozenset({"tree"}))}
+
+    def read() -> Iterator[dict[str, Any]]:
+        return history.events(store, settings.layout, job.id, frozenset({"tree"}), check=staying)
+
+    found = {each["instance"]: each["domains"] for each in islice(read(), _MOST_TREES)}
     known = sorted(found)
-    chosen = max(known, key=lambda each: found[each]["domains"], default=None) if instance is None else instance
-    event = found.get(chosen)
+    chosen = max(known, key=lambda each: found[each], default=None) if instance is None else instance
+    event = None
+    for each in read() if chosen in found else ():  # trees are too large to keep those of all instances
+        event = each if each["instance"] == chosen else event
     if event is None:
         return InstanceTrees(instance=instance, instances=known, domains=0, seconds=0.0, ranks=1, searches=[])
     return InstanceTrees(
@@ -106,6 +122,7 @@ def get_job_bounds(
     job: ReadableJob,
     store: StoreDep,
     settings: SettingsDep,
+    staying: Staying,
     limit: Limit = 100,
     cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the previous page")] = None,
 ) -> BoundsPage:
@@ -113,15 +130,42 @@ def get_job_bounds(
     if job.kind != "verify":
         raise refuse("job_id", f"a {job.kind} job has no bounds", job.id, "the id of a verify job")
     first = _instance(cursor)
-    rows = {
-        event["instance"]: event
-        for event in history.events(store, settings.layout, job.id, frozenset({"bound"}))
-        if event["instance"] >= first
-    }
-    chosen = sorted(rows)[: limit + 1]
-    following = str(chosen[limit]) if len(chosen) > limit else None
-    items = [_ROWS.validate_python(rows[instance]) for instance in chosen[:limit]]
-    return BoundsPage(items=items, next_cursor=following)
+    rows = _FirstRows(limit, first)
+    for event in history.events(store, settings.layout, job.id, frozenset({"bound"}), check=staying):
+        rows.take(event)
+    chosen = sorted(rows.held)[:limit]
+    items = [row for instance in chosen for row in _rows(rows.held[instance])]
+    return BoundsPage(items=items, next_cursor=None if rows.following is None else str(rows.following))
+
+
+def _rows(event: dict[str, Any]) -> Iterator[BoundsRow]:
+    """Yield the row of a rank's report; none if it does not have the form of Trivet's own."""
+    with suppress(ValidationError):
+        yield _ROWS.validate_python(event)
+
+
+class _FirstRows:
+    """Keeps the newest row of each of the first instances, as many as a page has, in no more bytes than it may have."""
+
+    def __init__(self, limit: int, first: int) -> None:
+        self._limit, self._first = limit, first
+        self.held: dict[int, dict[str, Any]] = {}
+        self.following: int | None = None
+        """The first instance of the next page."""
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+
+    def take(self, event: dict[str, Any]) -> None:
+        instance = event["instance"]
+        if instance < self._first or (self.following is not None and instance >= self.following):
+            return
+        size = len(orjson.dumps(event))
+        self._bytes += size - self._sizes.get(instance, 0)
+        self.held[instance], self._sizes[instance] = event, size
+        while len(self.held) > 1 and (len(self.held) > self._limit or self._bytes > _PAGE_BYTES):
+            self.following = max(self.held)
+            self._bytes -= self._sizes.pop(self.following)
+            del self.held[self.following]
 
 
 def _instance(cursor: str | None) -> int:

@@ -112,7 +112,7 @@ def _bare(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> Any:
-    """Return the contents of a JSON file of a rank. Raises ``ValueError``."""
+    """Return the contents of a JSON file of a rank, whose integers may have any length. Raises ``ValueError``."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -128,14 +128,22 @@ def require(path: Path) -> Checkpoint:
 
 
 def finished(artifacts: Path) -> dict[str, Any] | None:
-    """Return the description of a job's finished model; ``None`` if there is none."""
+    """Return the description of a job's finished model; ``None`` if there is none. Raises ``ValueError``."""
     try:
         with Folder.open(artifacts) as folder:
             folder.reader(WEIGHTS).close()
-            description: dict[str, Any] = _parsed(folder.read(DESCRIPTION, _LARGEST_META))
+            return described(folder.read(DESCRIPTION, _LARGEST_META))
     except OSError:
         return None
-    return description
+
+
+def described(text: bytes) -> dict[str, Any]:
+    """Return the description of a finished model, which has its ``step``. Raises ``ValueError``."""
+    description: Any = _parsed(text)
+    match description:
+        case {"step": int(step)} if type(step) is int and step >= 0:
+            return dict(description)
+    raise ValueError(f"{DESCRIPTION} is not the description of a model: it names no step")
 
 
 def steps_of_checkpoints(paths: JobPaths) -> tuple[int, ...]:

@@ -26,6 +26,8 @@ LEVELS = (100, 400, 2000)
 """Most points of a curve: for many jobs on one axis, and for one job."""
 _MOST_POINTS = 1_000_000
 """Most points of all curves of one file: with too many names there is no file."""
+_MOST_NAMES = 10_000
+"""Most metrics of which curves are kept: with more there is no file."""
 _MOST_BYTES = 256 << 20
 _LONGEST_HEAD = 16 << 20
 _NAME = "curves.rank-{}.jsonl"
@@ -150,12 +152,16 @@ class CurveKeeper:
     """Thins the metrics of an attempt as they arrive, and writes them at its end."""
 
     _curves: dict[str, _GrowingCurve] = field(default_factory=dict)
+    _has_all: bool = True
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take a ``metric`` event."""
         step, when = event["step"], event["time"]
         for name, value in event["values"].items():
             if (curve := self._curves.get(name)) is None:
+                if len(self._curves) == _MOST_NAMES:
+                    self._has_all = False
+                    continue
                 curve = self._curves[name] = _GrowingCurve()
             curve.add((step, when, value))
 
@@ -167,7 +173,7 @@ class CurveKeeper:
         """Write the file of one host's ranks, of which ``rank`` is the first, into the folder of an attempt: it was
         made of so many bytes of these event files. Raises :class:`OSError`.
         """
-        if sum(len(each.stretches) for each in self._curves.values()) > _MOST_POINTS:
+        if not self._has_all or sum(len(each.stretches) for each in self._curves.values()) > _MOST_POINTS:
             return
         body, places, at = [], {}, 0
         for name, growing in sorted(self._curves.items()):

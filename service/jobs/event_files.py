@@ -17,7 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
-from service.jobs.events import LONGEST_EVENT, Event, MalformedEvent, parse_event
+from service.jobs.events import Event, MalformedEvent, parse_event
+from service.jobs.rank_words import Check, UnreadRest, go_on, lines, lines_backwards, refuse_line
 from service.jobs.safe_files import Folder
 
 _READ = 1 << 20
@@ -114,6 +115,8 @@ class EventReader:
         """Bytes of the returned whole lines."""
         self.has_more = False
         """Whether the last call stopped before the end."""
+        self.unread: UnreadRest | None = None
+        """Why nothing more is read, once something in the file was not written by a writer of events."""
 
     def open(self) -> None:
         """Hold the file from now on, if it exists: a later file of that name is not read."""
@@ -125,20 +128,27 @@ class EventReader:
         :attr:`has_more` says that a line is not whole yet. May block as long as the disk does.
         """
         self.open()
-        if self._file is None:
-            return []
         for _ in range(_MOST_READS):
-            chunk = self._file.read(_READ)
+            chunk = self._file.read(_READ) if self._file is not None and self.unread is None else b""
             self.has_more = bool(chunk)
             if not chunk:
                 return []
-            *lines, self._held = (self._held + chunk).split(b"\n")
-            if lines:
-                self.taken += sum(map(len, lines)) + len(lines)
-                return lines
-            if len(self._held) > LONGEST_EVENT:
-                self._held = self._held[:LONGEST_EVENT]  # far more than any event: its rest makes it malformed
+            *whole, self._held = (self._held + chunk).split(b"\n")
+            found = list(self._taken(whole))
+            if found:
+                return found
         return []
+
+    def _taken(self, whole: list[bytes]) -> Iterator[bytes]:
+        """Yield lines up to the first one that no writer of events wrote; after it, none is read any more."""
+        try:
+            for line in whole:
+                refuse_line(line)
+                self.taken += len(line) + 1
+                yield line
+            refuse_line(self._held)
+        except UnreadRest as rest:
+            self.unread, self.has_more, self._held = rest, False, b""
 
     def close(self) -> None:
         if self._file is not None:
@@ -150,19 +160,21 @@ def attempt_folders(attempts: Path) -> dict[int, Path]:
     return dict(sorted((int(name), attempts / name) for name in _names(attempts) if name.isdecimal()))
 
 
-def recorded(folder: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of an attempt of these types, ordered by time as far as each file is."""
-    logs = [_printed(chain) for chain in _log_chains(folder)] if "log" in types else []
-    events = [_events(path, types) for path in _event_files(folder)]
+def recorded(folder: Path, types: Collection[str], check: Check = go_on) -> Iterator[dict[str, Any]]:
+    """Yield the events of an attempt of these types, ordered by time as far as each file is. Where the rest of a rank's
+    file is not read, a line of the log says so.
+    """
+    logs = [_printed(chain, check) for chain in _log_chains(folder)] if "log" in types else []
+    events = [_events(path, types, check) for path in _event_files(folder)]
     yield from heapq.merge(*events, *logs, key=itemgetter("time"))
 
 
-def newest_logged(folder: Path) -> Iterator[dict[str, Any]]:
+def newest_logged(folder: Path, check: Check = go_on) -> Iterator[dict[str, Any]]:
     """Yield the ``log`` events of an attempt, the newest first, reading from the ends of its files: the first ones come
     at once, however long the log is.
     """
     chains = [*_log_chains(folder), *([path] for path in _event_files(folder))]
-    newest = [_parsed_logs(_lines_backwards(path) for path in reversed(chain)) for chain in chains]
+    newest = [_logged_backwards(chain, check) for chain in chains]
     yield from heapq.merge(*newest, key=itemgetter("time"), reverse=True)
 
 
@@ -188,13 +200,13 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _printed(chain: list[Path]) -> Iterator[dict[str, Any]]:
+def _printed(chain: list[Path], check: Check) -> Iterator[dict[str, Any]]:
     """Yield the lines that a rank printed; a notice with their number replaces lines beyond the limit."""
     count = 0
     for path in chain:
         before = int(path.name.split(".")[2]) if path.name.count(".") == 3 else 0
         lacking = before - count
-        for event in _events(path, ("log",)):
+        for event in _events(path, ("log",), check):
             if lacking > 0:
                 told = f"[{lacking} lines are missing: the log reached its largest size]"
                 yield {**event, "stream": "service", "line": told}
@@ -204,57 +216,66 @@ def _printed(chain: list[Path]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _parsed_logs(files: Iterable[Iterator[bytes]]) -> Iterator[dict[str, Any]]:
-    for lines in files:
-        for line in lines:
-            if b'"log"' in line:
-                try:
-                    event = parse_event(line, None)
-                except MalformedEvent:
-                    continue
-                if event["type"] == "log":
-                    yield dict(event)
+def _logged_backwards(chain: list[Path], check: Check) -> Iterator[dict[str, Any]]:
+    """Yield the ``log`` events of a chain of files, the newest first, up to where the rest is not read."""
+    for path in reversed(chain):
+        rank, time = _rank_of(path), 0.0
+        file = _opened(path)
+        if file is None:
+            continue
+        with file:
+            time = os.fstat(file.fileno()).st_mtime
+            try:
+                for event in _parsed(lines_backwards(file, check), rank, ("log",)):
+                    time = event["time"]
+                    yield event
+            except UnreadRest as rest:
+                yield _unread(rest, rank, time)
+                return
 
 
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, the last one first."""
-    file = _opened(path)
-    if file is None:
-        return
-    with file:
-        left = file.seek(0, os.SEEK_END)
-        held = b""
-        ends_whole = False
-        while left:
-            size = min(_READ, left)
-            left = file.seek(left - size)
-            first, *lines = (file.read(size) + held).split(b"\n")
-            if not ends_whole and lines:
-                lines.pop()  # after the last line feed comes an unfinished line, or nothing
-                ends_whole = True
-            yield from reversed(lines)
-            held = first
-        if ends_whole and held:
-            yield held
-
-
-def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
+def _events(path: Path, types: Collection[str], check: Check) -> Iterator[dict[str, Any]]:
     """Yield the events of one file; other lines, which a rank may write, are left out."""
-    match = _RANK.fullmatch(path.name)
-    rank = int(match[1]) if match else None
-    marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than searching
+    rank, time = _rank_of(path), 0.0
     file = _opened(path)
     if file is None:
         return
     with file:
-        for line in file:
-            if line.endswith(b"\n") and any(mark in line for mark in marks):
-                try:
-                    event: Event = parse_event(line, rank)
-                except MalformedEvent:
-                    continue
-                if event["type"] in types:
-                    yield dict(event)
+        try:
+            for event in _parsed(lines(file, check), rank, types):
+                time = event["time"]
+                yield event
+        except UnreadRest as rest:
+            if "log" in types:
+                yield _unread(rest, rank, time)
+
+
+def _parsed(found: Iterable[bytes], rank: int | None, types: Collection[str]) -> Iterator[dict[str, Any]]:
+    marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than searching
+    for line in found:
+        if any(mark in line for mark in marks):
+            try:
+                event: Event = parse_event(line, rank)
+            except MalformedEvent:
+                continue
+            if event["type"] in types:
+                yield dict(event)
+
+
+def _unread(rest: UnreadRest, rank: int | None, time: float) -> dict[str, Any]:
+    """Return the line of the log that stands for what is not read."""
+    line = unread_words(rest)
+    return {"type": "log", "time": time, "rank": rank, "stream": "service", "line": line}
+
+
+def unread_words(rest: UnreadRest) -> str:
+    """Return what is said where the rest of a rank's record is not read."""
+    return f"[the rest of what this rank recorded is not read: {rest}]"
+
+
+def _rank_of(path: Path) -> int | None:
+    match = _RANK.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def _opened(path: Path) -> IO[bytes] | None:

@@ -15,6 +15,8 @@ from typing import Any, Literal, NotRequired, TypedDict, Union, cast, get_args, 
 import orjson
 
 from service.jobs.bounds_row import BoundsRow
+from service.jobs.rank_words import OddWord, read_object
+from service.jobs.text import shortened
 
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "phase", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
@@ -124,12 +126,19 @@ class ErrorEvent(Event):
     traceback: str
 
 
-LONGEST_EVENT = 4 << 20
-"""Most bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
+LONGEST_REPORT = 256 << 10
+"""Most bytes of an event that is no row of bounds, tree or error."""
+LONGEST_MESSAGE = 4000
+"""The most characters of an error's message in the job's record."""
+LONGEST_TRACEBACK = 1 << 18
+"""The most characters of the end of a traceback."""
 LONGEST_WORDS = 200
 """The most characters of a name, and of a progress report, which is in the job's record and in every list of jobs."""
 LATEST = 253_402_300_799.0
 """The last second of the year 9999, in Unix seconds: a later one is invalid."""
+MOST_UNITS = 2**53
+"""The largest whole number in an event: every reader of JSON has it exactly."""
+_LONG = frozenset({"bound", "tree", "error"})
 _SHOWN = 200
 
 
@@ -182,31 +191,41 @@ def parse_event(text: bytes, rank: int | None) -> Event:
     """Return the event in a line, stamped with its rank (its own word if ``rank`` is None). Raises
     :class:`MalformedEvent`.
     """
-    if len(text) > LONGEST_EVENT:
-        raise MalformedEvent(f"an event of {len(text)} bytes is longer than {LONGEST_EVENT}", text)
     event = parse_object(text)
     kind = event.get("type")
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise MalformedEvent(f"the type is none of {', '.join(_FIELDS)}", text)
+    if len(text) > LONGEST_REPORT and kind not in _LONG:
+        raise MalformedEvent(f"a {kind} event of {len(text)} bytes is longer than {LONGEST_REPORT}", text)
     for name, expected in fields.items():
-        if not isinstance(event.get(name), expected):
+        if not _is_one(event.get(name), expected):
             raise MalformedEvent(f"a {kind} event needs {name!r} ({_names(expected)})", text)
     for name, expected in _OPTIONAL.get(str(kind), {}).items():
-        if name in event and not isinstance(event[name], expected):
+        if name in event and not _is_one(event[name], expected):
             raise MalformedEvent(f"{name!r} of a {kind} event is {_names(expected)}", text)
     if said := next((said for wrong, said in _refusals(event) if wrong), ""):
         raise MalformedEvent(said, text)
-    if rank is not None or not isinstance(event.get("rank"), int):
+    if rank is not None or not _is_one(event.get("rank"), int):
         event["rank"] = rank
+    if rank is not None and event.get("stream") == "service":
+        event["stream"] = "stdout"  # only the service speaks as the service
     return cast(Event, event)
+
+
+def _is_one(value: Any, expected: type | tuple[type, ...]) -> bool:
+    """Return whether a value has one of these JSON types; true and false are no numbers, and whole numbers are such
+    that every reader of JSON has exactly.
+    """
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return type(value) in kinds and (float in kinds or type(value) is not int or abs(value) <= MOST_UNITS)
 
 
 def _refusals(event: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     too_long = f"has more than {LONGEST_WORDS} characters"
     match event["type"]:
         case "metric":
-            numbers = all(isinstance(each, (int, float, NoneType)) for each in event["values"].values())
+            numbers = all(_is_one(each, (int, float, NoneType)) for each in event["values"].values())
             yield not numbers, "the 'values' of a metric event are numbers"
             yield any(len(name) > LONGEST_WORDS for name in event["values"]), f"a name of a metric {too_long}"
         case "log":
@@ -215,11 +234,16 @@ def _refusals(event: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
             known = all(0 <= event[name] <= LATEST for name in ("start", "end"))
             yield not known, "'start' and 'end' of a span event are Unix seconds"
             yield len(event["name"]) > LONGEST_WORDS, f"the name of a span {too_long}"
+        case "phase":
+            yield len(event["name"]) > LONGEST_WORDS, f"the name of a phase {too_long}"
+        case "artifact":
+            yield len(event["media_type"]) > LONGEST_WORDS, f"the media type of an artifact {too_long}"
         case "progress":
             words = (event.get(name) or "" for name in ("unit", "phase"))
             yield any(len(each) > LONGEST_WORDS for each in words), f"'unit' or 'phase' of a progress event {too_long}"
-            truths = any(isinstance(each, bool) for each in event.values())
-            yield truths, "numbers of a progress event are not true or false"
+            yield min(event["done"], event["total"]) < 0, "'done' and 'total' of a progress event are not negative"
+            yield not 0 <= (event.get("share") or 0) <= 1, "'share' of a progress event is from 0 to 1"
+            yield not 0 <= (event.get("left_s") or 0) <= LATEST, "'left_s' of a progress event is not negative"
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -227,14 +251,22 @@ def parse_object(text: bytes) -> dict[str, Any]:
     :class:`MalformedEvent`.
     """
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise MalformedEvent(f"not JSON ({error})", text) from None
-    if not isinstance(value, dict):
-        raise MalformedEvent("not a JSON object", text)
-    moment = value.get("time")
-    value["time"] = float(moment) if isinstance(moment, (int, float)) and 0 <= moment <= LATEST else time.time()
+        value = read_object(text)
+    except OddWord as error:
+        raise MalformedEvent(str(error), text) from None
+    moment: Any = value.get("time")
+    value["time"] = float(moment) if _is_one(moment, (int, float)) and 0 <= moment <= LATEST else time.time()
     return value
+
+
+def bounded_error(event: ErrorEvent) -> ErrorEvent:
+    """Return a rank's error with texts of bounded length: it is in the job's record and in every list of jobs."""
+    error, message, traceback = event["error"], event["message"], event["traceback"]
+    if len(traceback) > LONGEST_TRACEBACK:
+        traceback = f"[{len(traceback) - LONGEST_TRACEBACK} characters are left out]…{traceback[-LONGEST_TRACEBACK:]}"
+    kept = {"error": shortened(error, LONGEST_WORDS), "message": shortened(message, LONGEST_MESSAGE)}
+    fields = {name: event.get(name) for name in ("type", "time", "rank")}
+    return cast(ErrorEvent, {**fields, **kept, "traceback": traceback})
 
 
 def event_key(event: Mapping[str, Any]) -> bytes:

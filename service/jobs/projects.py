@@ -25,6 +25,11 @@ ROLES: tuple[Role, ...] = ("viewer", "submitter", "maintainer")
 LONGEST_DESCRIPTION = 500
 
 
+def owner_in(project: str, name: str) -> str:
+    """Return one name for each owner: the same name in two projects may be two people."""
+    return name if project == DEFAULT_PROJECT else f"{project}/{name}"
+
+
 class Quotas(BaseModel):
     """Limits of a project; absent ones do not apply."""
 
@@ -42,7 +47,10 @@ class Quotas(BaseModel):
     default_time_s: float | None = Field(None, gt=0, description="`timeout_s` of a job that names none")
     upload_bytes: int | None = Field(None, ge=0, description="bytes of all uploads together")
     artifact_bytes: int | None = Field(
-        None, ge=0, description="bytes of all artifacts together; at this number no more jobs are accepted"
+        None,
+        ge=0,
+        description="bytes of all artifacts, and of events in the broker, together; at this number no more jobs are "
+        "accepted",
     )
 
 

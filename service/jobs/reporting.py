@@ -17,15 +17,15 @@ from typing import Any, Literal
 import orjson
 
 from service.jobs.event_files import EventWriter, rank_file
+from service.jobs.events import LONGEST_TRACEBACK
 from service.jobs.layout import JobPaths
+from service.jobs.rank_words import LONGEST_EVENT
 from service.jobs.runtime import ENDING, WORKING, Reporter
 
 Channel = Literal["control", "stdout", "stderr"]
 
 _COUNTS = frozenset({"metric", "bound", "artifact"})
 """Results are in the file before the rank goes on, so that no checkpoint is ahead of them."""
-_LONGEST_TEXT = 1 << 18
-"""The most characters of a message, and of the end of a traceback."""
 
 
 def _is_result(event: dict[str, Any]) -> bool:
@@ -71,8 +71,14 @@ class RankReporter(Reporter):
         self._phase = ""
 
     def put(self, event: dict[str, Any]) -> None:
-        """Append one event to the rank's file; results are there before the rank goes on."""
-        self._events.append(self._line(event), counts=event["type"] in _COUNTS)
+        """Append one event to the rank's file; results are there before the rank goes on. Of an event that is longer
+        than any reader takes, only a line of the log tells.
+        """
+        line = self._line(event)
+        if len(line) > LONGEST_EVENT:
+            said = f"a {event['type']} event of {len(line)} bytes was left out: at most {LONGEST_EVENT} are recorded"
+            line = self._line({"type": "log", "stream": "service", "line": said})
+        self._events.append(line, counts=event["type"] in _COUNTS)
         if self._phase and _is_result(event):
             self.phase(WORKING)
 
@@ -100,7 +106,7 @@ class RankReporter(Reporter):
 
     def error(self, error: str, message: str, traceback: str) -> None:
         """Report the exception that ends this rank; ``error`` is its class name, ``traceback`` may be empty."""
-        kept = {"message": message[:_LONGEST_TEXT], "traceback": traceback[-_LONGEST_TEXT:]}
+        kept = {"message": message[:LONGEST_TRACEBACK], "traceback": traceback[-LONGEST_TRACEBACK:]}
         self._send({"type": "error", "error": error, **kept})
 
     def terminated(self) -> None:

@@ -201,7 +201,8 @@ class DeliverySettings(BaseModel):
     export_otlp: str | None = Field(None, description="OpenTelemetry collector for jobs whose specs name none")
     export_tokens: SecretStr | None = Field(
         None,
-        description="`host=token` or `host:port=token`, by comma: bearer tokens for the servers of exports",
+        description="`URL=token`, by comma: bearer tokens for the servers of exports, sent to that scheme, host and "
+        "port, and to no path but the URL's and those below it",
     )
     export_retry_hours: float = Field(
         24.0, gt=0, le=24 * 30, description="hours for which the export of an ended job is tried again"
@@ -223,8 +224,11 @@ class DeliverySettings(BaseModel):
             url = getattr(self, name)
             if url is not None and not leads_to_a_server(url):
                 raise ValueError(f"{name} is no URL of a server, without user, password, query and fragment")
+        expected = "expected URL=token, by comma, such as https://mlflow.example.com=TOKEN"
         if any("=" not in entry for entry in _entries(self._tokens)):
-            raise ValueError("export_tokens has an entry without `=`; expected host=token, by comma")
+            raise ValueError(f"export_tokens has an entry without `=`; {expected}")
+        if unclear := [url for url in self.bearer_tokens if not leads_to_a_server(url)]:
+            raise ValueError(f"export_tokens names {unclear[0]!r}, which is no URL of a server; {expected}")
         return self
 
     @property
@@ -233,9 +237,9 @@ class DeliverySettings(BaseModel):
 
     @property
     def bearer_tokens(self) -> dict[str, str]:
-        """Return the bearer tokens of export servers, by host, or by host and port."""
+        """Return the bearer tokens of export servers, by URL."""
         pairs = (entry.partition("=") for entry in _entries(self._tokens))
-        return {host.strip().lower(): token.strip() for host, _, token in pairs}
+        return {url.strip(): token.strip() for url, _, token in pairs}
 
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -28,6 +28,12 @@ class StoreLimits:
     """An unclaimed part is dispatched again after this long."""
     stream_cap: int = 50_000
     """Events kept in a job's stream (about)."""
+    stream_bytes: int = 32 << 20
+    """Bytes of events kept in a job's stream."""
+    project_stream_bytes: int = 512 << 20
+    """Bytes of events kept in the streams of a project's jobs together; beyond, a job that reports keeps fewer."""
+    least_stream_bytes: int = 1 << 20
+    """Bytes of events that a job's stream may have however many its project's other jobs have."""
     idem_ttl_s: float = 86_400.0
     """An idempotency key is remembered for this long."""
     max_queue_bypass_s: float = 600.0
@@ -104,6 +110,9 @@ class StoreLimits:
             {
                 **milliseconds,
                 "stream_cap": self.stream_cap,
+                "stream_bytes": self.stream_bytes,
+                "project_stream_bytes": self.project_stream_bytes,
+                "least_stream_bytes": self.least_stream_bytes,
                 "max_lost_attempts": self.max_lost_attempts,
                 "max_job_artifacts": self.max_job_artifacts,
                 "max_job_artifact_bytes": self.max_job_artifact_bytes,

@@ -21,6 +21,15 @@ _ESCAPED_IN_LINES = re.compile(f"[{_ACTING}]")
 _NAMED = {"\n": r"\n", "\r": r"\r"}
 
 
+LONGEST_TEXT = 1000
+"""Most characters of each text in a refusal, since a given value may have any length."""
+
+
+def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return the text, or its first ``most`` characters and an ellipsis."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def visible(text: str, *, lines: bool = False) -> str:
     """Return ``text`` with the characters that act on a terminal as escapes, such as ``\\x1b``.
 

@@ -27,6 +27,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
+from api.exports.server import token_for
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.settings import Settings
@@ -36,12 +37,15 @@ from service.jobs.store.keyspace import EXPORTS_DUE
 LOSSES = [2.5, math.nan, 1.25]
 RESULT = {"loss": 1.25, "verdicts": {"verified": 3, "unknown": 1}, "gate": {"train": "inductor"}}
 TOKEN = "a-secret-of-the-operator"
+with socket.create_server(("127.0.0.1", 0)) as free:
+    PORT = int(free.getsockname()[1])
+    """The port of the receiver, for which the operator's settings have the token."""
 REPORT = b'{"of": "a job"}'
 
 
 @pytest.fixture
 def receiver() -> Iterator[ExportReceiver]:
-    with export_receiver() as receiving:
+    with export_receiver(PORT) as receiving:
         yield receiving
 
 
@@ -106,7 +110,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     data = tmp_path_factory.mktemp("exports")
-    tokens = SecretStr(f"127.0.0.1={TOKEN}, example.org=other")
+    tokens = SecretStr(f"http://127.0.0.1:{PORT}={TOKEN}, https://example.org=other")
     allowed = {"webhook_allow": "127.0.0.0/8", "export_tokens": tokens}
     settings = Settings(data=data, redis_url=SecretStr(broker), **allowed)
     store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
@@ -245,6 +249,29 @@ def test_an_operator_cannot_name_it_either(url: str) -> None:
     with pytest.raises(ValidationError, match="without `=`") as refused:
         Settings(data=Path("unused"), export_tokens=SecretStr("a-token"))
     assert "a-token" not in str(refused.value)
+    with pytest.raises(ValidationError, match=r"names 'mlflow\.example\.com'.*expected URL=token") as refused:
+        Settings(data=Path("unused"), export_tokens=SecretStr("mlflow.example.com=a-token"))
+    assert "a-token" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "token"),
+    [
+        ("https://ml.example/base", "one"),
+        ("https://ML.example:443/base/", "one"),
+        ("https://ml.example/base/v2/x", "two"),
+        ("https://ml.example/base2", None),
+        ("https://ml.example/", None),
+        ("http://ml.example/base", None),
+        ("https://ml.example:8443/base", None),
+        ("https://evil.example/base", None),
+        ("https://ml.example/base/../other", None),
+        ("https://ml.example/base/%2e%2e/other", None),
+        ("https://ml.example/base/..%2fother", None),
+    ],
+)
+def test_a_token_goes_only_where_the_operator_said(url: str, token: str | None) -> None:
+    assert token_for(url, {"https://ml.example/base/": "one", "https://ml.example/base/v2": "two"}) == token
 
 
 @pytest.mark.slow

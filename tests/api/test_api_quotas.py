@@ -42,6 +42,32 @@ def test_no_more_jobs_are_queued_than_the_quota(client: TestClient, keys: Keys, 
     assert client.post("/v1/jobs", json=TRAIN).status_code == 201  # of another project
 
 
+def test_a_retry_counts_like_a_submission(client: TestClient, ann: dict[str, str]) -> None:
+    first, second = (client.post("/v1/jobs", json=TRAIN, headers=ann).json()["id"] for _ in range(2))
+    high = client.post("/v1/jobs", json={**TRAIN, "priority": 7}, headers=ann).json()["id"]
+    for job_id in (first, second, high):
+        client.post(f"/v1/jobs/{job_id}/cancel", headers=ann)
+    limit(client, queued_jobs=1, highest_priority=5)
+    refused = client.post(f"/v1/jobs/{high}/retry", headers=ann)
+    assert refused.status_code == 429
+    assert "at most 5, its highest_priority" in refused.json()["detail"]
+    assert client.post(f"/v1/jobs/{first}/retry", headers=ann).status_code == 202
+    refused = client.post(f"/v1/jobs/{second}/retry", headers=ann)
+    assert (refused.status_code, "at most 1, its queued_jobs" in refused.json()["detail"]) == (429, True)
+    limit(client, queued_jobs=None, artifact_bytes=0)
+    refused = client.post(f"/v1/jobs/{second}/retry", headers=ann)
+    assert (refused.status_code, "at most 0, its artifact_bytes" in refused.json()["detail"]) == (429, True)
+
+
+def test_a_retried_sweep_counts_all_its_jobs(client: TestClient, ann: dict[str, str]) -> None:
+    sweep = client.post("/v1/jobs", json={**TRAIN, "sweep": {"grid": {"seed": [1, 2, 3]}}}, headers=ann).json()["id"]
+    client.post(f"/v1/jobs/{sweep}/cancel", headers=ann)
+    limit(client, queued_jobs=2)
+    assert client.post(f"/v1/jobs/{sweep}/retry", headers=ann).status_code == 429
+    limit(client, queued_jobs=3)
+    assert client.post(f"/v1/jobs/{sweep}/retry", headers=ann).status_code == 202
+
+
 def test_a_batch_counts_as_a_whole(client: TestClient, ann: dict[str, str]) -> None:
     limit(client, queued_jobs=2)
     assert client.post("/v1/jobs:batch", json={"jobs": [TRAIN] * 3}, headers=ann).status_code == 429
@@ -137,7 +163,7 @@ def test_no_more_jobs_once_artifacts_have_their_quota(
     for body in (TRAIN, {**TRAIN, "sweep": {"grid": {"steps": [1, 2]}}}):
         refused = client.post("/v1/jobs", json=body, headers=ann)
         assert refused.status_code == 429
-        said = f"'vision' has 11 of 10 bytes of artifacts; the largest: {large} has 7, {small} has 4; "
+        said = f"'vision' has 11 of 10 bytes of artifacts and events; the largest: {large} has 7, {small} has 4; "
         assert said in refused.json()["detail"]
     assert client.get("/v1/projects/vision", headers=ann).json()["usage"]["artifact_bytes"] == 11
     assert client.post("/v1/jobs", json=TRAIN).status_code == 201  # of another project

@@ -62,7 +62,7 @@ class ExportReceiver:
 
 
 @contextmanager
-def export_receiver() -> Iterator[ExportReceiver]:
+def export_receiver(port: int = 0) -> Iterator[ExportReceiver]:
     """Listen until the end of the block."""
     receiver = ExportReceiver()
 
@@ -70,5 +70,5 @@ def export_receiver() -> Iterator[ExportReceiver]:
         status, content = receiver.answer(Request(method, path, headers, body))
         return status, "application/json", json.dumps(content).encode()
 
-    with listening(answer) as receiver.url:
+    with listening(answer, port) as receiver.url:
         yield receiver

@@ -13,7 +13,7 @@ Answer = Callable[[str, str, dict[str, str], bytes], tuple[int, str, bytes]]
 
 
 @contextmanager
-def listening(answer: Answer) -> Iterator[str]:
+def listening(answer: Answer, port: int = 0) -> Iterator[str]:
     """Yield the URL to send to."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -34,7 +34,7 @@ def listening(answer: Answer) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.jobs import checkpoints
-from service.jobs.checkpoints import FILES, META, complete, finished, read
+from service.jobs.checkpoints import DESCRIPTION, FILES, META, WEIGHTS, complete, finished, read, steps_of_weights
+from service.jobs.layout import JobPaths
 
 
 def leave(folder: Path, step: int | str, text: str | None = None) -> Path:
@@ -36,6 +37,16 @@ def test_what_is_no_description_makes_no_checkpoint(tmp_path: Path, text: str) -
     leave(tmp_path, 7)
     assert read(leave(tmp_path, 8, text)) is None
     assert [each.step for each in complete(tmp_path)] == [7]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[1]", "{}", '{"step": "7"}', '{"step": true}', '{"step": -1}'])
+def test_what_describes_no_model_leaves_no_weights(paths: JobPaths, text: str) -> None:
+    """Whatever a shared job has left there, the job that names it is refused in words."""
+    (paths.artifacts / WEIGHTS).write_bytes(b"")
+    (paths.artifacts / DESCRIPTION).write_text(text)
+    assert steps_of_weights(paths) == ()
+    (paths.artifacts / DESCRIPTION).write_text('{"step": 7}')
+    assert steps_of_weights(paths) == (7,)
 
 
 def test_a_step_is_a_number_that_records_can_hold(tmp_path: Path) -> None:

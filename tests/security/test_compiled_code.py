@@ -17,10 +17,10 @@ from workers.supervisor import attempt_folder
 from workers.supervisor.attempt_folder import compile_cache, gate_artifacts
 
 
-def submit_gate(fleet: Fleet, owner: str) -> str:
+def submit_gate(fleet: Fleet, owner: str, project: str = "default") -> str:
     """A compile job of ``owner`` with a cache and a folder in its manifest."""
     spec = CompileSpec.model_validate({"model": train_spec("x").model.model_dump(), "shapes": [8], "device": "cpu"})
-    job, _ = fleet.store.jobs.submit(spec, owner)
+    job, _ = fleet.store.jobs.submit(spec, owner, project=project)
     for name, digest in (("compile_cache/train-inductor-0.bin", "ab" * 32), ("traces", "")):
         artifact = Artifact.model_validate(
             {"name": name, "bytes": 1, "sha256": digest, "media_type": "x/y", "created_at": "2026-01-01T00:00:00Z"}
@@ -37,9 +37,25 @@ def test_only_a_gate_of_the_same_owner_vouches_for_compiled_code(
     spec = train_spec("trained", compile={"train": True, "gate": gate})
     job, _ = fleet.store.jobs.submit(spec, "ada")
     claim = Claim(AttemptRef(job.id, 1, HOST), spec, (HostShare(host=HOST, devices=(0,)),), "127.0.0.1", 15.0)
+    assert gate_artifacts(fleet.store, claim) == ("ada", {}), "its submission did not name the gate"
+    claim = dataclasses.replace(claim, needed=frozenset({gate}))
     assert gate_artifacts(fleet.store, claim) == ("ada", known)
     alone = dataclasses.replace(claim, spec=train_spec("without a gate"))
     assert gate_artifacts(fleet.store, alone) == ("ada", {})
+
+
+def test_a_gate_of_the_same_name_in_another_project_vouches_for_nothing(fleet: Fleet) -> None:
+    """That owner may be somebody else, though the job was shared."""
+    fleet.store.projects.create("blue")
+    gate = submit_gate(fleet, "ada", "blue")
+    fleet.store.jobs.share(gate, "default")
+    spec = train_spec("trained", compile={"train": True, "gate": gate})
+    job, _ = fleet.store.jobs.submit(spec, "ada")
+    claim = Claim(
+        AttemptRef(job.id, 1, HOST), spec, (HostShare(host=HOST, devices=(0,)),), "127.0.0.1", 15.0,
+        needed=frozenset({gate}),
+    )  # fmt: skip
+    assert gate_artifacts(fleet.store, claim) == ("ada", {})
 
 
 def test_owners_have_a_private_cache_each_and_none_that_another_user_made(

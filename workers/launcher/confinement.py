@@ -6,7 +6,8 @@ has a network of its own.
 
 Seccomp refuses system calls that act on other processes of the same user beyond files and signals. Otherwise a
 process could set the limits of every process of its user and, if both are unprivileged, their priorities: a
-limit of one second of processor time ends a broker.
+limit of one second of processor time ends a broker. It also leaves only the families of sockets that ranks need: those
+of virtual machines, for example, belong to no network namespace. As io_uring makes sockets past this, it is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import errno
 import os
 import re
 import resource
+import socket
 import struct
 import subprocess
 import sys
@@ -46,6 +48,8 @@ _OF_PROCESS = {
 }
 _ONE_PROCESS = {"setpriority": 0, "ioprio_set": 1}
 """The value of the first argument with which the second names one process, not all processes of a group or user."""
+_FAMILIES = tuple(map(int, (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)))
+"""The families of sockets that gloo, NCCL and the drivers use."""
 _ARCHITECTURES = {
     "x86_64": (
         0xC000003E,
@@ -56,6 +60,9 @@ _ARCHITECTURES = {
             "sched_setscheduler": 144,
             "setpriority": 141,
             "ioprio_set": 251,
+            "socket": 41,
+            "socketpair": 53,
+            "io_uring_setup": 425,
         },
     ),
     "aarch64": (
@@ -67,6 +74,9 @@ _ARCHITECTURES = {
             "sched_setscheduler": 119,
             "setpriority": 140,
             "ioprio_set": 30,
+            "socket": 198,
+            "socketpair": 199,
+            "io_uring_setup": 425,
         },
     ),
 }
@@ -78,7 +88,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def leave_other_processes_alone() -> bool:
     """Let the calling thread, and all that it starts, set limits and priorities only of the calling process
-    from now on. Return false if that is impossible: on another architecture, or a kernel without filters.
+    from now on, and make sockets only of :data:`_FAMILIES`. Return false if that is impossible: on another
+    architecture, or a kernel without filters.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -101,10 +112,14 @@ def _program(architecture: int, numbers: dict[str, int]) -> Iterator[_Instructio
     for call, place in _OF_PROCESS.items():
         first = [(_argument(0), _ONE_PROCESS[call])] if call in _ONE_PROCESS else []
         yield from _unless(numbers[call], [[*first, (_argument(place), 0)]])
+    for call in ("socket", "socketpair"):
+        families = [[(_argument(0), family)] for family in _FAMILIES]
+        yield from _unless(numbers[call], families, errno.EAFNOSUPPORT)
+    yield from _unless(numbers["io_uring_setup"], [], errno.ENOSYS)
     yield (_RETURN, 0, 0, _ALLOW)
 
 
-def _unless(number: int, allowed: list[list[tuple[int, int]]]) -> Iterator[_Instruction]:
+def _unless(number: int, allowed: list[list[tuple[int, int]]], refusal: int = errno.EPERM) -> Iterator[_Instruction]:
     """Yield the instructions that refuse a call unless all words of one of the lists match."""
     body: list[_Instruction] = []
     for words in allowed:
@@ -113,7 +128,7 @@ def _unless(number: int, allowed: list[list[tuple[int, int]]]) -> Iterator[_Inst
             left -= 2
             body += [(_LOAD, 0, 0, place), (_EQUAL, 0, left, wanted)]
         body.append((_RETURN, 0, 0, _ALLOW))
-    body.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
+    body.append((_RETURN, 0, 0, _ERRNO | refusal))
     yield from [(_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, len(body), number), *body]
 
 
@@ -125,7 +140,17 @@ Mode = Literal["auto", "required", "none"]
 """Everything that the host allows; everything, or no job runs; limits only."""
 _GIB = 1 << 30
 _OPEN_FILES = 65_536
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/nix/store")
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/sys", "/proc", "/nix/store")
+_OF_SYSTEM = (
+    "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
+    "glvnd", "host.conf", "hostname", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload",
+    "libibverbs.d", "libnl", "libnl-3", "locale.alias", "locale.conf", "localtime", "lsb-release", "magic",
+    "mime.types", "nccl.conf", "networks", "nsswitch.conf", "nvidia", "OpenCL", "os-release", "pki/ca-trust/extracted",
+    "pki/tls/cert.pem", "pki/tls/certs", "pki/tls/openssl.cnf", "protocols", "python3", "rdma", "redhat-release",
+    "resolv.conf", "services", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "timezone", "ucx", "vulkan",
+    "group", "passwd",
+)  # fmt: skip
+"""What programs and libraries read in ``/etc``; passwords and keys lie beside it."""
 _SOCKETS = (Path("/run"), Path("/var/run"))
 _OF_DRIVERS = (Path("/run/nvidia-persistenced"),)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "kfd", "infiniband", "gdrdrv")
@@ -256,6 +281,8 @@ def _may_change_kernel_settings() -> bool:
 def _system_paths() -> Iterator[Path]:
     """Yield the folders of programs, libraries and installed packages."""
     yield from map(Path, _SYSTEM)
+    yield from (Path("/etc", name) for name in _OF_SYSTEM)
+    yield from Path("/etc").glob("python3.*")
     installed = str(Path(__file__).parents[2])
     for entry in (sys.prefix, sys.base_prefix, sys.exec_prefix, installed, *sys.path):
         if entry:

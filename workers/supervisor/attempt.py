@@ -18,6 +18,7 @@ import orjson
 from service.jobs.event_files import host_file, rank_file
 from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event
 from service.jobs.layout import DataLayout
+from service.jobs.rank_words import OddWord
 from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS, RESULT
 from service.jobs.safe_files import Folder
@@ -338,9 +339,18 @@ class _PartRun:
     async def _seen(self, ending: Ending, launcher_code: int) -> Evidence:
         relay = self._relay
         leads = 0 in relay.ranks
-        result: list[Any] = []
+        result: dict[str, Any] | None = None
+        odd_result = ""
+
+        def read() -> None:
+            nonlocal result, odd_result
+            try:
+                result = read_result(self._paths.work(self._claim.ref.attempt))
+            except OddWord as error:
+                odd_result = str(error)
+
         if leads:
-            await self._disk.run(lambda: result.append(read_result(self._paths.work(self._claim.ref.attempt))))
+            await self._disk.run(read)
         return Evidence(
             cause="lease_expired" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
@@ -354,7 +364,8 @@ class _PartRun:
             tails=relay.tails,
             launcher_tail=self._group.last_output(),
             leads=leads,
-            result=result[0] if result else None,
+            result=result,
+            odd_result=odd_result,
             timeout_s=self._claim.spec.timeout_s,
             stall_s=self._claim.spec.stall_s,
             hanging=self._stall_watch.hanging,

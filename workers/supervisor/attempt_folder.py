@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
-import logging
 import os
 import stat
 import tempfile
@@ -17,18 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import psutil
 
 from service.jobs import rendezvous_folder
 from service.jobs.layout import JobPaths
-from service.jobs.projects import DEFAULT_PROJECT
-from service.jobs.records import Claim, Job
+from service.jobs.projects import owner_in
+from service.jobs.rank_words import OddWord, read_object
+from service.jobs.records import Claim
 from service.jobs.runtime import LARGEST_RESULT, RESULT
 from service.jobs.safe_files import Folder
 from service.jobs.store import Store
-
-logger = logging.getLogger(__name__)
 
 
 def open_attempt(paths: JobPaths, number: int) -> Folder:
@@ -43,16 +40,15 @@ def open_attempt(paths: JobPaths, number: int) -> Folder:
         return root.folder(paths.attempt(number).relative_to(paths.root).as_posix())
 
 
-def read_result(work: Path) -> Any:
-    """Return the result that rank 0 left; None if none can be read."""
+def read_result(work: Path) -> dict[str, Any] | None:
+    """Return the result that rank 0 left, None if there is none. Raises :class:`OddWord` if what is there is none."""
     try:
         with Folder.open(work) as folder:
-            return orjson.loads(folder.read(RESULT, LARGEST_RESULT))
+            return read_object(folder.read(RESULT, LARGEST_RESULT), LARGEST_RESULT)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        logger.warning("the result of rank 0 cannot be read: %s", error)
-        return None
+    except OSError as error:
+        raise OddWord(f"it cannot be read: {error}") from error
 
 
 def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
@@ -60,16 +56,14 @@ def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
     name, from their manifest; none if that job is another owner's. Raises
     :class:`service.jobs.store.StoreUnavailable`.
     """
-    owner = _owner_of(store.jobs.get(claim.ref.job_id))
-    gate = claim.spec.gate_job
-    if gate is None or _owner_of(store.jobs.get(gate)) != owner:
+    job = store.jobs.get(claim.ref.job_id)
+    owner, gate = owner_in(job.project, job.owner), claim.spec.gate_job
+    if gate is None or gate not in claim.needed:
+        return owner, {}
+    gates = store.jobs.get(gate)
+    if owner_in(gates.project, gates.owner) != owner:
         return owner, {}
     return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}
-
-
-def _owner_of(job: Job) -> str:
-    """Return one name per owner: the same name in two projects may be two people."""
-    return job.owner if job.project == DEFAULT_PROJECT else f"{job.project}/{job.owner}"
 
 
 def compiled_caches() -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.curves import CurveKeeper
-from service.jobs.event_files import EventReader, attempt_folders, rank_file, recorded
+from service.jobs.event_files import EventReader, attempt_folders, rank_file, recorded, unread_words
 from service.jobs.events import Event, MalformedEvent, event_key, parse_event
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store
@@ -41,6 +41,7 @@ class Collector:
         self._settings = settings
         self._curves = CurveKeeper()
         self._readers: dict[int, EventReader] = {}
+        self._cut: set[int] = set()
         self._turn = asyncio.Lock()
         self._has_recovered = False
         self._is_finished = False
@@ -82,6 +83,9 @@ class Collector:
                 reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
                 while (lines := await self._read(reader)) or reader.has_more:
                     await self._give_on(lines, rank)
+                if reader.unread is not None and rank not in self._cut:
+                    self._cut.add(rank)
+                    self._uploader.put(event_protocol.log_event(unread_words(reader.unread), rank=rank))
 
     async def _read(self, reader: EventReader) -> list[bytes]:
         found: list[bytes] = []
@@ -95,7 +99,7 @@ class Collector:
             try:
                 event = parse_event(line, rank)
             except MalformedEvent as error:
-                self._uploader.put(event_protocol.log_event(str(error), rank=rank))
+                self._relay.complain(error, rank)
                 continue
             if event["type"] == "metric" and not self._has_recovered:
                 self._has_recovered = True

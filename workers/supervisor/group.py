@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.jobs.processes import Process
+from service.jobs.rank_words import OddWord, read_object
 from service.jobs.safe_files import Folder, remove_tree
 from workers import forks
 from workers.launcher import program as launcher
@@ -28,12 +31,30 @@ _TAIL = 20
 _KEEPER_GRACE_S = 5.0
 """The time that a keeper gets to end its group: it needs milliseconds."""
 _REPORT = "exit-codes.json"
+_RANK = re.compile(r"\d{1,7}", re.ASCII)
 _LARGEST = 1 << 20
 """The most bytes read of the launcher's output."""
 _SCRATCH = "trivet-group-"
 _SHORT = "/tmp"  # noqa: S108 - only for folders that mkdtemp makes, private and with a name nobody can foresee
 _LONGEST_FOLDER = 80
 """A unix socket's path may have some 100 bytes."""
+
+
+def exit_codes_in(folder: Path) -> dict[int, int]:
+    """Return the exit codes of ranks that a launcher reported in this folder. A rank can write there in its place, so
+    what torchrun does not write is left out.
+    """
+    try:
+        with Folder.open(folder) as opened:
+            told = read_object(opened.read(_REPORT, _LARGEST))
+    except (OSError, OddWord):  # there is no report, or the launcher was ended while it wrote it
+        return {}
+    return {int(rank): code for rank, code in told.items() if _RANK.fullmatch(rank) and _is_code(code)}
+
+
+def _is_code(value: object) -> bool:
+    """Return whether a value is an exit code, or the negative number of a signal."""
+    return type(value) is int and -signal.NSIG < value < 256
 
 
 def _scratch_folder() -> Path:
@@ -234,11 +255,7 @@ class Group:
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of failed ranks (negative: the signal), as far as torchrun reported them."""
-        try:
-            with Folder.open(self.folder) as folder:
-                return {int(rank): code for rank, code in json.loads(folder.read(_REPORT, _LARGEST)).items()}
-        except (OSError, ValueError):  # there is no report, or the launcher was ended while it wrote it
-            return {}
+        return exit_codes_in(self.folder)
 
     def last_output(self) -> list[str]:
         """Return the last lines of torchrun, or of a rank that had not reached its supervisor."""

@@ -21,7 +21,6 @@ from service.jobs.records import Claim
 from service.jobs.safe_files import Folder
 from service.jobs.settings import MAX_LOG_BYTES, Settings
 from service.jobs.settings_file import config_file
-from service.jobs.spec.base import FILE_ID
 from workers.launcher.confinement import Confinement, JobLimits, Mode
 from workers.rank.stacks import stacks_file
 
@@ -82,16 +81,14 @@ class JobPolicy:
     ) -> Confinement:
         """Return the confinement of a claimed part's ranks.
 
-        They read their job's folder and the files that the spec names. They write artifacts, checkpoints, their
+        They read their job's folder and the files that its submission named. They write artifacts, checkpoints, their
         work folder and the files of their events and stacks, and in ``owner``'s cache of files derived from
         uploads. ``read`` and ``write`` are the group's own paths.
         """
-        spec = claim.spec
         read = [*map(Path, self.read), *plugins(), *read]
-        read += [layout.file(name) for name in FILE_ID.findall(spec.model_dump_json(by_alias=True))]
-        for needed in spec.dependencies():
-            if needed.kind is not None:
-                read += [layout.job(needed.job_id).artifacts, layout.job(needed.job_id).checkpoints]
+        read += map(layout.file, claim.files)
+        for needed in claim.sources:
+            read += [layout.job(needed.job_id).artifacts, layout.job(needed.job_id).checkpoints]
         job = layout.job(claim.ref.job_id)
         attempt = job.attempt(claim.ref.attempt)
         files = [name(attempt, rank) for rank in claim.ranks for name in (rank_file, stacks_file)]

@@ -30,7 +30,6 @@ from service.jobs.objects import (
 )
 from service.jobs.records import Artifact, Claim, JobError, PartOutcome
 from service.jobs.safe_files import Entry, Folder
-from service.jobs.spec.base import FILE_ID
 from service.jobs.store import ArtifactStore, Files
 from service.jobs.store.artifacts import FOLDER
 from workers.supervisor.settings import SupervisorSettings
@@ -77,14 +76,11 @@ class Mirror:
         """
         if (objects := self.objects) is None:
             return
-        spec = self.claim.spec
         todo: list[Callable[[], None]] = [functools.partial(self._fetch_state, objects)]
-        for file_id in dict.fromkeys(FILE_ID.findall(spec.model_dump_json(by_alias=True))):
-            todo.append(functools.partial(self.files.fetch, file_id))
-        for needed in spec.dependencies():
-            if needed.kind is not None:
-                step = needed.weights if isinstance(needed.weights, int) else None
-                todo.append(functools.partial(self._fetch_job, objects, needed.job_id, step))
+        todo += [functools.partial(self.files.fetch, file_id) for file_id in self.claim.files]
+        for needed in self.claim.sources:
+            step = needed.weights if isinstance(needed.weights, int) else None
+            todo.append(functools.partial(self._fetch_job, objects, needed.job_id, step))
         for act in todo:
             self._repeat(act, self.settings.claim_within_s)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from service.jobs.disk import DISK_FULL
-from service.jobs.events import ErrorEvent
+from service.jobs.events import LONGEST_MESSAGE, LONGEST_WORDS, ErrorEvent
 from service.jobs.records import JobError, PartOutcome
+from service.jobs.text import shortened
 
 Cause = Literal[
     "exited",
@@ -28,7 +29,6 @@ Cause = Literal[
 this host, which is not the job's fault; another signal to the supervisor; its lease; a disk without room for
 the attempt's record; the supervisor's own error."""
 
-_LONGEST_MESSAGE = 4000
 _HOSTS_FAULTS = {
     "terminated": ("SupervisorTerminated", "the supervisor got SIGTERM, as when a host shuts down"),
     "lease_expired": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
@@ -80,6 +80,8 @@ class Evidence:
     """Whether rank 0, which leaves the result, ran here."""
     result: Mapping[str, Any] | None = None
     """The result that rank 0 left, with ``completed`` beside it."""
+    odd_result: str = ""
+    """Why what rank 0 left is no result."""
     timeout_s: float | None = None
     stall_s: float | None = None
     hanging: Mapping[int, str] = field(default_factory=dict)
@@ -266,12 +268,14 @@ def _shortfall(evidence: Evidence) -> PartOutcome | None:
     if not evidence.leads:
         return None
     if evidence.result is None:
-        return _failed("NoResult", "the group exited with code 0, but rank 0 left no result")
+        left = f"what rank 0 left as its result is none: {evidence.odd_result}"
+        said = left if evidence.odd_result else "rank 0 left no result"
+        return _failed("NoResult", f"the group exited with code 0, but {said}", 0)
     match evidence.result.get("completed"):
         case {"done": int(done), "total": int(total), "unit": str(unit)}:
             said = f"{done} of {total} {unit} were done when the ranks ended without being asked to stop"
             return None if done == total else _failed("Incomplete", said)
-    return _failed("NoResult", "rank 0 left a result that does not say how much of the work was done")
+    return _failed("NoResult", "rank 0 left a result that does not say how much of the work was done", 0)
 
 
 def _success(evidence: Evidence) -> PartOutcome:
@@ -284,7 +288,10 @@ def _success(evidence: Evidence) -> PartOutcome:
 
 def _failed(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> PartOutcome:
     return PartOutcome(
-        "failed", error=JobError(type=error, message=_cut(message), rank=rank, traceback_artifact=traceback)
+        "failed",
+        error=JobError(
+            type=shortened(error, LONGEST_WORDS), message=_cut(message), rank=rank, traceback_artifact=traceback
+        ),
     )
 
 
@@ -294,7 +301,7 @@ def _lost(error: str, message: str) -> PartOutcome:
 
 
 def _cut(message: str) -> str:
-    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"
+    return shortened(message, LONGEST_MESSAGE - 1)
 
 
 def _quote(lines: Sequence[str]) -> str:

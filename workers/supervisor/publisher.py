@@ -27,6 +27,8 @@ from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _CHUNK = 1 << 20
+_MOST_WAITING = 20_000
+"""The most announced artifacts that wait for their turn; more than any job may have are not taken."""
 _TOO_LATE = "it was not read to its end: the attempt ended before"
 
 
@@ -182,6 +184,9 @@ class Publisher:
         self._begin(event, functools.partial(_publish_text, self._paths, name, text))
 
     def _begin(self, event: ArtifactEvent, taken: Callable[[], Artifact]) -> None:
+        if len(self._tasks) >= _MOST_WAITING:
+            self.beyond_limits += 1
+            return
         task = asyncio.get_running_loop().create_task(self._publish(event, taken))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

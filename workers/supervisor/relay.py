@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,7 @@ def is_descendant(pid: int, root: int) -> bool:
 
 
 _CHUNK = 1 << 16
+_MOST_COMPLAINTS = 100
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Relay:
     errors: list[ErrorEvent] = field(default_factory=list)
     """Errors in order of arrival."""
     _logs: dict[int, RankLog] = field(default_factory=dict)
+    _complaints: Counter[int] = field(default_factory=Counter)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
     _stopping: bool = False
@@ -296,7 +299,7 @@ class Relay:
         try:
             word = event_protocol.parse_last_word(line, rank)
         except MalformedEvent as error:
-            self.say(event_protocol.log_event(str(error), rank=rank))
+            self.complain(error, rank)
             return
         if isinstance(word, event_protocol.Done):
             self.ranks[rank].done = True
@@ -306,7 +309,20 @@ class Relay:
         else:
             self._error(word, rank)
 
+    def complain(self, error: MalformedEvent, rank: int) -> None:
+        """Tell, in the job's log, what a rank said or wrote that nobody understands, up to a number of times: it takes
+        more bytes to tell than to say.
+        """
+        self._complaints[rank] += 1
+        if self._complaints[rank] <= _MOST_COMPLAINTS:
+            self.say(event_protocol.log_event(str(error), rank=rank))
+        if self._complaints[rank] == _MOST_COMPLAINTS:
+            self.say(event_protocol.log_event("no more malformed reports of this rank are told", rank=rank))
+
     def _error(self, event: ErrorEvent, rank: int) -> None:
+        """Take a rank's error; only the first one ended it."""
+        if self.ranks[rank].error is not None:
+            return
         self.errors.append(event)
         self.ranks[rank].error = event
         self.say(event)

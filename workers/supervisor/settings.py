@@ -22,10 +22,14 @@ class SupervisorSettings:
 
     upload_batch: int = 256
     """The most events in one call."""
+    upload_batch_bytes: int = 1 << 20
+    """Bytes of events after which a call takes no more of them."""
     upload_interval_s: float = 0.1
     """Pause after a batch that left less than another one waiting."""
     upload_full: int = 4096
     """Number of waiting events from which further ones stay on disk."""
+    upload_full_bytes: int = 16 << 20
+    """Bytes of waiting events from which further ones stay on disk."""
     upload_capacity: int = 50_000
     """Number of the supervisor's own waiting events beyond which less important ones are only recorded, not sent."""
     read_interval_s: float = 0.1

@@ -21,6 +21,8 @@ from workers.supervisor.logs import GrowingFile
 from workers.supervisor.settings import SupervisorSettings
 
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
+_MOST_QUEUED = 64 << 20
+"""Bytes of the supervisor's own waiting events beyond which less important ones are only recorded."""
 Disk = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs disk work in a thread of its own, in order."""
 
@@ -47,7 +49,9 @@ class Uploader:
     ) -> None:
         self._attempts, self._ref, self._lost_to = attempts, ref, lost
         self._record, self._disk, self._thresholds = record, disk, thresholds
-        self._queue: deque[Event] = deque()
+        self._queue: deque[tuple[Event, int]] = deque()
+        """Waiting events, and the bytes of each."""
+        self._queued_bytes = 0
         self._settings = settings
         self._missed = 0
         self._batch = 0
@@ -63,7 +67,8 @@ class Uploader:
 
     def offer(self, event: Event) -> None:
         """Relay an event that is recorded, or need not be, unless too many already wait."""
-        if self._lost or (len(self._queue) >= self._settings.upload_capacity and event["type"] in _EXPENDABLE):
+        is_full = len(self._queue) >= self._settings.upload_capacity or self._queued_bytes >= _MOST_QUEUED
+        if self._lost or (is_full and event["type"] in _EXPENDABLE):
             self._missed += 1
             return
         self.relay(event)
@@ -71,13 +76,16 @@ class Uploader:
     def relay(self, event: Event) -> None:
         """Relay a recorded event."""
         if not self._lost:
-            self._queue.append(event)
+            size = len(orjson.dumps(event, default=repr))
+            self._queue.append((event, size))
+            self._queued_bytes += size
             self._wake.set()
 
     @property
     def has_room(self) -> bool:
         """Return whether to relay recorded events now rather than let them wait on disk."""
-        return len(self._queue) < self._settings.upload_full
+        settings = self._settings
+        return len(self._queue) < settings.upload_full and self._queued_bytes < settings.upload_full_bytes
 
     async def room(self) -> None:
         """Wait until there is room, or until nothing is sent any more."""
@@ -96,7 +104,7 @@ class Uploader:
     async def _send_all(self) -> None:
         size = self._settings.upload_batch
         while await self._something():
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), size))]
+            batch = self._next_batch()
             self._room.set()
             await self._disk(self._record.write)
             await self._send(batch)
@@ -105,13 +113,24 @@ class Uploader:
                     await asyncio.wait_for(self._closed.wait(), self._settings.upload_interval_s)
         await self._disk(self._record.write)
 
+    def _next_batch(self) -> list[Event]:
+        """Take the first waiting events, as many as one call may have."""
+        batch: list[Event] = []
+        size = 0
+        while self._queue and len(batch) < self._settings.upload_batch and size < self._settings.upload_batch_bytes:
+            event, its_bytes = self._queue.popleft()
+            batch.append(event)
+            size += its_bytes
+        self._queued_bytes -= size
+        return batch
+
     def close(self) -> None:
         """Take no more events; :meth:`run` ends when all are sent."""
         if self._missed and not self._lost:
             notice = event_protocol.log_event(
                 f"{self._missed} events were not relayed; they are in the attempt's record"
             )
-            self._queue.append(notice)
+            self.relay(notice)
         self._closed.set()
         self._wake.set()
 
@@ -133,6 +152,7 @@ class Uploader:
         except Superseded:
             self._lost = True
             self._queue.clear()
+            self._queued_bytes = 0
             self._room.set()
             self._lost_to()
         except StoreUnavailable:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
-from service.jobs.spec.base import FILE_ID, FILE_ID_PREFIX, Dependency
+from service.jobs.spec.base import Dependency, FileReference
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
@@ -156,10 +155,11 @@ def _ended(state: str) -> str:
 
 
 def files_of(spec: CommonSpec) -> Iterator[tuple[str, str]]:
-    """Yield each uploaded file that the spec names, as the path of its field and its id."""
-    text = spec.model_dump_json(by_alias=True, exclude={"name", "labels"})
-    if FILE_ID_PREFIX in text:  # most specs name none
-        yield from _files(orjson.loads(text), ())
+    """Yield each uploaded file that the spec names in a field of type ``FileId``, as the path of the field and its id.
+
+    Ranks of an accepted job are granted these files, from its record, and no others.
+    """
+    yield from _files(spec.model_dump(by_alias=True), ())
 
 
 def check_files(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
@@ -173,8 +173,8 @@ def _files(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for name, each in value.items():
             yield from _files(each, (*path, name))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             yield from _files(each, (*path, str(index)))
-    elif isinstance(value, str) and FILE_ID.fullmatch(value):
+    elif isinstance(value, FileReference):
         yield ".".join(path), value

@@ -3,7 +3,6 @@ Redis.
 """
 
 from service.jobs.records.belongings import (
-    LONGEST_TEXT,
     ApiKey,
     Artifact,
     Conflict,
@@ -16,7 +15,6 @@ from service.jobs.records.belongings import (
     Superseded,
     UnknownSpec,
     Upload,
-    shortened,
 )
 from service.jobs.records.hosts import (
     ISOLATION_PARTS,
@@ -50,6 +48,7 @@ from service.jobs.records.jobs import (
     StartEstimate,
     SweepJobs,
 )
+from service.jobs.text import LONGEST_TEXT, shortened
 
 __all__ = [
     "ISOLATION_PARTS",

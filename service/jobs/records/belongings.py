@@ -7,16 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope
+from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope, owner_in
 from service.jobs.records.jobs import FrozenModel
-
-LONGEST_TEXT = 1000
-"""Most characters of each text in a refusal, since a given value may have any length."""
-
-
-def shortened(text: str, most: int = LONGEST_TEXT) -> str:
-    """Return the text, or its first ``most`` characters and an ellipsis."""
-    return text if len(text) <= most else f"{text[:most]}…"
+from service.jobs.text import LONGEST_TEXT, shortened
 
 
 @dataclass(frozen=True)
@@ -121,6 +114,11 @@ class ApiKey(FrozenModel):
     """
     successor: str | None = None
     """Id of the key that took its place when it was rotated."""
+
+    @property
+    def owner(self) -> str:
+        """Return the name that tells its owner from all others."""
+        return owner_in(self.project or DEFAULT_PROJECT, self.name)
 
     @property
     def is_operator(self) -> bool:

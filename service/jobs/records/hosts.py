@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from service.jobs.records.jobs import FrozenModel, HostShare, JobError
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.base import CommonSpec, Dependency
 
 
 class Holding(FrozenModel):
@@ -124,6 +124,16 @@ class Claim:
     """All hosts of the gang; the first one leads the rendezvous."""
     leader_address: str
     lease_s: float
+    files: tuple[str, ...] = ()
+    """The uploads that its submission named: it was checked for these, so its ranks get these and no others."""
+    needed: frozenset[str] = frozenset()
+    """The jobs that its submission named."""
+
+    @property
+    def sources(self) -> tuple[Dependency, ...]:
+        """Return the named jobs whose files its ranks may read."""
+        named = (each for each in self.spec.dependencies() if each.kind is not None)
+        return tuple(each for each in named if each.job_id in self.needed)
 
     @property
     def share(self) -> HostShare:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     ModelWrapValidatorHandler,
@@ -53,10 +54,19 @@ JobId = Annotated[
 FILE_ID_PREFIX = "file_"
 FILE_ID = re.compile(rf"{FILE_ID_PREFIX}[0-9a-f]{{64}}")
 """An uploaded file's id: ``file_`` and the SHA-256 of its content."""
+
+
+class FileReference(str):
+    """An id in a field of type :data:`FileId`: only such a value refers to an upload, no other text that looks so."""
+
+    __slots__ = ()
+
+
 FileId = Annotated[
     str,
     StringConstraints(pattern=f"^{FILE_ID.pattern}$"),
     _id("a file", "trivet upload FILE", "file_ and 64 hexadecimal digits"),
+    AfterValidator(FileReference),
 ]
 
 PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")

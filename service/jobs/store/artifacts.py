@@ -8,13 +8,20 @@ hash, even while its job writes the file anew.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import BinaryIO, TypeVar
 
-from service.jobs.checkpoints import DESCRIPTION, WEIGHTS, Checkpoint, complete, steps_of_checkpoints, steps_of_weights
+from service.jobs.checkpoints import (
+    DESCRIPTION,
+    WEIGHTS,
+    Checkpoint,
+    complete,
+    described,
+    steps_of_checkpoints,
+    steps_of_weights,
+)
 from service.jobs.event_files import attempt_folders
 from service.jobs.events import LATEST
 from service.jobs.layout import DataLayout, JobPaths
@@ -136,9 +143,9 @@ class ArtifactStore:
         if self.objects is None:
             return steps_of_weights(self.data.job(job_id))
         model = []
-        with contextlib.suppress(NotFound, ValueError, KeyError):
+        with contextlib.suppress(NotFound, ValueError):
             self.open(job_id, WEIGHTS)
-            model.append(int(json.loads(self.read(job_id, DESCRIPTION, _LARGEST_DESCRIPTION))["step"]))
+            model.append(described(self.read(job_id, DESCRIPTION, _LARGEST_DESCRIPTION))["step"])
         return tuple(sorted({*self.steps_of_checkpoints(job_id), *model}))
 
     def left_steps(self, job_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

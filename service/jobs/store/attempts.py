@@ -33,7 +33,7 @@ from service.jobs.records import (
     Progress,
     UnknownSpec,
 )
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.base import FILE_ID, CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
@@ -96,7 +96,7 @@ class Attempts:
         with the part claimed, if the API knew a package that this host does not: an operator installed it on one of
         them only, or has removed it.
         """
-        spec, placement, address = stubs.claim(
+        spec, placement, address, files, needed = stubs.claim(
             self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, supervisor
         )
         return Claim(
@@ -105,6 +105,8 @@ class Attempts:
             shares=decode.shares(placement),
             leader_address=address,
             lease_s=self.limits.lease_s,
+            files=tuple(filter(FILE_ID.fullmatch, files)),  # a host can write any text there
+            needed=frozenset(needed),
         )
 
     def renew(self, ref: AttemptRef) -> Directive:

@@ -13,11 +13,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from service.jobs.records import Conflict, NotFound, Superseded
+from service.jobs.records import Conflict, NotFound, OverQuota, Superseded
 from service.jobs.store.loop_calls import LoopCall, SharedTrips, current_call
 from service.jobs.store.outage import BrokerOutage, BrokerTimeouts, PatientPool
 
-_REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
+_REFUSALS: dict[str, type[Exception]] = {
+    "NOTFOUND": NotFound,
+    "CONFLICT": Conflict,
+    "SUPERSEDED": Superseded,
+    "QUOTA": OverQuota,
+}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
 
 _REFUSED_IN_SCRIPT = "ACL failure in script"

@@ -257,7 +257,9 @@ class Jobs:
 
     def retry(self, job_id: str) -> Job:
         """Queue a failed or cancelled job again with all its retries. Raises :class:`Conflict` in any other
-        state, and if a job that it needs is gone, or failed without leaving what it needs."""
+        state, and if a job that it needs is gone, or failed without leaving what it needs; :class:`OverQuota` if a
+        quota of its project has no room for it.
+        """
         for needed in orjson.loads(self.client.call("HGET", JOB(job_id), "weights") or "[]"):
             state = self.client.call("HGET", JOB(needed), "state")
             if state in TERMINAL - {"succeeded"} and not self.artifacts.steps_of_weights(needed):

@@ -59,6 +59,7 @@ JOB_DEPENDENTS = Key(
 JOBS = Key("jobs", "jobs", "ZSET: every job id, all scores 0 (ids sort by age)")
 JOBS_BY = Key("jobs_by", "jobs:by:{}", "ZSET: the same for one kind, state, owner, label or project")
 ARTIFACT_BYTES = Key("artifact_bytes", "artifact_bytes", "HASH: project → bytes of the artifacts of its jobs")
+EVENT_BYTES = Key("event_bytes", "event_bytes", "HASH: project → bytes of the events in the streams of its jobs")
 PROJECT_ARTIFACTS = Key("project_artifacts", "project:{}:artifacts", "ZSET: job → bytes of its artifacts")
 SWEEP = Key("sweep", "sweep:{}", "HASH: how many jobs of a sweep there are in all and in each state, and the best one")
 ENDED = Key("ended", "ended", "LIST: job:state of ended jobs some of whose dependents were not told yet")

@@ -24,7 +24,15 @@ from service.jobs.records import Conflict, NotFound, Problem, Rejected, ServiceA
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, check_grant, project_of
-from service.jobs.store.keyspace import ACCOUNTS, ARTIFACT_BYTES, JOBS_BY, PROJECT_MEMBERS, PROJECTS, UPLOADS
+from service.jobs.store.keyspace import (
+    ACCOUNTS,
+    ARTIFACT_BYTES,
+    EVENT_BYTES,
+    JOBS_BY,
+    PROJECT_MEMBERS,
+    PROJECTS,
+    UPLOADS,
+)
 from service.jobs.store_limits import StoreLimits
 
 _PLACEMENT = ("devices", "device_hours")
@@ -92,7 +100,9 @@ class Projects:
             device_hours=round(int(used_ms) / 3_600_000, 3),
             queued_jobs=self.client.call("ZCARD", JOBS_BY(f"state:queued:{name}")),
             upload_bytes=sum(orjson.loads(text)["bytes"] for text in uploads),
-            artifact_bytes=int(self.client.call("HGET", ARTIFACT_BYTES(), name) or 0),
+            artifact_bytes=sum(
+                int(self.client.call("HGET", key, name) or 0) for key in (ARTIFACT_BYTES(), EVENT_BYTES())
+            ),
         )
 
     def delete(self, name: str) -> None:

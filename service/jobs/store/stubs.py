@@ -167,8 +167,12 @@ def due(limits: str, most: int) -> list[str]:
 
 
 @script("claim")
-def claim(limits: str, job_id: str, attempt: int, host: str, supervisor: str) -> tuple[str, str, str]:
-    """Make a supervisor the owner of a part; return spec, placement and the address of the leading host."""
+def claim(
+    limits: str, job_id: str, attempt: int, host: str, supervisor: str
+) -> tuple[str, str, str, list[str], list[str]]:
+    """Make a supervisor the owner of a part; return spec, placement, the address of the leading host, and the uploads
+    and jobs that its submission named.
+    """
 
 
 @script("renew")

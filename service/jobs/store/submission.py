@@ -11,6 +11,7 @@ import orjson
 
 from service.jobs.checks.dependencies import files_of
 from service.jobs.launchers import LOCAL
+from service.jobs.projects import owner_in
 from service.jobs.spec.base import CommonSpec
 from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent
@@ -53,6 +54,11 @@ class Submission:
             "weights": self.only_for_weights,
             "files": self.uploads,
         }
+
+    @property
+    def checked_for(self) -> str:
+        """Return the name that tells its owner from all others."""
+        return owner_in(self.project, self.owner)
 
     @cached_property
     def uploads(self) -> list[str]:

@@ -152,7 +152,10 @@ class StreamTail:
         await self._client.aclose()
 
 
-_CHUNK = 1000
+_CHUNK, _FIRST_CHUNK, _CHUNK_BYTES = 1000, 64, 1 << 20
+"""The most entries of one read, those of the first one, and about the bytes of a later one."""
+_PAGE_BYTES = 8 << 20
+"""Bytes of events after which a page takes no more of them."""
 
 
 @dataclass(frozen=True)
@@ -190,16 +193,18 @@ class Events:
     def page(
         self, job_id: str, after: str = BEGINNING, types: Collection[str] | None = None, limit: int = 500
     ) -> EventPage:
-        """Return up to ``limit`` events of ``types`` (all when absent) after an id."""
+        """Return up to ``limit`` events of ``types`` (all when absent) after an id, fewer if they are long."""
         items: list[StoredEvent] = []
         last = _checked_id(after)
         gap = self._has_gap(job_id, after)
+        size = 0
         for stream_id, kind, text in self._entries("XRANGE", job_id, after, "+"):
-            if len(items) == limit:
+            if len(items) == limit or size > _PAGE_BYTES:
                 break
             last = stream_id
             if types is None or kind in types:
                 items.append(StoredEvent(stream_id, orjson.loads(text)))
+                size += len(text)
         return EventPage(items, last, gap)
 
     def latest_id(self, job_id: str) -> str:
@@ -220,10 +225,13 @@ class Events:
     def _entries(self, command: str, job_id: str, start: str, end: str) -> Iterator[tuple[str, str, str]]:
         """Yield (id, type, JSON) of entries, chunk by chunk; ``start`` itself is left out unless it is an open end."""
         start = start if start == "+" else f"({start}"
-        while chunk := self.client.call(command, JOB_EVENTS(job_id), start, end, "COUNT", _CHUNK):
+        count = _FIRST_CHUNK
+        while chunk := self.client.call(command, JOB_EVENTS(job_id), start, end, "COUNT", count):
             for stream_id, fields in chunk:
                 yield stream_id, fields["t"], fields["d"]
             start = f"({chunk[-1][0]}"
+            mean = sum(len(fields["d"]) for _, fields in chunk) // len(chunk) + 1
+            count = min(max(_CHUNK_BYTES // mean, 1), _CHUNK)
 
     def _has_gap(self, job_id: str, after: str) -> bool:
         """Return whether entries after ``after`` may have been trimmed."""

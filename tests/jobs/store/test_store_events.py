@@ -13,7 +13,7 @@ import redis as redis_py
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, PartOutcome, Rejected
 from service.jobs.store import Store, StoreLimits
-from service.jobs.store.keyspace import JOB_EVENTS
+from service.jobs.store.keyspace import EVENT_BYTES, JOB_EVENTS
 from service.jobs.store.tail import StreamTail
 
 
@@ -116,6 +116,37 @@ def test_the_cap_trims_and_the_page_says_so(broker: str, data: DataLayout, ref: 
     assert len(page.items) < 400
     assert not store.events.page(ref.job_id, page.items[0].id).gap
     store.close()
+
+
+def test_a_stream_has_no_more_bytes_than_it_may_and_the_page_says_so(
+    broker: str, data: DataLayout, ref: AttemptRef, redis: redis_py.Redis
+) -> None:
+    store = Store.connect(broker, data, StoreLimits(stream_bytes=100_000, least_stream_bytes=10_000))
+    line = [{**event, "line": "x" * 10_000} for event in logs(1)]
+    for _ in range(30):
+        store.attempts.emit(ref, line)
+    page = store.events.page(ref.job_id, limit=1000)
+    assert page.gap
+    assert len(page.items) == 9
+    assert 90_000 < int(redis.hget(EVENT_BYTES(), "default") or 0) < 100_000
+    fewer = Store.connect(broker, data, StoreLimits(project_stream_bytes=50_000, least_stream_bytes=20_000))
+    fewer.attempts.emit(ref, line)
+    assert len(store.events.page(ref.job_id, limit=1000).items) == 4
+    fewer.attempts.emit(ref, [{**line[0], "line": "x" * 200_000}])
+    assert len(store.events.page(ref.job_id, limit=1000).items) == 1, "the newest one always stays"
+    store.attempts.finish(ref, PartOutcome("succeeded", {}))
+    store.jobs.delete(ref.job_id)
+    assert redis.hget(EVENT_BYTES(), "default") is None
+    store.close()
+    fewer.close()
+
+
+def test_a_page_of_long_events_is_short(store: Store, ref: AttemptRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.jobs.store.tail._PAGE_BYTES", 1000)
+    written = [{**event, "line": "x" * 400} for event in logs(10)]
+    store.attempts.emit(ref, written)
+    assert len(store.events.page(ref.job_id, types={"log"}).items) == 3
+    assert list(walk(store, ref.job_id, {"log"}, limit=1000)) == written
 
 
 @pytest.mark.parametrize("after", ["", "yesterday", "1-2-3", "-1", "1-"])

@@ -135,3 +135,10 @@ def test_an_admin_of_one_project_is_no_operator(store: Store) -> None:
     store.keys.create("ann", ["admin"], "vision")
     assert store.keys.ensure_admin() is not None
     assert store.keys.ensure_admin() is None
+
+
+def test_the_same_name_in_two_projects_is_two_owners(store: Store) -> None:
+    """Processes that check specs, and caches of compiled code, are one owner's."""
+    store.projects.create("vision")
+    owners = [store.keys.create("ann", ["submit"], project)[0].owner for project in ("default", "vision")]
+    assert len(set(owners)) == 2

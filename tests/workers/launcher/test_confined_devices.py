@@ -95,6 +95,45 @@ def test_processes_that_end_meanwhile_are_no_kernel_settings(monkeypatch: pytest
     assert list(namespaces._kernel_settings()) == [Path("/proc/sys")]
 
 
+@needs_files
+def test_ranks_make_sockets_of_networks_and_of_no_other_family() -> None:
+    """Those of virtual machines (40), for example, belong to no network namespace; io_uring would make them anyway."""
+    code = """
+import ctypes, errno, socket
+def made(family, kind=socket.SOCK_STREAM):
+    try:
+        socket.socket(family, kind).close()
+        return "ok"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+print(made(40), made(38, socket.SOCK_SEQPACKET), made(socket.AF_UNIX), made(socket.AF_INET), made(socket.AF_INET6),
+      made(socket.AF_NETLINK, socket.SOCK_RAW), len(socket.socketpair()))
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.syscall(425, 1, None), errno.errorcode[ctypes.get_errno()])
+"""
+    done = enforce(Confinement("auto"), code)
+    assert done.stdout.splitlines() == ["EAFNOSUPPORT EAFNOSUPPORT ok ok ok ok 2", "-1 ENOSYS"], done.stderr
+
+
+@needs_files
+def test_ranks_read_the_systems_settings_and_no_passwords_or_keys() -> None:
+    code = """
+import pathlib, pwd, socket, ssl
+def read(name):
+    try:
+        return bool(pathlib.Path("/etc", name).read_bytes() or True)
+    except OSError as error:
+        return type(error).__name__
+print(read("passwd"), read("hosts"), read("shadow"), read("sudoers"), read("fstab"))
+print(pwd.getpwuid(0).pw_name, socket.gethostbyname("localhost"), len(ssl.create_default_context().get_ca_certs()) >= 0)
+"""
+    done = enforce(Confinement("auto"), code)
+    settings, used = done.stdout.splitlines() or [done.stderr] * 2
+    assert settings.split()[:2] == ["True", "True"]
+    assert {*settings.split()[2:]} <= {"PermissionError", "FileNotFoundError"}, settings
+    assert used == "root 127.0.0.1 True"
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_starts_in_confinement(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from service.jobs.bounds_row import BoundsRow
 from service.jobs.disk import full_disk
 from service.jobs.event_files import EventReader, EventWriter, rank_file, recorded
 from service.jobs.layout import JobPaths
+from service.jobs.rank_words import LONGEST_EVENT
 from service.jobs.reporting import RankReporter
 
 ROW = BoundsRow(
@@ -95,6 +96,16 @@ def test_results_are_on_disk_before_the_rank_goes_on(
     report.span("forward", 1.0, 2.0)
     tell(report)
     assert len(on_disk(paths, 0)) == 2
+
+
+def test_of_an_event_that_no_reader_takes_the_log_tells(
+    ends: tuple[socket.socket, socket.socket], paths: JobPaths
+) -> None:
+    report = RankReporter(ends[0], 0, paths, 1)
+    report.put({"type": "bound", "instance": 1, "verdict": "x" * LONGEST_EVENT})
+    report.flush()
+    (line,) = rank_file(paths.attempt(1), 0).read_bytes().splitlines()
+    assert "a bound event of" in json.loads(line)["line"]
 
 
 def test_what_is_no_result_follows_soon(ends: tuple[socket.socket, socket.socket], paths: JobPaths) -> None:

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from service.jobs.curves import read_curves
 from service.jobs.event_files import rank_file
-from service.jobs.events import Event
+from service.jobs.events import Event, MalformedEvent
+from workers.event_protocol import log_event
 from workers.supervisor.collector import Collector
 from workers.supervisor.settings import SupervisorSettings
 
@@ -30,6 +33,9 @@ class Room:
     def put(self, event: Event) -> None:
         self.said.append(event)
 
+    def complain(self, error: MalformedEvent, rank: int) -> None:
+        self.said.append(log_event(str(error), rank=rank))
+
 
 async def recover(_: Event | None) -> None:
     await asyncio.sleep(0)
@@ -38,7 +44,7 @@ async def recover(_: Event | None) -> None:
 def test_malformed_events_are_logged_and_harm_nobody(tmp_path: Path) -> None:
     with rank_file(tmp_path, 0).open("wb") as file:
         file.write(b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n')
-        file.write(b"x" * (5 << 20) + b"\n")
+        file.write(b'{"type": "log", "stream": "stdout", "line": "' + b"x" * (1 << 20) + b'"}\n')
         file.write(b'{"type": "metric", "step": 7, "values": {"loss": null}}\n')
     taken: list[Any] = []
 
@@ -56,6 +62,27 @@ def test_malformed_events_are_logged_and_harm_nobody(tmp_path: Path) -> None:
         assert event["line"].startswith("malformed event")
         assert reason in event["line"]
     assert [(event["step"], event["values"]) for event in taken] == [(7, {"loss": None})]
+
+
+@pytest.mark.parametrize("odd", [b"x" * (5 << 20) + b"\n", b"\0" * 100])
+def test_what_no_writer_of_events_wrote_ends_the_reading_of_a_file_and_says_so(tmp_path: Path, odd: bytes) -> None:
+    metric = b'{"type": "metric", "step": %d, "values": {"loss": null}}\n'
+    with rank_file(tmp_path, 0).open("wb") as file:
+        file.write(metric % 7 + odd)
+        file.truncate(1 << 40)  # costs the rank nothing
+        file.write(metric % 8)
+    taken: list[Any] = []
+
+    async def disk(act: Callable[[], None]) -> None:
+        await asyncio.to_thread(act)
+
+    both: Any = Room()
+    collector = Collector(
+        tmp_path, both, both, take=taken.append, recover=recover, disk=disk, settings=SupervisorSettings()
+    )
+    asyncio.run(collector.finish())
+    assert [event["step"] for event in taken] == [7]
+    assert ["the rest of what this rank recorded is not read" in event["line"] for event in both.said] == [True]
 
 
 def test_a_turn_that_was_waiting_when_the_collector_finished_reads_nothing(tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ def test_ranks_that_hang_are_named_with_the_place() -> None:
 def test_success_takes_a_result_of_all_the_work_and_every_ranks_word() -> None:
     whole: dict[str, Any] = {"cause": "exited", "launcher_code": 0, "ranks": 2, "done": 2, "leads": True}
     assert judge(Evidence(**whole, result={"loss": 1.0, **WHOLE})).result == {"loss": 1.0}
-    assert blame(**whole) == ("NoResult", None)
-    assert blame(**whole, result={"loss": 1.0}) == ("NoResult", None)
+    assert blame(**whole) == ("NoResult", 0)
+    assert blame(**whole, result={"loss": 1.0}) == ("NoResult", 0)
     assert blame(**{**whole, "done": 1}, result=WHOLE) == ("Incomplete", None)
     assert judge(Evidence(**{**whole, "leads": False})).status == "succeeded"
 

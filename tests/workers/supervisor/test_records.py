@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from service.jobs.event_files import log_file, newest_logged, recorded
 from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
+from service.jobs.rank_words import OddWord
 from service.jobs.records import AttemptRef
 from service.jobs.safe_files import UnsafePathError
 from service.jobs.supervisor_registry import SupervisorRegistry
@@ -103,26 +104,28 @@ def test_what_is_logged_goes_into_files_of_the_supervisors_own(tmp_path: Path, l
     assert theirs.read_text() == "# a shell's\n"
 
 
-@pytest.mark.parametrize("left", ["nothing", "link", "pipe", "folder", "no JSON", "too much"])
-def test_a_result_that_cannot_be_read_is_none(
-    paths: JobPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: str
+@pytest.mark.parametrize("left", ["link", "pipe", "folder", "no JSON", "a list", "too deep", "too much"])
+def test_what_is_no_result_is_refused_with_the_reason(
+    paths: JobPaths, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    monkeypatch.setattr(attempt_folder, "LARGEST_RESULT", 100)
+    monkeypatch.setattr(attempt_folder, "LARGEST_RESULT", 500)
     open_attempt(paths, 1).close()
+    assert read_result(paths.work(1)) is None
     result = paths.work(1) / "result.json"
     (paths.root.parent / "theirs.json").write_text('{"token": 1}')
     lay: dict[str, Callable[[], object]] = {
-        "nothing": lambda: None,
         "link": lambda: result.symlink_to(paths.root.parent / "theirs.json"),
         "pipe": lambda: os.mkfifo(result),
         "folder": result.mkdir,
         "no JSON": lambda: result.write_text("{"),
-        "too much": lambda: result.write_text(json.dumps("x" * 200)),
+        "a list": lambda: result.write_text("[1]"),
+        "too deep": lambda: result.write_text('{"a":' * 70 + "1" + "}" * 70),
+        "too much": lambda: result.write_text(json.dumps({"x": "x" * 600})),
     }
     lay[left]()
-    assert read_result(paths.work(1)) is None
-    assert ("cannot be read" in caplog.text) == (left != "nothing")
-    result.rename(result.with_name("aside")) if left != "nothing" else None
+    with pytest.raises(OddWord):
+        read_result(paths.work(1))
+    result.rename(result.with_name("aside"))
     result.write_text('{"loss": 1}')
     assert read_result(paths.work(1)) == {"loss": 1}
 

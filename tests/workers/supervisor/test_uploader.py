@@ -141,3 +141,36 @@ def test_a_superseded_attempt_is_told_once_and_sends_no_more(fleet: Fleet, ref: 
     stale = AttemptRef(ref.job_id, 7, ref.host)
     assert upload(fleet, stale, tmp_path / "events.jsonl", 1000) == ["lost"]
     assert fleet.events(ref, "log") == []
+
+
+def test_a_call_has_no_more_bytes_than_it_may_and_long_events_wait_on_disk(tmp_path: Path) -> None:
+    """The broker takes a call only as a whole, and the supervisor holds what waits in memory."""
+    calls: list[int] = []
+
+    class Counting:
+        def emit(self, _: AttemptRef, events: list[Any], *rest: Any) -> None:
+            calls.append(len(events))
+
+    async def now(act: Callable[[], None]) -> None:
+        act()
+
+    async def work() -> None:
+        attempts: Any = Counting()
+        uploader = Uploader(
+            attempts,
+            AttemptRef("job_1", 1, "a"),
+            GrowingFile(tmp_path / "events"),
+            lambda: None,
+            thresholds=Thresholds(None),
+            disk=now,
+            settings=SupervisorSettings(upload_batch_bytes=2_500, upload_full_bytes=10_000),
+        )
+        for number in range(10):
+            assert uploader.has_room, number
+            uploader.relay(event_protocol.log_event("x" * 1_000))
+        assert not uploader.has_room
+        uploader.close()
+        await uploader.run()
+
+    asyncio.run(work())
+    assert calls == [3, 3, 3, 1]

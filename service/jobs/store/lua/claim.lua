@@ -2,7 +2,7 @@
 -- COST: the hosts of the job.
 -- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, supervisor: str
--- RETURNS: {spec, placement, address of the leading host}
+-- RETURNS: {spec, placement, address of the leading host, the uploads that it may read, the jobs that it needs}
 
 local now = now_ms()
 local first_time = is_current(job_id, attempt, host, "starting")
@@ -33,4 +33,5 @@ end
 redis.call("ZADD", KEY.leases(), whole(now + limits.lease_ms), name)
 local placement = field(job_id, "placement")
 local leader = cjson.decode(placement)[1].host
-return { field(job_id, "spec"), placement, redis.call("HGET", KEY.host(leader), "address") or "" }
+local address = redis.call("HGET", KEY.host(leader), "address") or ""
+return { field(job_id, "spec"), placement, address, files_of(job_id), cjson.decode(field(job_id, "after")) }

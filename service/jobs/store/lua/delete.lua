@@ -1,6 +1,6 @@
 -- Forget a terminal job that no unfinished job needs; a sweep goes with all its jobs.
 -- COST: the labels, 32 at most, of a sweep those of each job; the events are freed in the background.
--- USES: core jobs artifacts sweeps
+-- USES: core jobs artifacts events sweeps
 -- ARGV: job_id: str
 -- RETURNS: the ids that were forgotten
 
@@ -38,7 +38,8 @@ for _, id in ipairs(ids) do
     redis.call("ZREM", KEY.jobs_by(index), id)
   end
   forget_artifacts(id)
-  redis.call("UNLINK", KEY.job(id), KEY.job_events(id), KEY.jobs_by("needs:" .. id))
+  forget_events(id)
+  redis.call("UNLINK", KEY.job(id), KEY.jobs_by("needs:" .. id))
   redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id), KEY.sweep(id))
 end
 return ids

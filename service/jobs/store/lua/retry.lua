@@ -22,6 +22,12 @@ if refusal then
   return refuse("CONFLICT", refusal)
 end
 for _, id in ipairs(again) do
+  local over = quota_against(id)
+  if over then
+    return refuse("QUOTA", over)
+  end
+end
+for _, id in ipairs(again) do
   queue_again(id, limits.stream_cap)
 end
 return view(job_id)

@@ -14,6 +14,17 @@ local function is_visible(id, project)
   return project_of(id) == project or redis.call("ZSCORE", KEY.jobs_by("visible:" .. project), id)
 end
 
+-- The uploads that a job may read: those of its project that its submission named, and was checked for.
+local function files_of(id)
+  local prefix, files = "file:" .. project_of(id) .. "/", {}
+  for _, index in ipairs(cjson.decode(field(id, "indexes"))) do
+    if string.sub(index, 1, #prefix) == prefix then
+      files[#files + 1] = string.sub(index, #prefix + 1)
+    end
+  end
+  return files
+end
+
 local function no_such_job(id)
   return refuse("NOTFOUND", "there is no job " .. id)
 end

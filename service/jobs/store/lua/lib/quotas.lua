@@ -7,6 +7,12 @@ local function quota_of(project, name)
   return type(quotas) == "table" and tonumber(quotas[name]) or nil
 end
 
+-- Bytes of what a project's jobs have produced: artifacts, and events in streams.
+local function produced_bytes(project)
+  local artifacts = redis.call("HGET", KEY.artifact_bytes(), project) or 0
+  return tonumber(artifacts) + tonumber(redis.call("HGET", KEY.event_bytes(), project) or 0)
+end
+
 local accepted_together = {}
 
 -- The name of the quota that one more job would be over and how much it allows, or nil. Jobs that one call accepts count
@@ -28,7 +34,7 @@ local function over_quota(project, record)
     return "queued_jobs", queued
   end
   local artifacts = quota_of(project, "artifact_bytes")
-  if artifacts and tonumber(redis.call("HGET", KEY.artifact_bytes(), project) or 0) >= artifacts then
+  if artifacts and produced_bytes(project) >= artifacts then
     return "artifact_bytes", artifacts
   end
   return nil

@@ -1,11 +1,8 @@
--- How an ended job is queued again. Needs core, jobs, queue, uploads, submission, sweeps.
+-- How an ended job is queued again. Needs core, jobs, queue, uploads, quotas, submission,
+-- sweeps.
 
 local function dependents_are_told(id)
   return redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0
-end
-
-local function needed_files(id)
-  return string.gmatch(field(id, "indexes"), '"file:([^"]+)/([^"/]+)"')
 end
 
 -- Why a job cannot be queued again, nil where it can.
@@ -23,18 +20,26 @@ local function why_not_again(id)
       return "job " .. needed .. ", which job " .. id .. " needs, is " .. (its_state or "gone")
     end
   end
-  for project, file in needed_files(id) do
-    if not has_upload(project, file) then
+  for _, file in ipairs(files_of(id)) do
+    if not has_upload(project_of(id), file) then
       return "file " .. file .. ", which job " .. id .. " needs, is gone; upload it again first"
     end
   end
   return nil
 end
 
+-- Which quota of its project keeps a job from being queued again, nil where none does.
+local function quota_against(id)
+  local known = redis.call("HMGET", KEY.job(id), "priority", "timeout_s", "shape")
+  local quota, most = over_quota(project_of(id), { priority = known[1], timeout_s = known[2], shape = known[3] })
+  return quota and "job " .. id .. " cannot be queued again: project '" .. project_of(id) .. "' may have at most "
+    .. whole(most) .. ", its " .. quota
+end
+
 -- Queue a failed or cancelled job again, with all its retries.
 local function queue_again(id, cap)
-  for project, file in needed_files(id) do
-    use_upload(project, file)
+  for _, file in ipairs(files_of(id)) do
+    use_upload(project_of(id), file)
   end
   redis.call("HDEL", KEY.job(id), "error", "result", "placement", "progress", "started_at", "ended_at")
   redis.call("HSET", KEY.job(id), "queued_at", whole(now_ms()), "retries_used", 0, "lost_attempts", 0)
