@@ -219,6 +219,7 @@ def beat(
     isolation: str,
     launchers: str,
     allocation: str,
+    overcommitted: str,
     clock_ms: int,
     live: str,
 ) -> list[str]:
