@@ -49,8 +49,9 @@ class Apart:
         self._task: asyncio.Task[None] | None = None
 
     async def forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-        """Have a request answered there, and pass the answer on. Raises :class:`NotReady` before anything is sent, and
-        ``httpx2.HTTPError`` if the answer does not come or breaks off.
+        """Have a request answered there, and pass the answer on. ``receive`` is what comes behind the body: a client
+        that leaves. Raises :class:`NotReady` before anything is sent, and ``httpx2.HTTPError`` if the answer does not
+        come or breaks off.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -58,22 +59,20 @@ class Apart:
             raise NotReady
         url = httpx2.URL(scheme="http", host="api", raw_path=_target(scope))
         request = self._client.build_request(scope["method"], url, headers=list(_headers(scope)), content=body)
-        try:
-            answer = await self._client.send(request, stream=True)
-        except httpx2.ConnectError as error:
-            raise NotReady from error
+        asking = asyncio.create_task(self._client.send(request, stream=True))
         leaving = asyncio.create_task(_left(receive))
         try:
-            headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in _OF_ONE_CONNECTION]
-            await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
-            async for piece in answer.aiter_raw():
-                if leaving.done():
-                    return
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            # What is checked for a client ends with it. A read goes on there, and so its turn lasts here.
+            await asyncio.wait(
+                {asking} if scope["method"] == "GET" else {asking, leaving}, return_when="FIRST_COMPLETED"
+            )
+            if asking.done():
+                await _pass_on(asking.result(), send, leaving)
+        except httpx2.ConnectError as error:
+            raise NotReady from error
         finally:
             leaving.cancel()
-            await answer.aclose()
+            await _closed(asking)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -88,7 +87,7 @@ class Apart:
                 try:
                     assert process.stdout is not None
                     if await process.stdout.read(len(READY)) == READY:
-                        transport = httpx2.AsyncHTTPTransport(uds=str(Path(folder) / "socket"), limits=_UNLIMITED)
+                        transport = httpx2.AsyncHTTPTransport(uds=str(Path(folder) / "socket"), limits=_CONNECTIONS)
                         async with httpx2.AsyncClient(transport=transport, timeout=None) as self._client:
                             log.info("process %s makes expensive answers", process.pid)
                             await process.wait()
@@ -99,7 +98,7 @@ class Apart:
                 await asyncio.sleep(_PAUSE_S)
 
 
-_UNLIMITED = httpx2.Limits(max_connections=None, max_keepalive_connections=8)
+_CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 async def _started(path: Path) -> Process:
@@ -149,6 +148,25 @@ def _headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
         yield b"x-request-id", name.encode()
     if (traceparent := current_traceparent()) is not None:
         yield b"traceparent", traceparent.encode()
+
+
+async def _pass_on(answer: httpx2.Response, send: Send, leaving: asyncio.Task[None]) -> None:
+    """Send an answer piece by piece, until its end or until the client has left."""
+    headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in _OF_ONE_CONNECTION]
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    async for piece in answer.aiter_raw():
+        if leaving.done():
+            return
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _closed(asking: asyncio.Task[httpx2.Response]) -> None:
+    """End a request that was passed on, answered or not."""
+    asking.cancel()
+    (answer,) = await asyncio.gather(asking, return_exceptions=True)
+    if isinstance(answer, httpx2.Response):
+        await answer.aclose()
 
 
 async def _left(receive: Receive) -> None:

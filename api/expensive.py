@@ -21,7 +21,21 @@ from api.params import wants_stream
 from api.plain_reads import only_secret
 from api.problems import ProblemError, respond
 from api.request_body import KeptBody
-from api.routes import audit, batches, drafts, events, jobs, logs, metrics, queue, report, schedule, timeline, tree
+from api.routes import (
+    artifacts,
+    audit,
+    batches,
+    drafts,
+    events,
+    jobs,
+    logs,
+    metrics,
+    queue,
+    report,
+    schedule,
+    timeline,
+    tree,
+)
 from api.security import session_cookie
 from api.turns import Turns
 from service.jobs.store import Store, StoreUnavailable, in_loop
@@ -29,11 +43,12 @@ from service.jobs.store import Store, StoreUnavailable, in_loop
 _READS = frozenset(
     {
         "list_jobs", "count_jobs", "get_job_metrics", "compare_metrics", "get_job_events", "get_job_logs",
-        "get_job_tree", "get_job_bounds", "get_job_report", "get_job_timeline", "read_queue", "list_audit",
+        "get_job_tree", "get_job_bounds", "get_job_report", "get_job_timeline", "list_artifacts", "read_queue",
+        "list_audit",
     }
 )  # fmt: skip
 _CHECKS = frozenset({"submit_job", "submit_batch", "check_draft", "get_job_schedule"})
-_ROUTERS = (jobs, batches, drafts, queue, events, metrics, logs, tree, report, schedule, timeline, audit)
+_ROUTERS = (jobs, batches, drafts, queue, events, metrics, logs, tree, report, schedule, timeline, artifacts, audit)
 _UNREAD_S = 2.0
 """Seconds of an answer after which its turn ends, whether or not its client has read it."""
 
@@ -59,7 +74,7 @@ class ExpensiveAnswers:
         if (content := await body.whole()) is None:
             return
         if route.name in _CHECKS:
-            await self._answer(scope, body.again, send, content, route)
+            await self._answer(route, scope, body, content, send)
             return
         try:
             async with self._turns.turn(key) as turn:
@@ -69,7 +84,7 @@ class ExpensiveAnswers:
                         asyncio.get_running_loop().call_later(_UNREAD_S, turn.give_back)
                     await send(message)
 
-                await self._answer(scope, body.again, send_noting, content, route)
+                await self._answer(route, scope, body, content, send_noting)
         except ProblemError as refusal:
             await respond(refusal.status, refusal.detail, headers=refusal.headers)(scope, receive, send)
 
@@ -93,7 +108,7 @@ class ExpensiveAnswers:
         session = session_cookie(Request(scope))
         return None if session is None else hashlib.sha256(session.encode()).hexdigest()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, content: bytes, route: APIRoute) -> None:
+    async def _answer(self, route: APIRoute, scope: Scope, body: KeptBody, content: bytes, send: Send) -> None:
         if self._apart is not None:
             scope["route"] = route
             has_begun = False
@@ -104,15 +119,15 @@ class ExpensiveAnswers:
                 await send(message)
 
             try:
-                await self._apart.forward(scope, receive, send_noting, content)
+                await self._apart.forward(scope, body.rest, send_noting, content)
             except NotReady:
                 pass
             except httpx2.HTTPError as error:
                 if has_begun:
                     raise
                 problem = respond(503, f"the answer could not be made: {error}", headers={"Retry-After": "1"})
-                await problem(scope, receive, send)
+                await problem(scope, body.again, send)
                 return
             else:
                 return
-        await self._app(scope, receive, send)
+        await self._app(scope, body.again, send)

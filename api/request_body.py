@@ -9,14 +9,15 @@ class KeptBody:
     """A request's body, which can be received again."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+        self.rest = receive
+        """Receives what follows the body."""
         self._told: list[Message] = []
 
     async def whole(self) -> bytes | None:
         """Return the body; ``None`` if the client left before its end."""
         parts = []
         while True:
-            message = await self._receive()
+            message = await self.rest()
             self._told.append(message)
             if message["type"] != "http.request":
                 return None
@@ -26,4 +27,4 @@ class KeptBody:
 
     async def again(self) -> Message:
         """Receive the kept messages, then those that follow."""
-        return self._told.pop(0) if self._told else await self._receive()
+        return self._told.pop(0) if self._told else await self.rest()

@@ -143,6 +143,7 @@ def send(target: Target, name: str, connections: int, pipe: Connection) -> None:
 async def _send(load: Load, request: bytes, target: Target, connections: int, pipe: Connection) -> None:
     statuses = Counter[str]()
     count = connections if load.connections is None else load.connections
+    pipe.send("begun")
     working = [asyncio.create_task(_repeat(load, request, target.api.port, statuses)) for _ in range(count)]
     await asyncio.to_thread(pipe.recv)
     for each in working:
@@ -239,6 +240,7 @@ def measure(target: Target, name: str, reader: str, options: argparse.Namespace)
     arguments = (target, name, options.connections, theirs)
     process = multiprocessing.get_context("spawn").Process(target=send, args=arguments)
     process.start()
+    ours.recv()
     time.sleep(options.warm)
     taken = probe(target.api.port, reader, target.jobs[0], options.seconds)
     ours.send("end")
