@@ -28,7 +28,7 @@ class HubSettings:
     """Most events that wait for a slow client; beyond, it catches up by its own reads."""
     queue_bytes: int = 8 << 20
     """Most bytes of them, if more than one read waits."""
-    catching_up: int = 4
+    catching_up: int = 1
     """Subscriptions that catch up at once."""
     handed_at_once: int = 16
     """Subscriptions that are served before other work gets its turn."""

@@ -47,6 +47,8 @@ class Service:
     settings: Mapping[str, str]
     role_in_cluster: Callable[[psutil.Process], Role | None] = lambda _: None
     """Tells which part of the cluster that gives devices a process is."""
+    threads: str | None = "1"
+    """``OMP_NUM_THREADS`` of the ranks; the service's own choice with ``None``."""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -54,7 +56,10 @@ class Service:
         """Start, and return when it is ready. Raises ``RuntimeError`` when it does not get there."""
         self.data.mkdir(parents=True, exist_ok=True)
         outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
-        own = {"TRIVET_DATA": str(self.data), "TRIVET_PORT": str(self.port), "OMP_NUM_THREADS": "1"}
+        own = {"TRIVET_DATA": str(self.data), "TRIVET_PORT": str(self.port)}
+        outer.pop("OMP_NUM_THREADS", None)
+        if self.threads is not None:
+            own["OMP_NUM_THREADS"] = self.threads
         with (self.data / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trivet", "up"],

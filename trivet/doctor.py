@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 from service.jobs.disk import free_bytes
 from service.jobs.embedded import BrokerError, EmbeddedBroker
+from service.jobs.host_load import overcommitment
 from service.jobs.private import NotPrivateError, check_owned
 from service.jobs.records import ISOLATION_PARTS
 from service.jobs.settings import Settings
@@ -161,6 +162,15 @@ def limits(_: Settings) -> Iterator[HostCheck]:
     yield HostCheck("shared memory", "warning" if short else "ok", f"{shared:.1f} GiB free", advice)
 
 
+def processor(_: Settings) -> Iterator[HostCheck]:
+    """Compare the threads that want to compute with the cores."""
+    if (found := overcommitment()) is None:
+        yield HostCheck("processor", "ok", f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    else:
+        advice = "end what should not run here, or offer fewer slots with TRIVET_CPU_SLOTS"
+        yield HostCheck("processor", "warning", str(found), advice)
+
+
 def isolation(settings: Settings) -> Iterator[HostCheck]:
     """Try how far this host can isolate ranks."""
     ran = _run("-m", "workers.launcher.confinement")
@@ -256,5 +266,5 @@ def _run(*words: str) -> subprocess.CompletedProcess[str] | str:
 
 Check = Callable[[Settings], Iterator[HostCheck]]
 CHECKS: tuple[Check, ...] = (
-    packages, _torch_and_devices, compiler, limits, isolation, _data_folder, broker, service,
+    packages, _torch_and_devices, compiler, limits, processor, isolation, _data_folder, broker, service,
 )  # fmt: skip

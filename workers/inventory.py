@@ -52,10 +52,27 @@ def cpu_slots(setting: int | None) -> int:
 
 
 def usable_cores() -> int:
-    """Count the cores that the scheduler lets this process use (container and affinity limits included where it
-    knows).
+    """Count the cores that this process may use, by its affinity and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if (quota := _quota(Path("/sys/fs/cgroup"))) is None else max(1, min(cores, round(quota)))
+
+
+def _quota(groups: Path) -> float | None:
+    """Return the cores that the control group of this process, as a container sees it, may use at a time; ``None`` for
+    no limit.
     """
-    return len(os.sched_getaffinity(0))
+    try:
+        most, period = (groups / "cpu.max").read_text().split()
+    except (OSError, ValueError):  # no second version of control groups, or none of this process's own
+        return None
+    return None if most == "max" else int(most) / int(period)
+
+
+def threads_of_a_rank(devices: int) -> int:
+    """Return how many threads a rank may compute with: the share of one device on a host of so many, so that ranks on
+    all of them have a core for each thread.
+    """
+    return max(1, usable_cores() // max(1, devices))
 
 
 def oom_kills() -> int:

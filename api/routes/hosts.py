@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.audit import audit
 from api.context import StoreDep
 from api.security import Admin, Caller, Reader
-from service.jobs.records import FailingHost, Holding, Host
+from service.jobs.records import FailingHost, Holding, Host, Overcommitment
 from service.jobs.store import Store
 
 router = APIRouter(tags=["hosts"])
@@ -31,7 +33,9 @@ def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
     if caller.project is None:
         return host
     allocation = host.allocation
-    named = host.running if allocation is None or allocation.job is None else (*host.running, allocation.job)
+    computing = () if host.overcommitted is None else host.overcommitted.by
+    others = [one.job for one in (allocation, *computing) if one is not None and one.job is not None]
+    named = tuple(dict.fromkeys((*host.running, *others)))
     visible = store.jobs.visible_among(caller.project, named)
     return host.model_copy(
         update={
@@ -43,6 +47,7 @@ def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
             "allocation": allocation
             and allocation.model_copy(update={"job": allocation.job if allocation.job in visible else None}),
             "failing": host.failing and _without_reason(host.failing),
+            "overcommitted": host.overcommitted and _without_others(host.overcommitted, visible),
         }
     )
 
@@ -50,6 +55,12 @@ def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
 def _without_reason(failing: FailingHost) -> FailingHost:
     """Return why a host is failing, without the error of a job there."""
     return failing.model_copy(update={"reason": "parts of jobs that were placed here did not start"})
+
+
+def _without_others(found: Overcommitment, visible: Collection[str]) -> Overcommitment:
+    """Return the threads of those jobs that the caller may read by name, and all others without."""
+    by = (one if one.job in visible else one.model_copy(update={"job": None, "program": ""}) for one in found.by)
+    return found.model_copy(update={"by": tuple(by)})
 
 
 @router.post("/hosts/{name}/drain")

@@ -95,6 +95,13 @@ class Settings(SignInSettings, DeliverySettings, ApiSettings, BrokerSettings, Ba
     cpu_slots: int | None = Field(
         None, ge=0, le=4096, description="CPU ranks that may run here; one per core, but at least 4, when absent"
     )
+    cpu_niceness: int = Field(
+        10,
+        ge=0,
+        le=19,
+        description="what is added to the niceness of ranks on CPU slots, so that the service and the host threads of "
+        "GPU jobs go first when cores are short; 0 gives all the same weight",
+    )
 
     job_isolation: Literal["auto", "required", "none"] = Field(
         "auto",

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.jobs.kinds.registry import KINDS
-from service.jobs.records import ISOLATION_PARTS
+from service.jobs.records import ISOLATION_PARTS, Overcommitment
 from service.jobs.settings import Settings
 from service.jobs.store import FileWriter, HostReport, Store
 
@@ -132,6 +132,22 @@ def test_a_drained_host_gets_no_work_until_it_resumes(client: TestClient, worker
     assert client.post("/v1/hosts/fake/resume").json()["draining"] is False
     assert worker.store.attempts.place() == [job_id]
     assert client.post("/v1/hosts/nobody/drain").status_code == 404
+
+
+def test_an_overcommitted_host_names_the_jobs_that_a_caller_may_read(client: TestClient, store: Store) -> None:
+    by = [{"job": "job_hidden", "program": "", "threads": 90}, {"job": None, "program": "make of ann", "threads": 7}]
+    found = Overcommitment.model_validate({"load": 97.0, "cores": 16, "by": by})
+    store.hosts.beat(HostReport("busy", "10.0.0.1", overcommitted=found))
+    (host,) = client.get("/v1/hosts").json()["items"]
+    assert host["overcommitted"] == found.model_dump(mode="json")
+    store.projects.create("theirs")
+    secret = store.keys.create("bob", ["read"], "theirs")[1]
+    (host,) = client.get("/v1/hosts", headers={"Authorization": f"Bearer {secret}"}).json()["items"]
+    assert [(one["job"], one["program"], one["threads"]) for one in host["overcommitted"]["by"]] == [
+        (None, "", 90), (None, "", 7),
+    ]  # fmt: skip
+    store.hosts.beat(HostReport("busy", "10.0.0.1"))
+    assert client.get("/v1/hosts").json()["items"][0]["overcommitted"] is None
 
 
 def test_every_kind_has_a_schema(client: TestClient) -> None:

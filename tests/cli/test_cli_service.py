@@ -12,7 +12,7 @@ import pytest
 from cli_world import Cli, Worker
 from waiting import eventually
 
-from service.jobs.records import AllocatedDevices, Artifact
+from service.jobs.records import AllocatedDevices, Artifact, Overcommitment
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOST
 from trivet.cli.main import OTHER_NAMES
@@ -79,6 +79,14 @@ def test_hosts_drain_and_resume(trivet: Cli, worker: Worker) -> None:
     assert trivet.ok("hosts", "--json").json["items"][0]["draining"] is True
     trivet.ok("hosts", "resume", "fake")
     assert trivet("hosts", "drain", "nobody").code == 2
+
+
+def test_hosts_says_who_overcommits_a_host(trivet: Cli, worker: Worker) -> None:
+    by = [{"job": "job_1", "program": "", "threads": 90}]
+    found = Overcommitment.model_validate({"load": 97.0, "cores": 16, "by": by})
+    worker.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4, overcommitted=found))
+    text = " ".join(trivet.ok("hosts").out.split())
+    assert "fake is overcommitted: 97 threads want its 16 cores, most of them of job_1 (90 threads)" in text
 
 
 def test_alerts_say_what_is_wrong_and_what_to_do(trivet: Cli, worker: Worker) -> None:

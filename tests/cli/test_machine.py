@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,22 @@ def test_a_healthy_machine_has_nothing_wrong(trivet: Cli, broker: str) -> None:
     assert not [each for each in found.values() if each["status"] == "wrong"]
     assert ran.code == 0
     assert found["service"]["told"] == f"ready at {trivet.variables['TRIVET_URL']}, 0 worker hosts"
+
+
+def test_an_overcommitted_processor_is_told_with_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    environment = {**os.environ, "TRIVET_JOB": "job_busy"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        (idle,) = doctor.processor(Settings())
+        monkeypatch.setattr(os, "getloadavg", lambda: (4096.0, 1.0, 1.0))
+        (found,) = doctor.processor(Settings())
+        busy.kill()
+    assert idle.status == "ok"
+    assert found.status == "warning"
+    assert f"4096 threads want its {os.cpu_count()} cores, most of them of " in found.told
+    assert "job_busy (1 threads)" in found.told
 
 
 def test_what_is_wrong_is_told_with_what_to_do(trivet: Cli, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
     for host in found:
         for launcher, has in host.launchers.items():
             out.print(f"{launcher}, asked by {host.name}: {has}", markup=False)
+        if host.overcommitted is not None:
+            out.print(f"{host.name} is overcommitted: {host.overcommitted}", markup=False)
         if (failing := host.failing) is not None:
             again = f"tried again in {failing.retry_in_s:.0f} s, or at once after: trivet hosts resume {host.name}"
             out.print(f"{host.name} gets no work since {age(failing.since)}: {failing.reason}; {again}", markup=False)

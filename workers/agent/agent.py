@@ -23,6 +23,7 @@ from kombu.exceptions import OperationalError
 
 from service.jobs.atomic import atomic_write
 from service.jobs.cache import trim
+from service.jobs.host_load import overcommitment
 from service.jobs.logs import log_fields, log_to_stderr
 from service.jobs.monitoring.numbers import Meter
 from service.jobs.private import NotPrivateError, close_to_others
@@ -250,12 +251,14 @@ class Agent:
                 limits=self._limits,
                 policy=self._policy,
                 log_format=settings.log_format,
+                devices={"cuda": len(self._report.cuda), "cpu": self._report.cpu_slots},
             )
         )
 
     def _beat(self) -> None:
         offers = {desk.name: desk.description for desk in self._desks}
-        reply = self._store.hosts.beat(replace(self._report, live=self._registry.live(), launchers=offers))
+        now = replace(self._report, live=self._registry.live(), launchers=offers, overcommitted=overcommitment())
+        reply = self._store.hosts.beat(now)
         self._registry.note_heartbeat()
         for ref in reply.kill:
             with log_fields(job=ref.job_id, attempt=ref.attempt):

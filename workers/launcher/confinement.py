@@ -168,6 +168,8 @@ class JobLimits:
     """The host's memory when absent."""
     file_gib: float = 1024.0
     processes: int = 16_384
+    niceness: int = 0
+    """What is added to the ranks' niceness: processes with less go first."""
 
     @property
     def memory(self) -> int:
@@ -315,6 +317,7 @@ def _limit(limits: JobLimits, *, count_processes: bool) -> None:
     group's own namespace: elsewhere every process of the user on the host would count.
     """
     forbid_new_privileges()
+    os.nice(limits.niceness)
     wanted = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_DATA: limits.memory,

@@ -25,7 +25,7 @@ from service.jobs.safe_files import Folder
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import tracing_for
 from workers import event_protocol
-from workers.inventory import oom_kills, usable_cores
+from workers.inventory import oom_kills, threads_of_a_rank
 from workers.rank.stacks import stacks_file
 from workers.supervisor import attempt_folder, command
 from workers.supervisor.attempt_folder import compile_cache, gate_artifacts, open_attempt, read_result
@@ -186,7 +186,7 @@ class _PartRun:
             self._ending.end("exited")
             self._group.kill()
             return
-        order, scratch = self._order, self._group.folder / "scratch"
+        order, share, scratch = self._order, self._claim.share, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
         owner, digests = await retry_until(self._settings.report_within_s, gate_artifacts, self._store, self._claim)
         await self._disk.run(lambda: self._write(GATE_ARTIFACTS, orjson.dumps(digests)))
@@ -205,7 +205,7 @@ class _PartRun:
                 self._claim,
                 meeting,
                 places,
-                cores=usable_cores(),
+                threads=threads_of_a_rank(order.devices.get(share.pool, len(share.devices))),
                 environment=os.environ,
                 more=order.policy.environment,
             ),

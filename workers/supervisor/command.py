@@ -74,12 +74,13 @@ def rank_environment(
     meeting: Rendezvous,
     places: GroupPaths,
     *,
-    cores: int,
+    threads: int,
     environment: Mapping[str, str],
     more: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return the variables of the ranks' environment beside torchrun's. ``environment`` is the supervisor's own;
-    ``more`` names variables of it that the operator adds to those of :func:`allowed`.
+    """Return the variables of the ranks' environment beside torchrun's. ``environment`` is the supervisor's own; a rank
+    computes with ``threads`` threads unless it says otherwise. ``more`` names variables of it that the operator adds to
+    those of :func:`allowed`.
     """
     share = claim.share
     variables = {
@@ -102,7 +103,7 @@ def rank_environment(
         **_network(claim, meeting, environment),
     }
     if "OMP_NUM_THREADS" not in environment:
-        variables["OMP_NUM_THREADS"] = str(max(1, cores // len(share.devices)))
+        variables["OMP_NUM_THREADS"] = str(threads)
     return variables
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -31,6 +31,7 @@ class JobPolicy:
 
     isolation: Mode = "auto"
     limits: JobLimits = field(default_factory=JobLimits)
+    """Their niceness is for ranks on CPU slots: the host threads of GPU jobs keep the weight of the service."""
     environment: tuple[str, ...] = ()
     """Names of variables that ranks get besides those of :func:`workers.supervisor.command.allowed`."""
     read: tuple[str, ...] = ()
@@ -51,7 +52,9 @@ class JobPolicy:
         )
         return cls(
             isolation=settings.job_isolation,
-            limits=JobLimits(settings.job_memory_gib, settings.job_file_gib, settings.job_processes),
+            limits=JobLimits(
+                settings.job_memory_gib, settings.job_file_gib, settings.job_processes, settings.cpu_niceness
+            ),
             environment=tuple(name for name in settings.job_environment.split(",") if name),
             read=tuple(path for path in settings.job_paths.split(":") if path),
             secret=tuple(str(path.resolve()) for path in secret if path is not None),
@@ -101,7 +104,7 @@ class JobPolicy:
         covered = [layout.root, *_broker_folder(broker_url, [*write, Path(tempfile.gettempdir())])]
         return Confinement(
             mode=self.isolation,
-            limits=self.limits,
+            limits=self.limits if claim.share.pool == "cpu" else replace(self.limits, niceness=0),
             read=tuple(map(str, read)),
             write=tuple(map(str, write)),
             private=(str(layout.cache / own),),

@@ -20,6 +20,7 @@ from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from service.jobs.settings import MAX_LOG_BYTES
 from workers import event_protocol
 from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, lease_until
+from workers.linux import weigh_session
 from workers.rank.stacks import REQUEST, answers
 from workers.supervisor.keeper import descendants
 from workers.supervisor.logs import LONGEST_LINE, RankLog, RotatedLog, printable
@@ -70,6 +71,7 @@ def is_descendant(pid: int, root: int) -> bool:
 
 _CHUNK = 1 << 16
 _MOST_COMPLAINTS = 100
+_WEIGH_AGAIN_S = 0.15
 
 
 @dataclass
@@ -267,6 +269,12 @@ class Relay:
             rank.ask(lease_until(self._until))
         if self._stopping:
             rank.ask(STOP)
+        self._weigh(rank)
+
+    def _weigh(self, rank: Rank) -> None:
+        """Let the niceness of a rank, which leads a session of its own, count beside the other sessions of the host."""
+        if rank.process is not None and not weigh_session(rank.pid):
+            asyncio.get_running_loop().call_later(_WEIGH_AGAIN_S, self._weigh, rank)
 
     def _ended(self, rank: Rank) -> None:
         self._forget(rank)

@@ -89,6 +89,8 @@ class SupervisorOrder:
     """The worker's: all processes of a fleet must agree on them."""
     policy: JobPolicy = field(default_factory=JobPolicy)
     log_format: LogFormat = "text"
+    devices: dict[str, int] = field(default_factory=dict)
+    """The host's devices by pool, among which its cores are divided; of a pool that is left out, those of the part."""
 
     @property
     def ref(self) -> AttemptRef:

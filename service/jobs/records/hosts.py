@@ -45,6 +45,32 @@ class FailingHost(FrozenModel):
     """Seconds until it is tried with one part; 0 while it may be."""
 
 
+class CoreDemand(FrozenModel):
+    """Threads that wanted to compute on a host at one moment."""
+
+    job: str | None
+    """``None`` for processes of no job, and to those who may not read it."""
+    program: str
+    """Name and user of a program that is of no job; else empty."""
+    threads: int
+    """Threads that ran or waited for a core at that moment."""
+
+
+class Overcommitment(FrozenModel):
+    """More threads want to compute on a host than it has cores."""
+
+    load: float
+    """Threads that ran or waited for a core, on average over the last minute."""
+    cores: int
+    """Cores of the machine."""
+    by: tuple[CoreDemand, ...]
+    """Who has most of them."""
+
+    def __str__(self) -> str:
+        users = ", ".join(f"{one.job or one.program or 'another job'} ({one.threads} threads)" for one in self.by)
+        return f"{self.load:g} threads want its {self.cores} cores" + (f", most of them of {users}" if users else "")
+
+
 class FleetCapacity(FrozenModel):
     """The devices of all hosts that report, including drained ones, by pool (``cuda``, ``cpu``)."""
 
@@ -71,6 +97,8 @@ class Host(FrozenModel):
     """The devices that they hold; together with ``free``, all devices."""
     failing: FailingHost | None = None
     """Set while parts that are placed here do not start; resuming the host clears it, and so does a start."""
+    overcommitted: Overcommitment | None = None
+    """Set while far more threads want to compute there than it has cores."""
     seen_at: datetime
     clock_skew_s: float = 0.0
     """Seconds by which its clock was ahead of the broker's when it last reported itself."""

@@ -17,6 +17,7 @@ from service.jobs.records import (
     Holding,
     Host,
     NotFound,
+    Overcommitment,
 )
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
@@ -45,6 +46,7 @@ class HostReport:
     """The launchers that this worker serves, each with its account of its devices."""
     allocation: AllocatedDevices | None = None
     """Devices that a launcher got for one job. Placement does not see them: the host declares none of its own."""
+    overcommitted: Overcommitment | None = None
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -82,6 +84,7 @@ class HostStore:
             isolation=orjson.dumps(report.isolation).decode(),
             launchers=orjson.dumps(report.launchers).decode(),
             allocation="null" if report.allocation is None else report.allocation.model_dump_json(),
+            overcommitted="null" if report.overcommitted is None else report.overcommitted.model_dump_json(),
             clock_ms=round(time.time() * 1000),
             live=orjson.dumps(report.live).decode(),
         )
@@ -148,6 +151,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         running=_running(holdings),
         held=tuple(holdings),
         failing=_failing(fields),
+        overcommitted=orjson.loads(fields.get("overcommitted", "null")),
         clock_skew_s=int(fields.get("clock_skew_ms", "0")) / 1000,
         seen_at=decode.moment(fields["seen_at"]),
         versions=orjson.loads(fields["versions"]),

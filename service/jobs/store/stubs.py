@@ -223,6 +223,7 @@ def beat(
     isolation: str,
     launchers: str,
     allocation: str,
+    overcommitted: str,
     clock_ms: int,
     live: str,
 ) -> list[str]:

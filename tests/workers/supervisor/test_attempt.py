@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 from waiting import LIMIT_S, eventually
-from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of
+from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of, rank_process
 
 from service.jobs.store import StoreLimits
 from service.jobs.store.keyspace import JOB
+from workers.launcher.confinement import JobLimits
+from workers.supervisor.job_policy import JobPolicy
 
 pytestmark = pytest.mark.distributed
 
@@ -67,6 +71,19 @@ def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytes
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert int(environment["OMP_NUM_THREADS"]) >= 1
     assert result["folder"] == str(fleet.data.job(ref.job_id).work(1))
+
+
+def test_ranks_on_cpu_slots_have_less_weight_than_the_service(fleet: Fleet) -> None:
+    ref = fleet.submit("endless")
+    supervisor = fleet.supervise(ref, policy=JobPolicy(limits=JobLimits(niceness=3)))
+    rank = rank_process(ref, 0)
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, supervisor.pid) + 3)
+    eventually(lambda: rank.nice() == expected)
+    session = Path(f"/proc/{rank.pid}/autogroup")
+    if session.exists() and session.read_text():
+        eventually(lambda: session.read_text().endswith(f"nice {expected}\n"))
+    fleet.store.jobs.cancel(ref.job_id)
+    fleet.ended(ref)
 
 
 def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:

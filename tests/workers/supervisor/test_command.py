@@ -34,11 +34,11 @@ def test_every_launcher_of_a_gang_meets_in_the_leaders_folder() -> None:
     assert arguments[-2:] == ["-m", "workers.rank"]
 
 
-def alone(chosen: Mapping[str, str] = ENVIRONMENT, pool: str = "cuda", cores: int = 8) -> dict[str, str]:
+def alone(chosen: Mapping[str, str] = ENVIRONMENT, pool: str = "cuda", threads: int = 8) -> dict[str, str]:
     """The environment of the ranks of a job on one host."""
     whole = claim(pool=pool)
     lone = dataclasses.replace(whole, shares=whole.shares[1:])
-    return command.rank_environment(lone, ALONE, PLACES, cores=cores, environment=chosen)
+    return command.rank_environment(lone, ALONE, PLACES, threads=threads, environment=chosen)
 
 
 def test_ranks_on_one_host_talk_over_loopback_whatever_the_operator_set() -> None:
@@ -51,7 +51,7 @@ def test_ranks_on_one_host_talk_over_loopback_whatever_the_operator_set() -> Non
 
 def test_a_gang_talks_over_the_interface_of_its_address_or_the_operators() -> None:
     def gang(chosen: Mapping[str, str]) -> dict[str, str]:
-        return command.rank_environment(claim(), GANG, PLACES, cores=8, environment=chosen)
+        return command.rank_environment(claim(), GANG, PLACES, threads=8, environment=chosen)
 
     variables = gang(ENVIRONMENT)
     assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
@@ -71,15 +71,14 @@ def test_granted_devices_count_within_what_the_worker_sees(outer: str | None, ex
     environment = ENVIRONMENT if outer is None else {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": outer}
     variables = alone(environment)
     assert variables["CUDA_VISIBLE_DEVICES"] == expected
-    assert variables["OMP_NUM_THREADS"] == "4"
+    assert variables["OMP_NUM_THREADS"] == "8"
 
 
 def test_cpu_ranks_see_no_gpu_and_keep_a_chosen_thread_count() -> None:
     chosen = {**ENVIRONMENT, "OMP_NUM_THREADS": "3"}
-    variables = alone(chosen, pool="cpu", cores=1)
+    variables = alone(chosen, pool="cpu", threads=1)
     assert variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "OMP_NUM_THREADS" not in variables
-    assert alone(cores=1)["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_an_operator_adds_names_but_never_the_services_own() -> None:
     assert allowed == {
         **ENVIRONMENT, "SCRATCH": "/s", "GITHUB_PAT": "given", "LC_ALL": "C", "NCCL_DEBUG": "INFO",
     }  # fmt: skip
-    added = command.rank_environment(claim(), GANG, PLACES, cores=8, environment=environment, more=("SCRATCH",))
+    added = command.rank_environment(claim(), GANG, PLACES, threads=8, environment=environment, more=("SCRATCH",))
     assert added["SCRATCH"] == "/s"
     assert "GITHUB_PAT" not in added
 
@@ -180,6 +179,19 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, chosen: str | None, expec
         monkeypatch.setattr(inventory.pynvml, name, fake)
     environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
     assert inventory.cuda_devices(environment) == expected
+
+
+def test_ranks_on_all_devices_of_a_host_have_a_core_for_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "usable_cores", lambda: 16)
+    assert [inventory.threads_of_a_rank(devices) for devices in (1, 4, 16, 64)] == [16, 4, 1, 1]
+
+
+def test_a_containers_quota_of_cores_is_seen(tmp_path: Path) -> None:
+    assert inventory._quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert inventory._quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    assert inventory._quota(tmp_path) == 2.5
 
 
 def test_cpu_slots_default_to_the_usable_cores_but_hold_a_small_mesh() -> None:

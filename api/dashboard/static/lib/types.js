@@ -49,6 +49,7 @@
  * @property {string[]} running
  * @property {{job: string | null, attempt: number, pool: string, devices: number[], lost: boolean}[]} held
  * @property {{reason: string, since: string, failed_starts: number, retry_in_s: number} | null} failing
+ * @property {{load: number, cores: number, by: {job: string | null, program: string, threads: number}[]} | null} overcommitted
  * @property {string} seen_at
  * @property {Record<string, string>} versions
  * @property {string[]} isolation

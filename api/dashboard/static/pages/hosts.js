@@ -53,6 +53,14 @@ function failure(host) {
   return `No work since ${ago(unix(since) ?? 0, now())}: ${reason}. ${again}`;
 }
 
+/** Whose threads are too many for a host. @param {Host} host */
+function load(host) {
+  if (!host.overcommitted) return "";
+  const { load, cores, by } = host.overcommitted;
+  const users = by.map(({ job, program, threads }) => `${(job && jobs.get(job)?.name) || job || program || "another job"} (${threads} threads)`);
+  return `Overcommitted: ${load} threads want its ${cores} cores${users.length ? `, most of them of ${users.join(", ")}` : ""}.`;
+}
+
 /** What a scheduler gave the host for one job, or what schedulers its worker asks. @param {Host} host */
 function launchers(host) {
   const given = host.allocation;
@@ -70,6 +78,7 @@ class HostCard {
     this.grid = h("div", {});
     this.versions = h("p", { class: "versions muted" });
     this.failing = h("p", { class: "failing" });
+    this.load = h("p", { class: "overcommitted note" });
     this.launchers = h("p", { class: "launchers note" });
     this.gantt = new Gantt("What ran here", (seconds) => (seconds === 0 ? "now" : `${duration(-seconds)} ago`));
     this.legend = h("div", {});
@@ -82,7 +91,7 @@ class HostCard {
     this.action.addEventListener("click", () => void this.toggle());
     this.element = h("section", { class: "panel host" },
       h("header", {}, this.name, this.address, h("span", { class: "aside" }, this.state, this.seen, this.action)),
-      this.failing, this.launchers, this.grid, this.ran, this.versions);
+      this.failing, this.load, this.launchers, this.grid, this.ran, this.versions);
   }
 
   /** @param {Host} host */
@@ -95,6 +104,8 @@ class HostCard {
     updateStateMark(this.state, host.alive ? state : "lost");
     setText(this.failing, failure(host));
     setAttribute(this.failing, "hidden", host.failing === null);
+    setText(this.load, load(host));
+    setAttribute(this.load, "hidden", host.overcommitted === null);
     setText(this.launchers, launchers(host));
     setAttribute(this.launchers, "hidden", launchers(host) === "");
     keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);

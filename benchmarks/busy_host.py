@@ -1,0 +1,205 @@
+"""Measures what a host that is full of CPU jobs leaves to the service, to urgent jobs and to a GPU training.
+
+Starts ``trivet up`` with a CPU slot for each core. First nothing else runs: status reads and lists of 50 over 16
+connections; urgent CPU jobs, one after the other; and, if there is a GPU, a training of a transformer on it. Then small
+CPU jobs of priority -100 are submitted, so many that all slots are busy and ``--waiting`` more wait until the end, and
+all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job freed a
+slot (idle: from the submission).
+
+With ``--unweighed`` the same is measured before, in a service without the weights and limits of threads by which CPU
+jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
+
+    python benchmarks/busy_host.py [--waiting 500] [--seconds 4] [--steps 60] [--unweighed]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos_service import Service
+from load_client import Api, Rate, measured_rate
+
+from service.jobs.records import Job
+from trivet import Client
+from workers.inventory import cuda_devices, usable_cores
+
+URGENT = 3
+LISTED = 60
+BATCH = 500
+SETTLE_S = 5.0
+PATIENCE_S = 300.0
+SMALL = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [256, 256], "out_features": 10},
+    "data": {"source": "digits"},
+    "batch": {"global": 64},
+    "device": "cpu",
+}
+ON_GPU = {
+    "kind": "train",
+    "model": {"family": "transformer", "vocab_size": 256, "dim": 512, "layers": 8, "heads": 8, "max_sequence": 256},
+    "data": {"source": "tokens", "sequence": 256},
+    "batch": {"global": 32},
+    "device": "cuda",
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one service gave in one state of its host."""
+
+    status: Rate
+    lists: Rate
+    first_line_s: list[float]
+    training_s: float | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """A service, and how long each measurement lasts."""
+
+    client: Client
+    api: Api
+    slots: int
+    options: argparse.Namespace
+
+    def figures(self, *, busy: bool) -> Figures:
+        """Measure everything once."""
+        state = "busy" if busy else "idle"
+        job_id = self.client.jobs(limit=1).items[0].id
+        status = self._rate(f"{state}: status reads", f"/v1/jobs/{job_id}")
+        lists = self._rate(f"{state}: lists of 50", "/v1/jobs?limit=50")
+        first = [self._first_line(busy=busy) for _ in range(URGENT)]
+        return Figures(status, lists, first, self._training())
+
+    def _rate(self, what: str, path: str) -> Rate:
+        """Read for about the wanted time: as many times as a shorter trial lets expect."""
+        request, trial = self.api.request("GET", path), 64
+        began = time.perf_counter()
+        asyncio.run(measured_rate(self.api.port, f"{what}, trial", [request] * trial))
+        count = max(trial, int(trial * self.options.seconds / (time.perf_counter() - began)))
+        return asyncio.run(measured_rate(self.api.port, what, [request] * count))
+
+    def _first_line(self, *, busy: bool) -> float:
+        """Return the seconds from the moment at which an urgent job could have started to its rank's first word."""
+        ran = self._ended(SMALL | {"name": "urgent", "steps": 20, "priority": 100})
+        line = next(phase.began_at for phase in ran.phases if phase.name == "importing")
+        free = ran.created_at
+        if busy:
+            ended = [job.ended_at for job in self.client.jobs(state="succeeded", limit=100).items if job.id != ran.id]
+            free = min(at for at in ended if at is not None and at > ran.created_at)
+        return (line - free).total_seconds()
+
+    def _training(self) -> float | None:
+        """Return the seconds from the first word of a training on the GPU to its end, imports included."""
+        if not cuda_devices(os.environ):
+            return None
+        ran = self._ended(ON_GPU | {"name": "on the GPU", "steps": self.options.steps})
+        assert ran.ended_at is not None
+        return (ran.ended_at - ran.phases[0].began_at).total_seconds()
+
+    def _ended(self, spec: Mapping[str, Any]) -> Job:
+        ran = self.client.wait(self.client.submit(spec).id, timeout_s=PATIENCE_S)
+        if ran.state != "succeeded":
+            raise RuntimeError(f"{ran.name} has {ran.state}: {ran.error}")
+        return ran
+
+    def fill(self) -> None:
+        """Submit what keeps all slots busy to the end, and return when they are."""
+        small = SMALL | {"name": "small", "steps": 100, "priority": -100}
+        left = self.options.waiting + self.options.spare
+        while left > 0:
+            left -= len(self.client.submit_many([small] * min(BATCH, left)))
+        deadline = time.monotonic() + PATIENCE_S
+        while (count := self.client.job_counts().states["running"]) < self.slots - 1:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"only {count} of {self.slots} slots were ever busy")
+            time.sleep(0.2)
+        time.sleep(SETTLE_S)
+
+    def warm_up(self) -> None:
+        """Run what makes the first jobs slow, and leave enough jobs to list."""
+        made = self.client.submit_many([SMALL | {"name": "warm", "steps": 20}] * LISTED)
+        self.client.wait_many(made, timeout_s=PATIENCE_S)
+        if cuda_devices(os.environ):
+            self._ended(ON_GPU | {"name": "warm", "steps": 2})
+
+
+@contextmanager
+def host(options: argparse.Namespace, *, weighed: bool) -> Iterator[Host]:
+    """Start a service; ``weighed``: its CPU jobs make way, as by default."""
+    slots = max(4, usable_cores())
+    settings = {"TRIVET_CPU_SLOTS": str(slots), "TRIVET_LEASE_S": "120"}
+    settings |= {} if weighed else {"TRIVET_CPU_NICENESS": "0"}
+    with tempfile.TemporaryDirectory() as folder:
+        service = Service(Path(folder) / "data", settings, threads=None if weighed else str(usable_cores()))
+        service.start()
+        try:
+            key = service.key_file.read_text().strip()
+            with Client(f"http://127.0.0.1:{service.port}", key, timeout_s=PATIENCE_S) as client:
+                yield Host(client, Api(service.port, key), slots, options)
+        finally:
+            service.stop()
+
+
+def measured(options: argparse.Namespace, *, weighed: bool) -> tuple[Figures, Figures]:
+    """Return the figures of an idle and of a busy host."""
+    with host(options, weighed=weighed) as here:
+        here.warm_up()
+        idle = here.figures(busy=False)
+        here.fill()
+        busy = here.figures(busy=True)
+        print(f"{here.client.job_counts().states['queued']} still wait, load {os.getloadavg()[0]:.0f}\n")
+        return idle, busy
+
+
+def rows(idle: Figures, busy: Figures) -> Iterator[str]:
+    yield "| what | idle | busy | busy / idle |\n|---|--:|--:|--:|"
+    for what, one, other in (
+        ("status reads a second", idle.status.per_s, busy.status.per_s),
+        ("status read p99, ms", idle.status.p99_ms, busy.status.p99_ms),
+        ("lists of 50 a second", idle.lists.per_s, busy.lists.per_s),
+        ("list p50, ms", idle.lists.p50_ms, busy.lists.p50_ms),
+        ("urgent job's first line, s", statistics.median(idle.first_line_s), statistics.median(busy.first_line_s)),
+        ("the same, worst", max(idle.first_line_s), max(busy.first_line_s)),
+    ):
+        yield f"| {what} | {one:,.2f} | {other:,.2f} | {other / one:.2f} |"
+    if idle.training_s is not None and busy.training_s is not None:
+        yield (
+            f"| training on the GPU, s | {idle.training_s:.1f} | {busy.training_s:.1f} "
+            f"| {busy.training_s / idle.training_s:.2f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--waiting", type=int, default=500, help="jobs that still wait at the end")
+    parser.add_argument("--spare", type=int, default=1000, help="further ones, which run meanwhile")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for which each kind of read is measured")
+    parser.add_argument("--steps", type=int, default=60, help="of the training on the GPU")
+    parser.add_argument("--unweighed", action="store_true", help="measure first without weights and limits of threads")
+    options = parser.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    devices = ", ".join(cuda_devices(os.environ)) or "no GPU"
+    print(f"{platform.machine()}, {usable_cores()} cores, {devices}, commit {commit.stdout.strip()}\n")
+    if options.unweighed:
+        print("CPU jobs weigh as much as the service, threads without limit:")
+        print("\n".join(rows(*measured(options, weighed=False))), flush=True)
+    print("CPU jobs make way:")
+    print("\n".join(rows(*measured(options, weighed=True))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
