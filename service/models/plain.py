@@ -6,11 +6,11 @@ from math import prod
 from typing import Protocol, cast
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from service.jobs.plugins import ModelConfig
 from service.models.initialize import Constant, Distribution, Normal, Uniform
 from service.parallel.mesh import SINGLE
+from service.torch_internals.table import internal
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -53,7 +53,7 @@ class PlainModel(nn.Module):
 
 
 def _of_layer(layer: nn.Module, name: str, leaf: str) -> Distribution:
-    if isinstance(layer, nn.Linear | _ConvNd):
+    if isinstance(layer, (nn.Linear, internal("torch.nn.modules.conv._ConvNd"))):
         return Uniform(prod(layer.weight.shape[1:]) ** -0.5)
     if isinstance(layer, _NORMS):
         return Constant(float(leaf == "weight"))

@@ -21,6 +21,7 @@ from service.compilation.diagnosis.graphs import Captured, UnsuitableError
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import owned_folder
 from service.jobs.spec.compile import Tolerance
+from service.torch_internals.table import internal_if_there
 
 NAME = "reproduction"
 
@@ -120,9 +121,12 @@ def bisect(script: Path, timeout_s: float) -> str:
     """Return the result of PyTorch's own bisector for the script: the backend at fault, and the pass or lowering in
     it.
 
-    Empty if it has no answer in time.
+    Empty if it has no answer in time, or torch has no bisector.
     """
-    command = [sys.executable, "-m", "torch._inductor.compiler_bisector", "run", sys.executable, str(script)]
+    bisector = internal_if_there("torch._inductor.compiler_bisector")
+    if bisector is None:
+        return ""
+    command = [sys.executable, "-m", bisector.__name__, "run", sys.executable, str(script)]
     said = _process(command, timeout_s).said
     return said.removeprefix("Bisection complete: ") if said.startswith("Bisection complete: Bisection") else ""
 
