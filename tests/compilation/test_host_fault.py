@@ -12,12 +12,13 @@ import pytest
 import torch
 from lanes import first_fast
 from torch import fx
+from torch._dynamo import symbolic_convert
 from torch._inductor.compile_worker.subproc_pool import SubprocException
 from torch._inductor.exc import CppCompileError
 
 from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.ladder import climb
-from service.compilation.rungs import Rung
+from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest.faults import FaultyProgram
 from service.compilation.selftest.run import PLAN
 
@@ -65,6 +66,13 @@ def test_a_fault_of_the_host_within_a_compiler_is_no_verdict(error: Callable[[],
 def test_a_fault_of_the_compiler_is_a_verdict(error: Callable[[], Exception]) -> None:
     (result,) = climb(FaultyProgram(), [failing(error)], ["train"], PLAN)
     assert result.verdict == "fail_error"
+
+
+def test_a_torch_that_lacks_what_the_check_looks_through_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(symbolic_convert.InliningInstructionTranslator, "inline_call")
+    said = r"torch [\d.+a-z]+ has no torch\._dynamo\..*inline_call, which Trivet needs to see"
+    with pytest.raises(HostFaultError, match=said):
+        list(climb(FaultyProgram(), [RUNGS["eager"]], ["train"], PLAN))
 
 
 def test_the_cause_is_told_not_what_it_led_to() -> None:

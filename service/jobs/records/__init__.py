@@ -49,6 +49,7 @@ from service.jobs.records.jobs import (
     QueuePage,
     StartEstimate,
     SweepJobs,
+    TorchUsed,
 )
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "StoredFile",
     "Superseded",
     "SweepJobs",
+    "TorchUsed",
     "UnknownSpec",
     "Upload",
     "shortened",

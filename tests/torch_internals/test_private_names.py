@@ -24,7 +24,8 @@ from service.torch_internals.table import (
 )
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(path for room in ("service", "workers") for path in (ROOT / room).rglob("*.py"))
+TYPES = ROOT / "service" / "torch_internals" / "types.py"
+SOURCES = sorted({path for room in ("service", "workers") for path in (ROOT / room).rglob("*.py")} - {TYPES})
 RELEASE = ".".join(torch.__version__.split(".")[:2])
 OF_PYTHON = {"_exit", "_getframe", "_current_frames", "_CONFIG_VARS", "_startTime", "_fields", "_json"}
 """Private names of Python itself, and of other packages."""
@@ -136,7 +137,8 @@ def private_names_in(tree: ast.AST) -> Iterator[str]:
 
 
 def unlisted_in(tree: ast.AST, own: set[str]) -> list[str]:
-    known = {name.rpartition(".")[2] for name in INTERNALS} | own | OF_PYTHON | set(INTERNALS)
+    """Those that have no row, and modules that are imported although they may be missing."""
+    known = {name.rpartition(".")[2] for name in INTERNALS} | own | OF_PYTHON
     return [name for name in private_names_in(tree) if any(map(is_private, name.split("."))) and name not in known]
 
 
