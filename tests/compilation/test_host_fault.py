@@ -21,6 +21,7 @@ from service.compilation.ladder import climb
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest.faults import FaultyProgram
 from service.compilation.selftest.run import PLAN
+from service.torch_internals.table import TorchInternalMissing
 
 
 def failing(error: Callable[[], Exception]) -> Rung:
@@ -40,6 +41,7 @@ HOST = {
     "permissions": lambda: PermissionError(errno.EACCES, "Permission denied", "/tmp/torchinductor_root"),
     "disk": no_space,
     "memory": MemoryError,
+    "a torch without a private name": lambda: TorchInternalMissing("torch._dynamo.utils"),
     "a program that compilers run": lambda: FileNotFoundError(errno.ENOENT, "No such file or directory", "openssl"),
     "a process that compiles": lambda: SubprocException("Traceback …\nOSError: [Errno 28] No space left on device"),
     "a compiler that was killed": lambda: CppCompileError(
@@ -71,7 +73,7 @@ def test_a_fault_of_the_compiler_is_a_verdict(error: Callable[[], Exception]) ->
 def test_a_torch_that_lacks_what_the_check_looks_through_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(symbolic_convert.InliningInstructionTranslator, "inline_call")
     said = r"torch [\d.+a-z]+ has no torch\._dynamo\..*inline_call, which Trivet needs to see"
-    with pytest.raises(HostFaultError, match=said):
+    with pytest.raises(TorchInternalMissing, match=said):
         list(climb(FaultyProgram(), [RUNGS["eager"]], ["train"], PLAN))
 
 
