@@ -24,8 +24,9 @@ def release_of(version: str) -> tuple[int, int]:
 
 
 def is_tried(version: str) -> bool:
-    """Return whether Trivet was tried with the release of this version of torch."""
-    return release_of(version) in map(release_of, TRIED)
+    """Return whether Trivet was tried with the release of this version of torch; false for what is no version."""
+    found = re.match(r"\d+\.\d+(?!\d)", version)
+    return found is not None and found[0] in TRIED
 
 
 def listed(releases: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ class SweepJobs(FrozenModel):
 
 
 class ListedJob(FrozenModel):
-    """A job in a list: with its spec only if requested, and without its phases."""
+    """A job in a list: with its spec only if requested, and without its phases and torch."""
 
     id: str
     kind: str

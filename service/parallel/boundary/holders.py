@@ -137,6 +137,7 @@ FOREIGN = (
     "service/parallel/boundary/",
     "service/compilation/monitor/",
     "service/compilation/torch_internals/",
+    "service/torch_internals/",
 )
 """Folders without the program's own code; variables there are not the program's either."""
 
